@@ -1,0 +1,16 @@
+#include "lockstep/base/hash.h"
+
+#include <xxhash.h>
+
+namespace lockstep {
+
+uint64_t hash64(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+uint64_t hash64(const void* data, size_t size) { return XXH3_64bits(data, size); }
+
+std::string hash_text(uint64_t hash) {
+  std::string text(16, '0');
+  for (int digit = 15; digit >= 0; --digit, hash >>= 4) text[static_cast<size_t>(digit)] = "0123456789abcdef"[hash & 15];
+  return text;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Installs what Lockstep needs on Debian 12: Debian packages (with sudo where we are not root) and, into a
+# project-local .venv, the PyTorch wheel that is our LibTorch plus the Python packages that tests use as oracles.
+# Idempotent: a second run only checks. LOCKSTEP_TORCH=/path/to/site-packages/torch uses an existing PyTorch instead.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(
+  build-essential g++ cmake ninja-build ccache mold pkg-config git ca-certificates
+  python3 python3-venv python3-pip
+  libtomlplusplus-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libpcre2-dev libutf8proc-dev
+  libxxhash-dev zlib1g-dev libgtest-dev libgmock-dev
+)
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q '^install ok installed$' || missing+=("$package")
+done
+if ((${#missing[@]})); then
+  root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || { echo "setup: need root or sudo to install: ${missing[*]}" >&2; exit 3; }
+    root=(sudo)
+  fi
+  echo "setup: installing ${missing[*]}"
+  "${root[@]}" apt-get update -q
+  DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"
+fi
+
+# The oracles live in the same environment as torch; scripts/requirements.txt pins them.
+python=${LOCKSTEP_PYTHON:-python3}
+if [ ! -x .venv/bin/python ]; then
+  options=()
+  [ -n "${LOCKSTEP_TORCH:-}" ] && options=(--system-site-packages)
+  "$python" -m venv "${options[@]}" .venv || {
+    echo "setup: '$python -m venv' failed; install python3-venv or set LOCKSTEP_PYTHON" >&2; exit 3; }
+fi
+stamp=.venv/.lockstep-requirements
+if ! cmp -s scripts/requirements.txt "$stamp" 2>/dev/null; then
+  echo "setup: installing the Python packages of scripts/requirements.txt into .venv"
+  if [ -n "${LOCKSTEP_TORCH:-}" ]; then
+    grep -v '^torch==' scripts/requirements.txt > .venv/requirements.txt
+  else
+    cp scripts/requirements.txt .venv/requirements.txt
+  fi
+  .venv/bin/python -m pip install -q --disable-pip-version-check -r .venv/requirements.txt
+  cp scripts/requirements.txt "$stamp"
+fi
+echo "setup: ready"
