@@ -1,0 +1,113 @@
+// What a run is: every value a user can set, as plain structs with their defaults. Sections and members carry the names
+// of the TOML keys: `[optimizer] lr` is `config.optimizer.lr`. fields.h declares range, unit and help of each;
+// load.h reads them from files and overrides; check.h judges them together.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace lockstep::config {
+
+enum class Precision { kFp32, kBf16 };  // of forward and backward; master weights and sums are fp32 always
+enum class Device { kCpu, kCuda };
+enum class LrSchedule { kCosine, kLinear, kWsd, kConstant };  // after the warm-up
+enum class DataParallel { kRing, kParameterServer };
+
+// How often: every so many steps, or every so many seconds of wall-clock time. Exactly one is set.
+struct Interval {
+  std::optional<int64_t> steps{};
+  std::optional<double> seconds{};
+  bool operator==(const Interval&) const = default;
+};
+
+struct RunSection {
+  std::string name = "run";
+  std::string dir{};  // load_config fills runs/<name> where it is not given
+  bool operator==(const RunSection&) const = default;
+};
+
+// A preset and what the user changes of it; arch/ makes the model of it. Unset = from the preset (vocab_size: from the
+// preset, or else from the tokenizer).
+struct ModelSection {
+  std::string preset{};  // empty = none: the fields alone describe the model
+  std::optional<std::string> family{};  // "gpt2" or "llama"
+  std::optional<int64_t> layers{};
+  std::optional<int64_t> hidden{};
+  std::optional<int64_t> heads{};
+  std::optional<int64_t> kv_heads{};
+  std::optional<int64_t> head_size{};
+  std::optional<int64_t> ffn{};
+  std::optional<int64_t> vocab_size{};
+  std::optional<int64_t> max_seq_len{};
+  std::optional<bool> tied{};
+  std::optional<double> norm_eps{};
+  std::optional<double> rope_theta{};
+  std::optional<double> dropout{};
+  bool operator==(const ModelSection&) const = default;
+};
+
+struct DataSection {
+  std::string train{};       // prefix of a .bin/.idx pair; empty = not given
+  std::string validation{};  // the same
+  std::string tokenizer{};   // a tokenizer.json
+  bool shuffle = true;
+  bool operator==(const DataSection&) const = default;
+};
+
+struct TrainSection {
+  int64_t steps = 1000;
+  int64_t seq_len = 256;      // tokens of a sequence
+  int64_t global_batch = 32;  // sequences of an optimizer step, over all ranks
+  int64_t micro_batch = 8;    // sequences of one forward pass of one rank
+  int64_t seed = 1234;
+  Precision precision = Precision::kFp32;
+  Device device = Device::kCpu;
+  int64_t eval_every = 100;   // steps; 0 = never
+  int64_t eval_samples = 64;  // validation sequences of one evaluation, over all ranks
+  int64_t log_every = 10;     // steps
+  int threads = 0;            // compute threads of a rank; 0 = cores / ranks of this host
+  bool operator==(const TrainSection&) const = default;
+};
+
+// AdamW with decoupled weight decay, on parameters of two or more dimensions.
+struct OptimizerSection {
+  double lr = 3e-4;             // the peak, reached after the warm-up
+  double min_lr = 3e-5;         // at the last step; load_config fills lr / 10 where it is not given
+  int64_t warmup_steps = 100;   // load_config lowers the default to steps / 10 in a short run
+  LrSchedule schedule = LrSchedule::kCosine;
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double max_grad_norm = 1.0;  // 0 = no clipping
+  bool operator==(const OptimizerSection&) const = default;
+};
+
+struct ParallelSection {
+  int dp = 0;  // data-parallel ranks; 0 = as many as were started
+  DataParallel data_parallel = DataParallel::kRing;
+  double bucket_mib = 25;  // MiB of fp32 gradients reduced as one
+  bool overlap = true;     // reduce a bucket while the backward pass goes on
+  bool operator==(const ParallelSection&) const = default;
+};
+
+struct CheckpointSection {
+  Interval every{.steps = std::nullopt, .seconds = 1800.0};
+  int64_t keep = 3;             // the newest ones; 0 = all
+  std::string resume = "auto";  // "auto": newest whole one of this run, else from scratch; "none"; or a path
+  bool operator==(const CheckpointSection&) const = default;
+};
+
+struct RunConfig {
+  RunSection run{};
+  ModelSection model{};
+  DataSection data{};
+  TrainSection train{};
+  OptimizerSection optimizer{};
+  ParallelSection parallel{};
+  CheckpointSection checkpoint{};
+  bool operator==(const RunConfig&) const = default;
+};
+
+}  // namespace lockstep::config
