@@ -1,0 +1,44 @@
+// The cost list of a layer, stated once as data: FLOPs, MFU, memory prediction and simulation derive from it, and tests
+// hold it against what the running layer does.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/arch/params.h"
+
+namespace lockstep::arch {
+
+struct Gemm {
+  std::string name;  // "qkv", "scores"
+  int64_t m = 0, n = 0, k = 0;
+  int64_t count = 1;  // batched
+  double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(count); }
+};
+
+// What one layer does for one microbatch of [B, S] tokens on one rank.
+struct LayerCost {
+  std::vector<Gemm> forward;         // GEMMs of the forward pass; attention's causal half counted as such
+  std::vector<Gemm> backward;        // of both backward parts together
+  int64_t memory_traffic = 0;        // bytes of pointwise work, forward
+  int64_t kept = 0;                  // bytes alive for backward after forward: everything in its Saved, the output excluded
+                                     // (the output is the next layer's input: counted by whoever keeps it)
+  int64_t output = 0;                // bytes of the layer's output (activation handed on)
+  int64_t forward_workspace = 0;     // largest extra bytes alive inside forward beyond input, output and kept
+  int64_t backward_workspace = 0;    // largest extra bytes inside backward beyond kept, dy and dx
+  double forward_flops() const;
+  double backward_flops() const;
+};
+
+struct CostInput {
+  int64_t batch = 1;         // B: sequences of the microbatch
+  int64_t seq_len = 1;       // S
+  int64_t element_size = 4;  // of activations and compute weights: 4 fp32, 2 bf16
+};
+LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input);
+
+// Model FLOPs of one training token at length S: 6 x MACs, attention causal (half) or not (planning convention).
+double model_flops_per_token(const ModelConfig& model, int64_t seq_len, bool causal = true);
+
+}  // namespace lockstep::arch

@@ -1,0 +1,87 @@
+// Communication between an ordered set of ranks. One wrapper around every collective checks its arguments, records the
+// ledger and the flight ring, and has a deadline; algorithms are written once over a Transport's send and recv, so every
+// backend runs them all.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/transport.h"
+#include "lockstep/program/ledger.h"
+
+namespace lockstep::comm {
+
+enum class ReduceOp { kSum, kMax };
+
+// A collective in flight. Copyable handle; the tensors stay alive until it is done. wait() rethrows what went wrong
+// (PeerLostError naming the missing rank). A default-constructed Work is done.
+class Work {
+ public:
+  Work() = default;
+  void wait();
+  bool done() const;
+  // Seconds that wait() blocked the caller: the exposed part of the communication.
+  double exposed_seconds() const;
+
+ private:
+  friend class Communicator;
+  struct State;
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+struct CallOptions {
+  std::string site;  // what it is for; the key of the ledger and the text of errors: "reduce_grad bucket 0"
+  program::Algorithm algorithm = program::Algorithm::kRing;
+  ReduceOp op = ReduceOp::kSum;
+};
+
+struct CommunicatorOptions {
+  std::string axis = "world";                  // name of the group in ledger and messages
+  std::vector<int> ranks;                      // world ranks in group order
+  std::chrono::milliseconds deadline{60000};   // of every wait for a peer
+};
+
+// Calls of one communicator run in the order in which they were made, on its own progress thread; all ranks of the group
+// must make the same calls in the same order. Sums are in a fixed order: the same bits on every run and on every rank.
+// Tensors: contiguous, fp32, fp64, bf16 or int64 (else InternalError naming site and dtype); in place where not said otherwise.
+// A group of one returns its input and records nothing.
+class Communicator {
+ public:
+  Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const;  // in the group
+  int size() const;
+
+  Work all_reduce(const at::Tensor& tensor, const CallOptions& options);
+  Work reduce(const at::Tensor& tensor, int root, const CallOptions& options);  // result valid on root only
+  Work broadcast(const at::Tensor& tensor, int root, const CallOptions& options);
+  // [n / size] of every rank, in rank order, into output [n]; `input` may be this rank's slice of `output`.
+  Work all_gather(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
+  // The sum of every rank's input [n]; rank r gets part r, [n / size]. `output` may be this rank's slice of `input`.
+  Work reduce_scatter(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
+  // Part p of input goes to rank p; part p of output comes from rank p. Equal parts.
+  Work all_to_all(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
+  Work gather(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options);
+  Work scatter(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options);
+  Work send(const at::Tensor& tensor, int peer, const CallOptions& options);
+  Work recv(const at::Tensor& tensor, int peer, const CallOptions& options);
+  Work barrier(const CallOptions& options);
+
+  // What this rank put on the links since the last call; the caller owns the result. Waits for calls in flight.
+  program::Ledger take_ledger();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep::comm

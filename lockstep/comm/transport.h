@@ -1,0 +1,45 @@
+// What a backend provides: bytes between the ranks of a group. Everything else is built on it.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace lockstep::comm {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+// What a rank is doing, for its peers' error messages: kept in the backend's shared place by the wrapper.
+struct Progress {
+  int64_t sequence = 0;   // number of the call on this communicator
+  std::string call;       // "all_reduce reduce_grad bucket 0"
+  bool inside = false;    // entered and not yet left
+};
+
+// One group, seen from one rank. Used by one thread at a time. Messages between two ranks arrive in order. A wait that
+// passes its deadline, or whose peer's process has died, throws PeerLostError LS3002 that names the peer and what it did last.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  virtual void send(int peer, std::span<const std::byte> bytes, Deadline deadline) = 0;
+  virtual void recv(int peer, std::span<std::byte> bytes, Deadline deadline) = 0;
+  // Both at once, so that a ring of ranks cannot deadlock whatever the size.
+  virtual void send_recv(int to, std::span<const std::byte> out, int from, std::span<std::byte> in, Deadline deadline) = 0;
+  // recv and send_recv that hand over what arrives piece by piece (in order) instead of storing it: lets a sum read
+  // straight from the channel. `consume(piece, offset)` in bytes; pieces are multiples of 64 bytes but for the last.
+  using Consumer = std::function<void(std::span<const std::byte> piece, size_t offset)>;
+  virtual void send_recv(int to, std::span<const std::byte> out, int from, size_t in_size, const Consumer& consume,
+                         Deadline deadline) = 0;
+
+  virtual void publish(const Progress& progress) = 0;
+  virtual std::string backend() const = 0;  // "shared_memory"
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,28 @@
+// All ranks of the job, seen from one of them: makes the communicator of any group. A backend is one implementation; its
+// users see only this.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/communicator.h"
+
+namespace lockstep::comm {
+
+class World {
+ public:
+  virtual ~World() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // A communicator over `ranks` (world ranks in group order, this one among them). Collective over those ranks: all of
+  // them call it, in the same order of groups. `axis` names it in ledgers and messages.
+  virtual std::unique_ptr<Communicator> communicator(const std::vector<int>& ranks, const std::string& axis) = 0;
+  // Releases every peer that waits for this rank: their waits end with PeerLostError carrying `reason`.
+  virtual void abort(const std::string& reason) = 0;
+  virtual std::string backend() const = 0;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,30 @@
+// The layers of a model, built from arch/ and this rank's coordinates, and their initial values.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lockstep/arch/params.h"
+#include "lockstep/mesh/mesh.h"
+#include "lockstep/nn/layer.h"
+
+namespace lockstep::model {
+
+struct ModelOptions {
+  uint64_t seed = 1234;  // of dropout
+  bool training = true;  // false: dropout off
+};
+
+// One nn::Layer per row of arch::layer_table, in order. Parameters are looked up in `source` once, here.
+std::vector<std::unique_ptr<nn::Layer>> build_layers(const arch::ModelConfig& model, nn::ParameterSource& source,
+                                                     const ModelOptions& options);
+
+// Initial values of elements [first, first + out.numel()) of the parameter (row-major global index), fp32 on CPU: a pure
+// function of (seed, name, index), the same for every layout.
+void initial_values(const arch::ParamSpec& spec, uint64_t seed, int64_t first, std::span<float> out);
+
+}  // namespace lockstep::model

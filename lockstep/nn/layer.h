@@ -1,0 +1,56 @@
+// A layer with explicit derivatives: the engine, not autograd, owns the order of work.
+//   forward(x, saved) -> y;  backward_input(dy, saved) -> dx  (action I);  backward_weight(saved)  (action W);  B = I then W.
+// What is kept for backward is exactly what stands in the layer's Saved struct.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace lockstep::nn {
+
+// A parameter as a layer sees it: views into the engine's flat buffers. Both undefined for an absent bias.
+struct Parameter {
+  at::Tensor value;  // compute dtype (fp32 or bf16)
+  at::Tensor grad;   // fp32, same shape; backward adds to it, never overwrites. Undefined where nothing trains.
+  bool defined() const { return value.defined(); }
+};
+
+// Looks parameters up by the names of arch::param_table, fused names included ("blocks.3.attention.qkv.weight" is the
+// [(H + 2 KV) K, D] view over q, k, v). InternalError for an unknown name.
+class ParameterSource {
+ public:
+  virtual ~ParameterSource() = default;
+  virtual Parameter parameter(std::string_view name) = 0;
+};
+
+// One microbatch; labels and positions travel with their tokens. B sequences of S tokens.
+struct Microbatch {
+  at::Tensor tokens;     // [B, S] int64
+  at::Tensor targets;    // [B, S] int64: the next token; -100 = not counted
+  int64_t step = 0;      // with first_sample: the key of dropout, the same for every layout
+  int64_t first_sample = 0;  // global index of sequence 0 within the step's global batch
+};
+
+// What a layer keeps for backward; each layer derives its own.
+struct Saved {
+  virtual ~Saved() = default;
+};
+
+// A whole layer of the program: embedding, block, or head with loss. x and y: [B, S, D] in the compute dtype.
+// The embedding ignores x (undefined). The head returns the sum of the losses of valid targets, fp32, 0-d.
+// All gradients are of that sum; the one division by the global token count happens in the engine's NORM.
+class Layer {
+ public:
+  virtual ~Layer() = default;
+  // `saved` null = no backward will come (evaluation).
+  virtual at::Tensor forward(const at::Tensor& x, const Microbatch& microbatch, std::unique_ptr<Saved>* saved) = 0;
+  // dy: [B, S, D]; undefined for the head (its gradient is 1). Returns dx; undefined for the embedding.
+  virtual at::Tensor backward_input(const at::Tensor& dy, Saved& saved) = 0;
+  virtual void backward_weight(Saved& saved) = 0;
+};
+
+}  // namespace lockstep::nn
