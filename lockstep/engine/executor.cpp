@@ -1,0 +1,283 @@
+#include "lockstep/engine/executor.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "lockstep/base/check.h"
+#include "lockstep/model/model.h"
+#include "lockstep/optim/adamw.h"
+
+namespace lockstep::engine {
+namespace {
+
+using program::Action;
+using program::ActionKind;
+using program::Algorithm;
+
+// Activations and workspace share one counter while a step runs: note_memory tells them apart at the borders of actions.
+constexpr MemoryCategory kStepMemory = MemoryCategory::kActivations;
+
+StoreOptions store_options(const ExecutorOptions& options, const Groups& groups, std::shared_ptr<MemoryAccount> memory) {
+  const program::Layout& layout = options.layout;
+  const bool server_mode = layout.data_parallel == config::DataParallel::kParameterServer;
+  const int data_degree = layout.mesh.degree(mesh::kDataAxes);
+  const int data_rank = layout.mesh.group_rank(groups.rank(), mesh::kDataAxes);
+  return {.dtype = layout.precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat,
+          .device = options.device,
+          .owns_optimizer = !server_mode || data_rank == program::kServerRank,
+          .sole_owner = server_mode,
+          .replica = data_rank,
+          .num_replicas = data_degree,
+          .memory = std::move(memory)};
+}
+
+std::string site(const char* what, int bucket) { return cat(what, " bucket ", bucket); }
+
+}  // namespace
+
+Executor::Executor(ExecutorOptions options, Groups& groups)
+    : options_(std::move(options)),
+      groups_(groups),
+      program_(program::build_program(options_.layout)),
+      memory_(std::make_shared<MemoryAccount>()),
+      store_(arch::param_table(options_.layout.model), store_options(options_, groups, memory_)),
+      layers_(model::build_layers(options_.layout.model, store_, {.seed = options_.seed, .training = true})) {
+  store_.initialize(options_.seed);
+}
+
+Executor::~Executor() = default;
+
+bool Executor::is_server() const {
+  return options_.layout.data_parallel == config::DataParallel::kParameterServer &&
+         groups_.data().rank() == program::kServerRank;
+}
+
+StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr) {
+  LOCKSTEP_CHECK_EQ(static_cast<int64_t>(microbatches.size()), options_.layout.num_microbatches());
+  microbatches_ = &microbatches;
+  step_ = step;
+  lr_ = lr;
+  result_ = {};
+  bad_param_ = -1;
+  losses_.assign(microbatches.size(), at::Tensor());
+  store_.zero_grad();
+  {
+    const MemoryScope scope(memory_, kStepMemory);
+    for (const Action& action : program_.ranks.at(static_cast<size_t>(groups_.rank()))) run(action);
+  }
+  wait_for_parameters();
+  LOCKSTEP_CHECK(saved_.empty() && flowing_.empty(), "activations left after the last action");
+  microbatches_ = nullptr;
+  return result_;
+}
+
+void Executor::run(const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return forward(action);
+    case ActionKind::kBackward:
+      backward_input(action);
+      return backward_weight(action);
+    case ActionKind::kBackwardInput:
+      return backward_input(action);
+    case ActionKind::kBackwardWeight:
+      return backward_weight(action);
+    case ActionKind::kReduceGrad:
+    case ActionKind::kPush:
+      return start_reduce(action);
+    case ActionKind::kLoss:
+      return reduce_loss();
+    case ActionKind::kNorm:
+      return norm();
+    case ActionKind::kStep:
+      return update();
+    case ActionKind::kPull:
+      return start_pull(action);
+  }
+  LOCKSTEP_CHECK(false, "no handler for ", program::action_name(action.kind));
+}
+
+void Executor::forward(const Action& action) {
+  const nn::Microbatch& microbatch = microbatches_->at(static_cast<size_t>(action.microbatch));
+  memory_->restart_peak(kStepMemory);
+  std::unique_ptr<nn::Saved> saved;
+  at::Tensor output =
+      layers_[static_cast<size_t>(action.layer)]->forward(flowing_[action.microbatch], microbatch, &saved);
+  note_memory(memory_->live(kStepMemory));
+  saved_[{action.layer, action.microbatch}] = std::move(saved);
+  if (action.layer + 1 == static_cast<int>(layers_.size())) {
+    losses_[static_cast<size_t>(action.microbatch)] = output;
+    output = at::Tensor();  // the gradient of the loss by itself is 1: nothing flows back into the head
+  }
+  flowing_[action.microbatch] = std::move(output);
+}
+
+void Executor::backward_input(const Action& action) {
+  const auto saved = saved_.find({action.layer, action.microbatch});
+  LOCKSTEP_CHECK(saved != saved_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
+  memory_->restart_peak(kStepMemory);
+  const int64_t before = memory_->live(kStepMemory);
+  at::Tensor dx =
+      layers_[static_cast<size_t>(action.layer)]->backward_input(flowing_[action.microbatch], *saved->second);
+  note_memory(before + (dx.defined() ? static_cast<int64_t>(dx.nbytes()) : 0));
+  if (dx.defined())
+    flowing_[action.microbatch] = std::move(dx);
+  else
+    flowing_.erase(action.microbatch);
+}
+
+void Executor::backward_weight(const Action& action) {
+  const auto saved = saved_.find({action.layer, action.microbatch});
+  LOCKSTEP_CHECK(saved != saved_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
+  memory_->restart_peak(kStepMemory);
+  const int64_t before = memory_->live(kStepMemory);
+  layers_[static_cast<size_t>(action.layer)]->backward_weight(*saved->second);
+  note_memory(before);
+  saved_.erase(saved);
+}
+
+void Executor::start_reduce(const Action& action) {
+  const program::Bucket& bucket = program_.buckets.at(static_cast<size_t>(action.bucket));
+  // Before the reduction: afterwards every rank has the same non-finite sum, and nobody knows whose it was.
+  check_finite(bucket.begin, bucket.end);
+  const at::Tensor gradients = store_.grad_slice(bucket.begin, bucket.end);
+  if (action.kind == ActionKind::kPush)
+    reductions_.push_back(groups_.data().reduce(gradients, program::kServerRank,
+                                                {.site = site("push", action.bucket), .algorithm = Algorithm::kDirect}));
+  else
+    reductions_.push_back(groups_.data().all_reduce(
+        gradients, {.site = site("reduce_grad", action.bucket), .algorithm = Algorithm::kRing}));
+}
+
+void Executor::start_pull(const Action& action) {
+  const program::Bucket& bucket = program_.buckets.at(static_cast<size_t>(action.bucket));
+  pulls_.push_back(groups_.data().broadcast(store_.compute_slice(bucket.begin, bucket.end), program::kServerRank,
+                                            {.site = site("pull", action.bucket), .algorithm = Algorithm::kDirect}));
+}
+
+double Executor::wait(comm::Work& work) {
+  work.wait();
+  return work.exposed_seconds();
+}
+
+void Executor::wait_for_gradients() {
+  for (comm::Work& work : reductions_) result_.exposed_comm_seconds += wait(work);
+  reductions_.clear();
+}
+
+void Executor::wait_for_parameters() {
+  for (comm::Work& work : pulls_) result_.exposed_comm_seconds += wait(work);
+  pulls_.clear();
+}
+
+void Executor::reduce_loss() {
+  double loss = 0;
+  int64_t tokens = 0;
+  for (size_t i = 0; i < losses_.size(); ++i) {
+    loss += losses_[i].item<double>();
+    tokens += microbatches_->at(i).targets.ge(0).sum().item<int64_t>();
+  }
+  const at::Tensor sums = at::tensor({loss, static_cast<double>(tokens), bad_param_ >= 0 ? 1.0 : 0.0}, at::kDouble);
+  comm::Work work = groups_.data().all_reduce(sums, {.site = "loss", .algorithm = Algorithm::kDirect});
+  result_.exposed_comm_seconds += wait(work);
+  const double* values = sums.const_data_ptr<double>();
+  if (values[2] > 0) diverged();
+  result_.tokens = std::llround(values[1]);
+  LOCKSTEP_CHECK(result_.tokens > 0, "a step without a single valid target");
+  result_.loss = values[0] / values[1];
+}
+
+// The one division by the global token count, and the clipping.
+void Executor::norm() {
+  wait_for_gradients();
+  const at::Tensor norm = at::empty({1}, at::kDouble);
+  if (options_.layout.data_parallel == config::DataParallel::kRing || is_server()) {
+    std::vector<at::Tensor> gradients;
+    for (int param = 0; param < static_cast<int>(store_.table().size()); ++param)
+      gradients.push_back(store_.grad(param));
+    norm.fill_(optim::gradient_norm(gradients));
+  }
+  if (options_.layout.data_parallel == config::DataParallel::kParameterServer) {
+    comm::Work work = groups_.data().broadcast(norm, program::kServerRank,
+                                               {.site = "norm", .algorithm = Algorithm::kDirect});
+    result_.exposed_comm_seconds += wait(work);
+  }
+  const double tokens = static_cast<double>(result_.tokens);
+  result_.grad_norm = norm.item<double>() / tokens;
+  if (!std::isfinite(result_.grad_norm)) {
+    check_finite(0, store_.layout().numel);
+    diverged();
+  }
+  result_.clip_factor = optim::clip_factor(result_.grad_norm, options_.max_grad_norm);
+  gradient_scale_ = result_.clip_factor / tokens;
+}
+
+void Executor::update() {
+  optim::adamw_step(store_.adamw_parameters(), options_.adamw, lr_, step_, gradient_scale_);
+  store_.refresh_compute();
+}
+
+void Executor::check_finite(int64_t begin, int64_t end) {
+  if (bad_param_ >= 0) return;
+  const at::Tensor slice = store_.grad_slice(begin, end);
+  if (std::isfinite(slice.sum(at::kDouble).item<double>())) return;
+  for (const arch::FlatUnit& unit : store_.layout().units)
+    for (const arch::FlatSlot& slot : unit.slots)
+      if (slot.offset >= begin && slot.offset < end &&
+          !std::isfinite(store_.grad(slot.param).sum(at::kDouble).item<double>())) {
+        bad_param_ = slot.param;
+        return;
+      }
+}
+
+void Executor::diverged() {
+  // Reductions in flight end first: every rank comes here in the same step.
+  wait_for_gradients();
+  flowing_.clear();
+  saved_.clear();
+  comm::Communicator& data = groups_.data();
+  const at::Tensor mine = at::tensor({static_cast<int64_t>(bad_param_)}, at::kLong);
+  const at::Tensor all = at::empty({data.size()}, at::kLong);
+  data.all_gather(mine, all, {.site = "non-finite"}).wait();
+  const int64_t* params = all.const_data_ptr<int64_t>();
+  std::vector<std::string> culprits;
+  for (int rank = 0; rank < data.size(); ++rank)
+    if (params[rank] >= 0)
+      culprits.push_back(cat("rank ", rank, ": ", store_.table()[static_cast<size_t>(params[rank])].name));
+  throw DivergedError({.code = "LS5001",
+                       .what = cat("step ", step_, ": a gradient is not finite (", join(culprits, ", "), ")"),
+                       .way_out = "the weights are those before this step; try a lower optimizer.lr, a longer warm-up "
+                                  "or precision = \"fp32\""});
+}
+
+void Executor::note_memory(int64_t baseline) {
+  int64_t& activations = measured_[MemoryCategory::kActivations];
+  int64_t& buffers = measured_[MemoryCategory::kBuffers];
+  activations = std::max(activations, memory_->live(kStepMemory));
+  buffers = std::max(buffers, memory_->peak(kStepMemory) - std::max(baseline, memory_->live(kStepMemory)));
+}
+
+program::MemoryBytes Executor::measured_memory() const {
+  program::MemoryBytes bytes = measured_;
+  for (const MemoryCategory category :
+       {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kOptimizer})
+    bytes[category] = memory_->live(category);
+  return bytes;
+}
+
+std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) {
+  at::Tensor x;
+  for (const auto& layer : layers_) x = layer->forward(x, microbatch, nullptr);
+  return {x.item<double>(), microbatch.targets.ge(0).sum().item<int64_t>()};
+}
+
+at::Tensor Executor::gradient(int param) const { return store_.grad(param).div(result_.clip_factor); }
+
+}  // namespace lockstep::engine

@@ -1,0 +1,101 @@
+// The interpreter of step programs: one handler per action kind, run in list order. There is no other training loop.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/communicator.h"
+#include "lockstep/engine/groups.h"
+#include "lockstep/engine/memory_tracker.h"
+#include "lockstep/engine/parameter_store.h"
+#include "lockstep/nn/layer.h"
+#include "lockstep/program/program.h"
+
+namespace lockstep::engine {
+
+struct ExecutorOptions {
+  program::Layout layout;
+  at::Device device = at::kCPU;
+  uint64_t seed = 1234;
+  optim::AdamWOptions adamw{};
+  double max_grad_norm = 1.0;  // 0 = no clipping
+};
+
+struct StepResult {
+  double loss = 0;          // mean over the valid tokens of the global batch
+  int64_t tokens = 0;       // valid ones, of all ranks
+  double grad_norm = 0;     // of the mean loss, before clipping
+  double clip_factor = 1;
+  double exposed_comm_seconds = 0;  // this rank waited for communication
+};
+
+// One rank's executor. Owns the parameter store, the layers and what they keep for backward.
+class Executor {
+ public:
+  // `groups` outlives the executor. Parameters start with the initial values of the seed.
+  Executor(ExecutorOptions options, Groups& groups);
+  ~Executor();
+
+  // One optimizer step over this rank's microbatches, in order. `step` counts from 1 (bias correction).
+  // DivergedError LS5001 on all ranks alike where a gradient is not finite, naming rank and parameter: the weights are
+  // then untouched. PeerLostError from communication.
+  StepResult step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr);
+
+  // Sum of losses and valid tokens of one microbatch on this rank, without gradients.
+  std::pair<double, int64_t> evaluate(const nn::Microbatch& microbatch);
+
+  // The gradient of the mean loss of the last step, before clipping; on a parameter server's worker: only its own part.
+  at::Tensor gradient(int param) const;
+
+  ParameterStore& store() { return store_; }
+  const program::Program& program() const { return program_; }
+  const program::Layout& layout() const { return options_.layout; }
+  bool is_server() const;
+  // Largest bytes per category since the start, measured as program/memory.h states them.
+  program::MemoryBytes measured_memory() const;
+
+ private:
+  using Key = std::pair<int, int>;  // layer, microbatch
+
+  void run(const program::Action& action);
+  void forward(const program::Action& action);
+  void backward_input(const program::Action& action);
+  void backward_weight(const program::Action& action);
+  void start_reduce(const program::Action& action);
+  void start_pull(const program::Action& action);
+  void reduce_loss();
+  void norm();
+  void update();
+  void wait_for_gradients();
+  void wait_for_parameters();
+  void check_finite(int64_t begin, int64_t end);
+  [[noreturn]] void diverged();
+  void note_memory(int64_t baseline);
+  double wait(comm::Work& work);
+
+  ExecutorOptions options_;
+  Groups& groups_;
+  program::Program program_;
+  std::shared_ptr<MemoryAccount> memory_;
+  ParameterStore store_;
+  std::vector<std::unique_ptr<nn::Layer>> layers_;
+
+  // Of the step that runs.
+  const std::vector<nn::Microbatch>* microbatches_ = nullptr;
+  int64_t step_ = 0;
+  double lr_ = 0;
+  StepResult result_;
+  std::map<int, at::Tensor> flowing_;  // microbatch -> output of its last F, or gradient of its last B
+  std::map<Key, std::unique_ptr<nn::Saved>> saved_;
+  std::vector<at::Tensor> losses_;     // per microbatch, 0-d
+  std::vector<comm::Work> reductions_, pulls_;
+  int bad_param_ = -1;                 // first local parameter with a non-finite gradient
+  double gradient_scale_ = 1;          // what STEP multiplied the summed gradients with
+  program::MemoryBytes measured_;
+};
+
+}  // namespace lockstep::engine

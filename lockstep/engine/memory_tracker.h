@@ -1,0 +1,52 @@
+// Measured memory: every CPU tensor is allocated under a category of a rank's account, so that what a run uses stands
+// beside what program/memory.h predicted.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "lockstep/program/memory.h"
+
+namespace lockstep::engine {
+
+using program::MemoryCategory;
+
+// Live and peak bytes of one rank. Tensors may be freed on any thread.
+class MemoryAccount {
+ public:
+  void add(MemoryCategory category, int64_t bytes);
+  void remove(MemoryCategory category, int64_t bytes);
+  int64_t live(MemoryCategory category) const;
+  int64_t peak(MemoryCategory category) const;  // since the last restart_peak
+  void restart_peak(MemoryCategory category);
+
+ private:
+  struct Counter {
+    std::atomic<int64_t> live{0};
+    std::atomic<int64_t> peak{0};
+  };
+  std::array<Counter, program::kNumMemoryCategories> counters_;
+};
+
+// Replaces LibTorch's CPU allocator by one that keeps accounts; once per process, later calls do nothing. Allocations
+// outside any MemoryScope are not accounted.
+void install_memory_tracking();
+
+// While it lives, CPU tensors allocated on this thread belong to the category of the account. Scopes nest.
+class MemoryScope {
+ public:
+  MemoryScope(std::shared_ptr<MemoryAccount> account, MemoryCategory category);
+  ~MemoryScope();
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+ private:
+  std::shared_ptr<MemoryAccount> account_;
+  MemoryCategory category_;
+  const MemoryScope* outer_;
+  friend class TrackingAllocator;
+};
+
+}  // namespace lockstep::engine
