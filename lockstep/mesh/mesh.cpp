@@ -1,0 +1,97 @@
+#include "lockstep/mesh/mesh.h"
+
+#include <algorithm>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::mesh {
+
+std::string_view axis_name(Axis axis) {
+  switch (axis) {
+    case Axis::kPp: return "pp";
+    case Axis::kDpReplicate: return "dp_replicate";
+    case Axis::kDpShard: return "dp_shard";
+    case Axis::kCp: return "cp";
+    case Axis::kTp: return "tp";
+  }
+  throw InternalError(cat("no such axis: ", static_cast<int>(axis)));
+}
+
+PerAxis Mesh::ones() {
+  PerAxis degrees;
+  for (Axis axis : kAxes) degrees[axis] = 1;
+  return degrees;
+}
+
+Mesh::Mesh(const PerAxis& degrees) : degrees_(degrees) {
+  for (Axis axis : kAxes) {
+    LOCKSTEP_CHECK(degrees_[axis] >= 1, "degree of ", axis_name(axis), ": ", degrees_[axis]);
+    world_size_ *= degrees_[axis];
+  }
+}
+
+Mesh Mesh::data_parallel(int dp) {
+  PerAxis degrees = ones();
+  degrees[Axis::kDpReplicate] = dp;
+  return Mesh(degrees);
+}
+
+int Mesh::degree(std::span<const Axis> axes) const {
+  int product = 1;
+  for (Axis axis : axes) product *= degrees_[axis];
+  return product;
+}
+
+PerAxis Mesh::coordinates(int rank) const {
+  LOCKSTEP_CHECK(rank >= 0 && rank < world_size_, "rank ", rank, " of ", world_size_);
+  PerAxis result;
+  for (auto axis = kAxes.rbegin(); axis != kAxes.rend(); ++axis) {
+    result[*axis] = rank % degrees_[*axis];
+    rank /= degrees_[*axis];
+  }
+  return result;
+}
+
+int Mesh::rank(const PerAxis& coordinates) const {
+  int result = 0;
+  for (Axis axis : kAxes) {
+    LOCKSTEP_CHECK(coordinates[axis] >= 0 && coordinates[axis] < degrees_[axis], axis_name(axis), " coordinate ",
+                   coordinates[axis], " of ", degrees_[axis]);
+    result = result * degrees_[axis] + coordinates[axis];
+  }
+  return result;
+}
+
+std::vector<int> Mesh::group(int rank, std::span<const Axis> axes) const {
+  std::vector<PerAxis> members = {coordinates(rank)};
+  for (Axis axis : axes) {
+    std::vector<PerAxis> wider;
+    for (const PerAxis& member : members) {
+      for (int i = 0; i < degrees_[axis]; ++i) {
+        wider.push_back(member);
+        wider.back()[axis] = i;
+      }
+    }
+    members = std::move(wider);
+  }
+  std::vector<int> ranks;
+  for (const PerAxis& member : members) ranks.push_back(this->rank(member));
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+int Mesh::group_rank(int rank, std::span<const Axis> axes) const {
+  const std::vector<int> ranks = group(rank, axes);
+  return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+std::string Mesh::describe(int rank) const {
+  const PerAxis at = coordinates(rank);
+  std::vector<std::string> parts;
+  for (Axis axis : kAxes) {
+    if (degrees_[axis] > 1) parts.push_back(cat(axis_name(axis), at[axis]));
+  }
+  return parts.empty() ? "-" : join(parts, " ");
+}
+
+}  // namespace lockstep::mesh

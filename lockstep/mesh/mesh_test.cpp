@@ -1,0 +1,99 @@
+#include "lockstep/mesh/mesh.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "lockstep/base/error.h"
+#include "lockstep/mesh/placement.h"
+
+namespace lockstep::mesh {
+namespace {
+
+using testing::ElementsAre;
+
+PerAxis degrees(int pp, int dp_replicate, int dp_shard, int cp, int tp) {
+  PerAxis result;
+  result[Axis::kPp] = pp;
+  result[Axis::kDpReplicate] = dp_replicate;
+  result[Axis::kDpShard] = dp_shard;
+  result[Axis::kCp] = cp;
+  result[Axis::kTp] = tp;
+  return result;
+}
+
+const Axis kTp[] = {Axis::kTp};
+const Axis kPp[] = {Axis::kPp};
+
+TEST(MeshTest, TpVariesFastestAndPpSlowest) {
+  const Mesh mesh(degrees(2, 3, 1, 1, 4));
+  EXPECT_EQ(mesh.world_size(), 24);
+  EXPECT_THAT(mesh.group(0, kTp), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(mesh.group(5, kDataAxes), ElementsAre(1, 5, 9));
+  EXPECT_THAT(mesh.group(5, kPp), ElementsAre(5, 17));
+  EXPECT_EQ(mesh.group_rank(17, kPp), 1);
+  EXPECT_EQ(mesh.describe(17), "pp1 dp_replicate1 tp1");
+}
+
+TEST(MeshTest, OneRankIsAGroupOfOneOnEveryAxis) {
+  const Mesh mesh;
+  EXPECT_EQ(mesh.world_size(), 1);
+  EXPECT_THAT(mesh.group(0, kDataAxes), ElementsAre(0));
+  EXPECT_EQ(mesh.describe(0), "-");
+  EXPECT_EQ(mesh, Mesh::data_parallel(1));
+}
+
+TEST(MeshTest, CoordinatesAndGroupsAreConsistentOnEveryMesh) {
+  for (int pp : {1, 2}) {
+    for (int replicate : {1, 3}) {
+      for (int shard : {1, 2}) {
+        for (int cp : {1, 2}) {
+          for (int tp : {1, 4}) {
+            const Mesh mesh(degrees(pp, replicate, shard, cp, tp));
+            for (int rank = 0; rank < mesh.world_size(); ++rank) EXPECT_EQ(mesh.rank(mesh.coordinates(rank)), rank);
+            // The groups of any set of axes cut the world into parts of equal size.
+            std::set<std::vector<int>> groups;
+            for (int rank = 0; rank < mesh.world_size(); ++rank) {
+              const auto group = mesh.group(rank, kDataAxes);
+              EXPECT_EQ(static_cast<int>(group.size()), mesh.degree(kDataAxes));
+              EXPECT_EQ(group[mesh.group_rank(rank, kDataAxes)], rank);
+              groups.insert(group);
+            }
+            EXPECT_EQ(static_cast<int>(groups.size()) * mesh.degree(kDataAxes), mesh.world_size());
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(MeshTest, DegreesBelowOneAreABrokenInvariant) {
+  EXPECT_THROW(Mesh(degrees(1, 0, 1, 1, 1)), InternalError);
+  EXPECT_THROW(Mesh().coordinates(1), InternalError);
+}
+
+TEST(PlacementTest, Describes) {
+  EXPECT_EQ(Placement::replicate().describe(), "Replicate");
+  EXPECT_EQ(Placement::shard(1).describe(), "Shard(1)");
+  EXPECT_EQ(Placement::partial().describe(), "Partial");
+  EXPECT_NE(Placement::shard(0), Placement::shard(1));
+}
+
+TEST(ShardRangeTest, PartsAreContiguousAndDifferByAtMostOne) {
+  for (int64_t length : {0, 1, 7, 8, 1023}) {
+    for (int parts : {1, 2, 3, 8}) {
+      int64_t next = 0;
+      for (int i = 0; i < parts; ++i) {
+        const Range range = shard_range(length, parts, i);
+        EXPECT_EQ(range.begin, next);
+        EXPECT_EQ(range.size(), length / parts + (i < length % parts ? 1 : 0));
+        next = range.end;
+      }
+      EXPECT_EQ(next, length);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::mesh

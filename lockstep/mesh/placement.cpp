@@ -1,0 +1,27 @@
+#include "lockstep/mesh/placement.h"
+
+#include <algorithm>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::mesh {
+
+std::string Placement::describe() const {
+  switch (kind_) {
+    case Kind::kReplicate: return "Replicate";
+    case Kind::kShard: return cat("Shard(", dim_, ")");
+    case Kind::kPartial: return "Partial";
+  }
+  throw InternalError("no such placement");
+}
+
+Range shard_range(int64_t length, int parts, int index) {
+  LOCKSTEP_CHECK(length >= 0 && parts >= 1 && index >= 0 && index < parts, "length ", length, ", part ", index, " of ",
+                 parts);
+  const int64_t size = length / parts;
+  const int64_t longer = length % parts;  // so many parts have one more
+  const int64_t begin = index * size + std::min<int64_t>(index, longer);
+  return {begin, begin + size + (index < longer ? 1 : 0)};
+}
+
+}  // namespace lockstep::mesh
