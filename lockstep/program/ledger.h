@@ -54,10 +54,43 @@ struct CollectiveCall {
   std::vector<int> group;
   int64_t numel = 0;  // of the full buffer: all_reduce's tensor, all_gather's output, reduce_scatter's input
   int64_t element_size = 4;
-  int root = 0;
+  int root = 0;       // of broadcast, reduce, gather, scatter; the peer of send and recv
 };
+// Bytes of the full buffer; a barrier counts as the 8 of one int64.
+int64_t payload(const CollectiveCall& call);
+
 // Bytes that member `group_rank` sends to each peer under the algorithm; the comm room's algorithms send exactly this.
-// Chunks are mesh::shard_range(numel, n, i). Nothing for a group of one.
+// Nothing for a group of one; a peer that gets no bytes is not named. InternalError for an algorithm that the collective
+// does not have (see supports()).
+//
+// n ranks, r = this one (all group indices, modulo n). Chunk c = mesh::shard_range(numel, n, c); it may be empty.
+//   ring        (Patarasuk & Yuan 2009) everything goes to r + 1.
+//     reduce_scatter  n - 1 steps: step s sends chunk r - s - 1 and adds what arrives, chunk r - s - 2; rank r ends with the
+//                     sum of chunk r, added in the order of the ranks r + 1, r + 2, ..., r.
+//     all_gather      n - 1 steps: step s sends chunk r - s; chunk r - s - 1 arrives.
+//     all_reduce      reduce_scatter, then all_gather: 2 (n - 1) steps.
+//   tree        binomial, over v = r - root. low(v) = the lowest set bit of v, low(0) = the smallest power of two >= n.
+//     broadcast       v > 0 receives from v - low(v); then v sends the whole buffer to v + m for m = low(v) / 2, ..., 2, 1
+//                     where v + m < n.
+//     reduce          the mirror: v adds what arrives from v + m for m = 1, 2, ... < low(v), then sends to v - low(v).
+//     all_reduce      reduce to rank 0, then broadcast from rank 0.
+//   halving-doubling (Thakur, Rabenseifner, Gropp 2005), all_reduce only. p = the largest power of two <= n; chunk c here
+//     = mesh::shard_range(numel, p, c).
+//     fold            rank p + i sends its whole buffer to rank i, which adds it.
+//     halving         d = p/2, p/4, ..., 1: r and r ^ d hold the same window of 2d chunks; the one with (r & d) = 0 keeps the
+//                     lower half and sends the upper, the other the opposite; what arrives is added. Rank r ends with chunk r.
+//     doubling        d = 1, 2, ..., p/2: r sends its window of d chunks, which starts at r & ~(d - 1), to r ^ d.
+//     unfold          rank i sends the whole result to rank p + i.
+//   direct      every pair by itself.
+//     reduce_scatter  r sends chunk c to rank c, for every other c; the owner adds in rank order 0, 1, ..., n - 1.
+//     all_gather      r sends chunk r to every other rank.
+//     all_reduce      reduce_scatter, then all_gather.
+//     reduce          every other rank sends its whole buffer to root, which adds in rank order.
+//     broadcast       root sends the whole buffer to every other rank.
+//     gather, scatter, all_to_all   chunk r to root; chunk c from root to c; chunk c to rank c.
+//     send            the whole buffer to `root`; recv sends nothing.
+//     barrier         all_reduce of one int64.
 std::map<int, int64_t> predicted_sends(const CollectiveCall& call, int group_rank);
+bool supports(Collective collective, Algorithm algorithm);
 
 }  // namespace lockstep::program

@@ -1,0 +1,95 @@
+#include "lockstep/program/ledger.h"
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::program {
+
+std::string_view collective_name(Collective collective) {
+  switch (collective) {
+    case Collective::kAllReduce: return "all_reduce";
+    case Collective::kAllGather: return "all_gather";
+    case Collective::kReduceScatter: return "reduce_scatter";
+    case Collective::kAllToAll: return "all_to_all";
+    case Collective::kBroadcast: return "broadcast";
+    case Collective::kReduce: return "reduce";
+    case Collective::kGather: return "gather";
+    case Collective::kScatter: return "scatter";
+    case Collective::kSend: return "send";
+    case Collective::kRecv: return "recv";
+    case Collective::kBarrier: return "barrier";
+  }
+  throw InternalError("no such collective");
+}
+
+std::string_view algorithm_name(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kRing: return "ring";
+    case Algorithm::kTree: return "tree";
+    case Algorithm::kHalvingDoubling: return "halving-doubling";
+    case Algorithm::kDirect: return "direct";
+  }
+  throw InternalError("no such algorithm");
+}
+
+int64_t LedgerEntry::sent_total() const {
+  int64_t total = 0;
+  for (const auto& [peer, bytes] : sent) total += bytes;
+  return total;
+}
+
+void Ledger::add(const LedgerKey& key, int64_t payload, const std::map<int, int64_t>& sent) {
+  LedgerEntry& entry = entries_[key];
+  entry.count += 1;
+  entry.payload += payload;
+  for (const auto& [peer, bytes] : sent) entry.sent[peer] += bytes;
+}
+
+void Ledger::merge(const Ledger& other) {
+  for (const auto& [key, from] : other.entries_) {
+    LedgerEntry& entry = entries_[key];
+    entry.count += from.count;
+    entry.payload += from.payload;
+    for (const auto& [peer, bytes] : from.sent) entry.sent[peer] += bytes;
+  }
+}
+
+int64_t Ledger::sent_total() const {
+  int64_t total = 0;
+  for (const auto& [key, entry] : entries_) total += entry.sent_total();
+  return total;
+}
+
+namespace {
+
+std::string text_of(const LedgerKey& key) {
+  return cat(key.site, ": ", collective_name(key.collective), " over ", key.axis, " (", algorithm_name(key.algorithm),
+             ")");
+}
+
+std::string text_of(const LedgerEntry& entry) {
+  std::vector<std::string> links;
+  for (const auto& [peer, bytes] : entry.sent) links.push_back(cat(bytes, " B to rank ", peer));
+  return cat(entry.count, " calls of ", entry.payload, " B in all, sent ", links.empty() ? "nothing" : join(links, ", "));
+}
+
+}  // namespace
+
+std::vector<std::string> Ledger::difference(const Ledger& predicted, const Ledger& recorded) {
+  std::vector<std::string> lines;
+  for (const auto& [key, entry] : predicted.entries_) {
+    const auto found = recorded.entries_.find(key);
+    if (found == recorded.entries_.end()) {
+      lines.push_back(cat(text_of(key), ": predicted ", text_of(entry), "; not recorded"));
+    } else if (!(found->second == entry)) {
+      lines.push_back(cat(text_of(key), ": predicted ", text_of(entry), "; recorded ", text_of(found->second)));
+    }
+  }
+  for (const auto& [key, entry] : recorded.entries_) {
+    if (!predicted.entries_.contains(key)) {
+      lines.push_back(cat(text_of(key), ": not predicted; recorded ", text_of(entry)));
+    }
+  }
+  return lines;
+}
+
+}  // namespace lockstep::program
