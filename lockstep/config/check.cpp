@@ -1,0 +1,99 @@
+#include "lockstep/config/check.h"
+
+#include <algorithm>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::config {
+namespace {
+
+// The divisors of `number` nearest to `wanted`, below and above: "3 or 4".
+std::string divisors_near(int64_t number, int64_t wanted) {
+  int64_t below = std::min(wanted, number);
+  while (number % below != 0) --below;
+  int64_t above = std::min(wanted, number);
+  while (number % above != 0) ++above;
+  return below == above ? cat(below) : cat(below, " or ", above);
+}
+
+// The positive multiples of `unit` nearest to `wanted`.
+std::string multiples_near(int64_t unit, int64_t wanted) {
+  const int64_t below = wanted / unit * unit;
+  return below == 0 ? cat(unit) : cat(below, " or ", below + unit);
+}
+
+}  // namespace
+
+int data_parallel_size(const RunConfig& config, int world_size) {
+  return config.parallel.dp == 0 ? world_size : config.parallel.dp;
+}
+
+int64_t microbatches(const RunConfig& config, int world_size) {
+  return config.train.global_batch / (data_parallel_size(config, world_size) * config.train.micro_batch);
+}
+
+std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_size) {
+  std::vector<LayoutProblem> problems;
+  const auto expect = [&](bool holds, const char* key, std::string what, std::string way_out) {
+    if (!holds) problems.push_back({.key = key, .what = std::move(what), .way_out = std::move(way_out)});
+  };
+  const TrainSection& train = config.train;
+  const OptimizerSection& optimizer = config.optimizer;
+  const int dp = data_parallel_size(config, world_size);
+
+  expect(dp == world_size, "parallel.dp",
+         cat("[mesh] dp(", dp, ") = ", dp, ", but ", world_size, world_size == 1 ? " rank was" : " ranks were", " started"),
+         cat("dp=", world_size, " would fit, or -n ", dp));
+
+  const int64_t per_pass = dp * train.micro_batch;
+  if (train.global_batch % per_pass != 0) {
+    std::string way_out = cat("use global_batch ", multiples_near(per_pass, train.global_batch));
+    if (train.global_batch % dp == 0) {
+      way_out += cat(", or micro_batch ", divisors_near(train.global_batch / dp, train.micro_batch));
+    }
+    expect(false, "train.global_batch",
+           cat("global_batch(", train.global_batch, ") is not a multiple of dp(", dp, ") * micro_batch(",
+               train.micro_batch, ") = ", per_pass),
+           std::move(way_out));
+  }
+  if (config.model.max_seq_len) {
+    expect(train.seq_len <= *config.model.max_seq_len, "train.seq_len",
+           cat("seq_len(", train.seq_len, ") > model.max_seq_len(", *config.model.max_seq_len, ")"),
+           cat("use seq_len ", *config.model.max_seq_len, " or less"));
+  }
+  expect(optimizer.warmup_steps <= train.steps, "optimizer.warmup_steps",
+         cat("warmup_steps(", optimizer.warmup_steps, ") > train.steps(", train.steps, ")"),
+         cat("use warmup_steps ", train.steps, " or less"));
+  expect(optimizer.min_lr <= optimizer.lr, "optimizer.min_lr",
+         cat("min_lr(", number_text(optimizer.min_lr), ") > lr(", number_text(optimizer.lr), ")"),
+         cat("use min_lr ", number_text(optimizer.lr), " or less"));
+  return problems;
+}
+
+void check_layout(const LoadedConfig& loaded, int world_size) {
+  const std::vector<LayoutProblem> problems = layout_problems(loaded.config, world_size);
+  if (problems.empty()) return;
+  std::vector<std::string> places;
+  size_t place_width = 0;
+  size_t what_width = 0;
+  for (const LayoutProblem& problem : problems) {
+    const auto origin = loaded.origin.find(problem.key);
+    places.push_back(origin == loaded.origin.end() ? problem.key : origin->second);
+    place_width = std::max(place_width, places.back().size());
+    what_width = std::max(what_width, problem.what.size());
+  }
+  std::string text = cat("this layout does not fit the launch (", problems.size(),
+                         problems.size() == 1 ? " problem" : " problems", ", nothing was started)");
+  for (size_t i = 0; i < problems.size(); ++i) {
+    text += cat("\n  ", pad_right(places[i], place_width), "  ", pad_right(problems[i].what, what_width), "  ",
+                problems[i].way_out);
+  }
+  throw ConfigError({.code = "LS1101", .what = text});
+}
+
+void check_layout(const RunConfig& config, int world_size) {
+  check_layout(LoadedConfig{.config = config, .origin = {}}, world_size);
+}
+
+}  // namespace lockstep::config

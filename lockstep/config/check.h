@@ -1,0 +1,31 @@
+// Values judged together: what no single field can say about itself.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lockstep/config/load.h"
+
+namespace lockstep::config {
+
+// Data-parallel ranks of a world: parallel.dp, or all ranks where it is 0.
+int data_parallel_size(const RunConfig& config, int world_size);
+
+// Forward passes of one rank per optimizer step: global_batch / (dp * micro_batch).
+int64_t microbatches(const RunConfig& config, int world_size);
+
+struct LayoutProblem {
+  std::string key;      // the field to look at first
+  std::string what;     // the equation with its values
+  std::string way_out;  // values that would fit
+};
+
+// Every relation that does not hold between the configuration and a world of `world_size` ranks; empty = all well.
+std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_size);
+
+// Throws ConfigError LS1101 with all of them, one line each with the place the value came from.
+void check_layout(const LoadedConfig& loaded, int world_size);
+void check_layout(const RunConfig& config, int world_size);
+
+}  // namespace lockstep::config

@@ -1,0 +1,235 @@
+#include "lockstep/config/fields.h"
+
+#include "lockstep/base/text.h"
+#include "lockstep/config/values.h"
+
+namespace lockstep::config {
+namespace {
+
+// Declares the fields of one section.
+template <typename SectionType>
+class Declare {
+ public:
+  Declare(std::vector<Section>& table, std::string name, SectionType RunConfig::*section, std::string help)
+      : table_(table), section_(section) {
+    table_.push_back({.name = std::move(name), .help = std::move(help), .fields = {}});
+  }
+
+  template <typename T>
+  Declare& field(std::string name, T SectionType::*member, Rule rule, std::string help) {
+    Section& target = table_.back();
+    const std::string key = target.name + "." + name;
+    target.fields.push_back({
+        .section = target.name,
+        .name = std::move(name),
+        .type = type_text<T>(rule),
+        .unit = rule.unit,
+        .help = std::move(help),
+        .is_text = kIsText<T>,
+        .print = [section = section_, member](const RunConfig& config) { return print_value(config.*section.*member); },
+        .assign = [section = section_, member, rule, key](RunConfig& config, const Value& value) {
+          return read_value(key, value, rule, config.*section.*member);
+        },
+    });
+    return *this;
+  }
+
+ private:
+  std::vector<Section>& table_;
+  SectionType RunConfig::*section_;
+};
+
+std::vector<Section> declare_sections() {
+  const Rule any{};
+  const Rule zero_or_more{.least = 0};
+  const Rule one_or_more{.least = 1};
+  const Rule positive{.least = 0, .open_below = true};
+  const Rule fraction{.least = 0, .below = 1};
+  const auto counted = [](double least, std::string unit) { return Rule{.least = least, .unit = std::move(unit)}; };
+  std::vector<Section> table;
+
+  Declare(table, "run", &RunConfig::run, "What the run is called and where its files go.")
+      .field("name", &RunSection::name, any, "names the run directory")
+      .field("dir", &RunSection::dir, any, "the run directory; runs/<name> where not given");
+
+  Declare(table, "model", &RunConfig::model, "A preset, and what is changed of it. Unset = from the preset.")
+      .field("preset", &ModelSection::preset, any, "a built-in model: gpt2-124m, gpt2-10m, llama-15m, gpt2-test, ...")
+      .field("family", &ModelSection::family, {.choices = {"gpt2", "llama"}}, "the kind of block")
+      .field("layers", &ModelSection::layers, one_or_more, "transformer blocks")
+      .field("hidden", &ModelSection::hidden, one_or_more, "width D of the residual stream")
+      .field("heads", &ModelSection::heads, one_or_more, "query heads H")
+      .field("kv_heads", &ModelSection::kv_heads, one_or_more, "key/value heads; must divide heads")
+      .field("head_size", &ModelSection::head_size, one_or_more, "width K of a head; hidden / heads where not given")
+      .field("ffn", &ModelSection::ffn, one_or_more, "width F of the feed-forward layer")
+      .field("vocab_size", &ModelSection::vocab_size, one_or_more, "tokens V of the vocabulary")
+      .field("max_seq_len", &ModelSection::max_seq_len, counted(1, "tokens"), "longest sequence the model can read")
+      .field("tied", &ModelSection::tied, any, "the output head is the token embedding")
+      .field("norm_eps", &ModelSection::norm_eps, positive, "epsilon of LayerNorm or RMSNorm")
+      .field("rope_theta", &ModelSection::rope_theta, positive, "base of the rotary positions (llama)")
+      .field("dropout", &ModelSection::dropout, fraction, "probability of dropping an activation in training");
+
+  Declare(table, "data", &RunConfig::data, "What is trained on. Paths are relative to the working directory.")
+      .field("train", &DataSection::train, any, "prefix of the .bin/.idx pair of training tokens")
+      .field("validation", &DataSection::validation, any, "prefix of the .bin/.idx pair that is held out")
+      .field("tokenizer", &DataSection::tokenizer, any, "the tokenizer.json that made the tokens")
+      .field("shuffle", &DataSection::shuffle, any, "sample i is drawn by (seed, i); false = in the order of the files");
+
+  Declare(table, "train", &RunConfig::train, "The loop.")
+      .field("steps", &TrainSection::steps, counted(1, "steps"), "optimizer steps to train")
+      .field("seq_len", &TrainSection::seq_len, counted(1, "tokens"), "length S of a sequence")
+      .field("global_batch", &TrainSection::global_batch, counted(1, "sequences"), "batch of one step, over all ranks")
+      .field("micro_batch", &TrainSection::micro_batch, counted(1, "sequences"), "batch of one forward pass of one rank")
+      .field("seed", &TrainSection::seed, zero_or_more, "of initial values, data order and dropout")
+      .field("precision", &TrainSection::precision, any, "of forward and backward; master weights are fp32")
+      .field("device", &TrainSection::device, any, "where a rank computes")
+      .field("eval_every", &TrainSection::eval_every, counted(0, "steps"), "between validation losses; 0 = never")
+      .field("eval_samples", &TrainSection::eval_samples, counted(1, "sequences"), "of one validation loss, over all ranks")
+      .field("log_every", &TrainSection::log_every, counted(1, "steps"), "between lines of metrics")
+      .field("threads", &TrainSection::threads, zero_or_more, "compute threads of a rank; 0 = cores / ranks of the host");
+
+  Declare(table, "optimizer", &RunConfig::optimizer,
+          "AdamW, weight decay decoupled and on parameters of two or more dimensions.")
+      .field("lr", &OptimizerSection::lr, positive, "peak learning rate")
+      .field("min_lr", &OptimizerSection::min_lr, zero_or_more, "learning rate at the last step; lr / 10 where not given")
+      .field("warmup_steps", &OptimizerSection::warmup_steps, counted(0, "steps"),
+             "linear from 0 to lr; at most steps / 10 where not given")
+      .field("schedule", &OptimizerSection::schedule, any, "the way from lr to min_lr")
+      .field("weight_decay", &OptimizerSection::weight_decay, zero_or_more,
+             "a step shrinks these parameters by lr * this")
+      .field("beta1", &OptimizerSection::beta1, fraction, "decay of the first moment")
+      .field("beta2", &OptimizerSection::beta2, fraction, "decay of the second moment")
+      .field("eps", &OptimizerSection::eps, positive, "added to the root of the second moment")
+      .field("max_grad_norm", &OptimizerSection::max_grad_norm, zero_or_more, "clip the global norm to this; 0 = off");
+
+  Declare(table, "parallel", &RunConfig::parallel, "The layout: the product of the axes is the number of ranks.")
+      .field("dp", &ParallelSection::dp, zero_or_more, "data-parallel ranks; 0 = all that were started")
+      .field("data_parallel", &ParallelSection::data_parallel, any, "how gradients are summed")
+      .field("bucket_mib", &ParallelSection::bucket_mib, {.least = 0, .open_below = true, .unit = "MiB"},
+             "gradients reduced as one")
+      .field("overlap", &ParallelSection::overlap, any, "reduce a bucket while the backward pass goes on");
+
+  Declare(table, "checkpoint", &RunConfig::checkpoint, "When to save, and where to start from.")
+      .field("every", &CheckpointSection::every, zero_or_more, "steps, or a duration as \"30min\"; 0 = at the end only")
+      .field("keep", &CheckpointSection::keep, zero_or_more, "newest checkpoints to keep; 0 = all")
+      .field("resume", &CheckpointSection::resume, any, "\"auto\" = newest whole one of this run, \"none\", or a path");
+  return table;
+}
+
+struct LaterKey {
+  std::string_view section;
+  std::string_view name;
+};
+
+// Keys of [parallel] and [train] that exist in the design and are not built: refused as such, not as typing errors.
+constexpr LaterKey kLaterKeys[] = {
+    {"parallel", "tp"},           {"parallel", "pp"},       {"parallel", "cp"},
+    {"parallel", "ep"},           {"parallel", "zero"},     {"parallel", "fsdp"},
+    {"parallel", "schedule"},     {"parallel", "offload"},  {"parallel", "sequence_parallel"},
+    {"parallel", "dp_replicate"}, {"parallel", "dp_shard"}, {"parallel", "virtual_stages"},
+    {"train", "recompute"},
+};
+
+std::vector<std::string> names_in(const Section& section) {
+  std::vector<std::string> names;
+  for (const Field& field : section.fields) names.push_back(field.name);
+  return names;
+}
+
+const Section* find_section(std::string_view name) {
+  for (const Section& section : sections()) {
+    if (section.name == name) return &section;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const std::vector<Section>& sections() {
+  static const std::vector<Section> table = declare_sections();
+  return table;
+}
+
+const Field* find_field(std::string_view section, std::string_view name) {
+  if (const Section* found = find_section(section)) {
+    for (const Field& field : found->fields) {
+      if (field.name == name) return &field;
+    }
+  }
+  return nullptr;
+}
+
+Complaint unknown_section(const std::string& section) {
+  std::vector<std::string> names;
+  for (const Section& known : sections()) names.push_back(known.name);
+  const std::string near = nearest(section, names);
+  return {.code = "LS1041",
+          .what = cat("unknown section '", section, "'"),
+          .hint = near.empty() ? "the sections are " + join(names, ", ") : cat("did you mean '", near, "'?")};
+}
+
+Complaint unknown_key(const std::string& section, const std::string& name) {
+  const Section* found = find_section(section);
+  if (!found) return unknown_section(section);
+  for (const LaterKey& later : kLaterKeys) {
+    if (later.section == section && later.name == name) {
+      return {.code = "LS1047",
+              .what = cat(section, ".", name, " is not built yet in this version"),
+              .hint = cat("this build knows ", join(names_in(*found), ", "))};
+    }
+  }
+  std::string near = nearest(name, names_in(*found));
+  if (!near.empty()) near = section + "." + near;
+  for (const Section& other : sections()) {
+    if (find_field(other.name, name)) near = other.name + "." + name;
+  }
+  return {.code = "LS1042",
+          .what = cat("unknown key '", section, ".", name, "'"),
+          .hint = near.empty() ? cat("[", section, "] has ", join(names_in(*found), ", "))
+                               : cat("did you mean '", near, "'?")};
+}
+
+Value parse_value(const Field& field, const std::string& text) {
+  const bool quoted = text.size() >= 2 && text.front() == '"' && text.back() == '"';
+  if (quoted) return text.substr(1, text.size() - 2);
+  if (field.is_text) return text;
+  return parse_scalar(text);
+}
+
+std::string fields_help() {
+  std::string text;
+  for (const Section& section : sections()) {
+    text += cat("\n  ", section.help, "\n");
+    for (const Field& field : section.fields) {
+      const std::string preset = field.default_text();
+      text += cat("    ", pad_right(cat("--", field.key(), "=", field.type), 52), " ", field.help,
+                  preset.empty() || preset == "\"\"" ? "" : cat(" [", preset, "]"), "\n");
+    }
+  }
+  return text;
+}
+
+std::string config_reference_markdown() {
+  std::string text =
+      "# Configuration\n\n"
+      "<!-- Written by `lockstep config docs > docs/config.md` from lockstep/config/fields.cpp. -->\n\n"
+      "A run is described by TOML files and by overrides on the command line:\n"
+      "`lockstep train base.toml mine.toml --optimizer.lr=1e-4`. Later wins: defaults, then what a file `extends`, then\n"
+      "the file, the files in order, the overrides. Unknown keys are refused. Integers may be written `20_000`.\n"
+      "`config.resolved.toml` in the run directory has every value and where it came from.\n\n"
+      "`extends = \"base.toml\"`, above the first section, reads another file first; the path is relative to the file\n"
+      "that says it and stays inside that folder.\n";
+  for (const Section& section : sections()) {
+    text += cat("\n## [", section.name, "]\n\n", section.help, "\n\n");
+    text += "| key | type | default | meaning |\n|---|---|---|---|\n";
+    for (const Field& field : section.fields) {
+      std::string type = field.type;
+      for (size_t at = 0; (at = type.find('|', at)) != std::string::npos; at += 2) type.insert(at, "\\");
+      const std::string preset = field.default_text();
+      text += cat("| `", field.name, "` | ", type, field.unit.empty() ? "" : " (" + field.unit + ")", " | ",
+                  preset.empty() ? "" : "`" + preset + "`", " | ", field.help, " |\n");
+    }
+  }
+  return text;
+}
+
+}  // namespace lockstep::config

@@ -1,0 +1,69 @@
+// The table of everything a user can set. Each field is declared once, in fields.cpp; parsing, overrides, --help, the
+// resolved file and docs/config.md all follow from it.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "lockstep/config/run_config.h"
+
+namespace lockstep::config {
+
+using Value = std::variant<bool, int64_t, double, std::string>;  // what a TOML scalar can be
+
+// What is wrong with a key or a value; the caller knows where it stands.
+struct Complaint {
+  std::string code;
+  std::string what;
+  std::string hint{};
+};
+
+struct Field {
+  std::string section;
+  std::string name;
+  std::string type;  // for people, with the range: "integer >= 1"
+  std::string unit;  // "steps", "tokens", or empty
+  std::string help;
+  bool is_text;  // text and choices need no quotes in an override
+
+  // The value as TOML, or "" where it is unset.
+  std::function<std::string(const RunConfig&)> print;
+  // Puts the value into the configuration, or says why not and leaves it as it was.
+  std::function<std::optional<Complaint>(RunConfig&, const Value&)> assign;
+
+  std::string key() const { return section + "." + name; }
+  std::string default_text() const { return print(RunConfig{}); }
+};
+
+struct Section {
+  std::string name;
+  std::string help;
+  std::vector<Field> fields;
+};
+
+const std::vector<Section>& sections();
+const Field* find_field(std::string_view section, std::string_view name);
+
+// LS1041 unknown section, LS1042 unknown key, LS1047 a key that later versions bring; with the nearest name.
+Complaint unknown_key(const std::string& section, const std::string& name);
+Complaint unknown_section(const std::string& section);
+
+// `text` of `--section.field=text` as a value: text as it stands where the field is_text, else what TOML would make of it.
+Value parse_value(const Field& field, const std::string& text);
+
+// The names used in files.
+std::string name_of(Precision precision);
+std::string name_of(Device device);
+std::string name_of(LrSchedule schedule);
+std::string name_of(DataParallel kind);
+
+// "field  TYPE  help (default ...)", one line each, for --help.
+std::string fields_help();
+// The text of docs/config.md.
+std::string config_reference_markdown();
+
+}  // namespace lockstep::config

@@ -1,0 +1,176 @@
+#include "lockstep/config/values.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
+
+namespace lockstep::config {
+namespace {
+
+std::string kind_of(const Value& value) {
+  constexpr const char* names[] = {"true or false", "an integer", "a number with a fraction or exponent", "text"};
+  return names[value.index()];
+}
+
+template <typename T>
+Complaint wrong_type(const std::string& key, const Value& value, const Rule& rule) {
+  return {.code = "LS1043",
+          .what = cat(key, " = ", print_value(value), " is ", kind_of(value)),
+          .hint = cat("expected: ", type_name(T{}, rule))};
+}
+
+template <typename T>
+Verdict in_range(const std::string& key, const Value& value, const Rule& rule, T number) {
+  const double wide = static_cast<double>(number);
+  const bool high_enough = rule.open_below ? wide > rule.least : wide >= rule.least;
+  if (high_enough && wide < rule.below && std::isfinite(wide)) return std::nullopt;
+  return Complaint{.code = "LS1044",
+                   .what = cat(key, " = ", print_value(value), " is out of range"),
+                   .hint = cat("expected: ", type_name(T{}, rule))};
+}
+
+std::string range_text(const Rule& rule) {
+  std::string text;
+  if (std::isfinite(rule.least)) text += cat(rule.open_below ? " > " : " >= ", number_text(rule.least));
+  if (std::isfinite(rule.below)) text += cat(text.empty() ? " < " : " and < ", number_text(rule.below));
+  return text;
+}
+
+// The shortest decimal text without an exponent that reads back as the same number.
+std::string fixed_text(double value) {
+  char buffer[400];
+  const auto result = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::fixed);
+  return std::string(buffer, result.ptr);
+}
+
+}  // namespace
+
+std::vector<std::string> choices_of(Precision) { return {"fp32", "bf16"}; }
+std::vector<std::string> choices_of(Device) { return {"cpu", "cuda"}; }
+std::vector<std::string> choices_of(LrSchedule) { return {"cosine", "linear", "wsd", "constant"}; }
+std::vector<std::string> choices_of(DataParallel) { return {"ring", "parameter_server"}; }
+
+std::string name_of(Precision value) { return choices_of(value).at(static_cast<size_t>(value)); }
+std::string name_of(Device value) { return choices_of(value).at(static_cast<size_t>(value)); }
+std::string name_of(LrSchedule value) { return choices_of(value).at(static_cast<size_t>(value)); }
+std::string name_of(DataParallel value) { return choices_of(value).at(static_cast<size_t>(value)); }
+
+std::string print_value(bool value) { return value ? "true" : "false"; }
+std::string print_value(int64_t value) { return std::to_string(value); }
+std::string print_value(double value) { return number_text(value); }
+
+std::string print_value(const std::string& value) {
+  std::string text = "\"";
+  for (const char c : value) {
+    constexpr char hex[] = "0123456789abcdef";
+    if (c == '"' || c == '\\') {
+      text += {'\\', c};
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      text += cat("\\u00", hex[c >> 4], hex[c & 15]);
+    } else {
+      text += c;
+    }
+  }
+  return text + "\"";
+}
+
+std::string print_value(const Interval& value) {
+  if (value.steps) return print_value(*value.steps);
+  const double minutes = value.seconds.value_or(0) / 60;
+  if (minutes >= 1 && minutes == std::floor(minutes)) return cat("\"", fixed_text(minutes), "min\"");
+  return cat("\"", fixed_text(value.seconds.value_or(0)), "s\"");
+}
+
+std::string print_value(const Value& value) {
+  return std::visit([](const auto& plain) { return print_value(plain); }, value);
+}
+
+Value parse_scalar(const std::string& text) {
+  if (text == "true" || text == "false") return text == "true";
+  std::string digits;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto is_digit = [&](size_t at) { return at < text.size() && text[at] >= '0' && text[at] <= '9'; };
+    const bool separator = text[i] == '_' && i > 0 && is_digit(i - 1) && is_digit(i + 1);
+    if (!separator) digits += text[i];
+  }
+  const char* const end = digits.data() + digits.size();
+  int64_t integer = 0;
+  if (const auto read = std::from_chars(digits.data(), end, integer); read.ec == std::errc() && read.ptr == end) {
+    return integer;
+  }
+  double number = 0;
+  if (const auto read = std::from_chars(digits.data(), end, number); read.ec == std::errc() && read.ptr == end) {
+    return number;
+  }
+  return text;
+}
+
+std::string type_name(bool, const Rule&) { return "true | false"; }
+std::string type_name(int64_t, const Rule& rule) { return "integer" + range_text(rule); }
+std::string type_name(double, const Rule& rule) { return "number" + range_text(rule); }
+std::string type_name(const std::string&, const Rule& rule) {
+  return rule.choices.empty() ? "text" : join(rule.choices, " | ");
+}
+std::string type_name(const Interval&, const Rule&) { return "steps | duration"; }
+
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, bool& out) {
+  const bool* flag = std::get_if<bool>(&value);
+  if (!flag) return wrong_type<bool>(key, value, rule);
+  out = *flag;
+  return std::nullopt;
+}
+
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, int64_t& out) {
+  const int64_t* integer = std::get_if<int64_t>(&value);
+  if (!integer) return wrong_type<int64_t>(key, value, rule);
+  if (Verdict bad = in_range(key, value, rule, *integer)) return bad;
+  out = *integer;
+  return std::nullopt;
+}
+
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, double& out) {
+  const int64_t* integer = std::get_if<int64_t>(&value);
+  const double* number = std::get_if<double>(&value);
+  if (!integer && !number) return wrong_type<double>(key, value, rule);
+  const double wide = integer ? static_cast<double>(*integer) : *number;
+  if (Verdict bad = in_range(key, value, rule, wide)) return bad;
+  out = wide;
+  return std::nullopt;
+}
+
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, std::string& out) {
+  const std::string* text = std::get_if<std::string>(&value);
+  if (!text) return wrong_type<std::string>(key, value, rule);
+  if (!rule.choices.empty() && std::find(rule.choices.begin(), rule.choices.end(), *text) == rule.choices.end()) {
+    const std::string near = nearest(*text, rule.choices);
+    return Complaint{.code = "LS1045",
+                     .what = cat(key, " = ", print_value(value), " is none of ", join(rule.choices, ", ")),
+                     .hint = near.empty() ? cat("expected: ", join(rule.choices, " | "))
+                                          : cat("did you mean \"", near, "\"?")};
+  }
+  out = *text;
+  return std::nullopt;
+}
+
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Interval& out) {
+  if (const std::string* text = std::get_if<std::string>(&value)) {
+    const std::optional<double> seconds = parse_duration(*text);
+    if (!seconds) {
+      return Complaint{.code = "LS1046",
+                       .what = cat(key, " = ", print_value(value), " is not a duration with a unit"),
+                       .hint = "write \"30min\", \"90s\" or \"2h\", or a number of steps without quotes"};
+    }
+    if (!(*seconds > 0)) return in_range(key, value, {.least = 0, .open_below = true}, *seconds);
+    out = {.steps = std::nullopt, .seconds = *seconds};
+    return std::nullopt;
+  }
+  int64_t steps = 0;
+  if (!std::holds_alternative<int64_t>(value)) return wrong_type<Interval>(key, value, rule);
+  if (Verdict bad = read_value(key, value, rule, steps)) return bad;
+  out = {.steps = steps, .seconds = std::nullopt};
+  return std::nullopt;
+}
+
+}  // namespace lockstep::config
