@@ -1,0 +1,122 @@
+#include "apps/lockstep/command_line.h"
+
+#include "apps/lockstep/verbs.h"
+#include "lockstep/base/text.h"
+#include "lockstep/config/fields.h"
+
+namespace lockstep::apps {
+namespace {
+
+const Flag* find_flag(const Verb& verb, std::string_view name) {
+  for (const Flag& flag : verb.flags) {
+    if (flag.name == name) return &flag;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void refuse_flag(const Verb& verb, const std::string& written, const std::string& name) {
+  std::vector<std::string> known = {"help"};
+  if (verb.has_json) known.emplace_back("json");
+  for (const Flag& flag : verb.flags) known.emplace_back(flag.name);
+  std::string near = nearest(name, known);
+  for (const config::Section& section : config::sections()) {
+    if (verb.takes_config && config::find_field(section.name, name)) near = section.name + "." + name;
+  }
+  throw ConfigError({.code = "LS1002",
+                     .what = cat("unknown flag '", written, "' of lockstep ", verb.name),
+                     .way_out = near.empty() ? cat("lockstep ", verb.name, " --help lists them")
+                                             : cat("did you mean '--", near, "'?")});
+}
+
+class Parser {
+ public:
+  Parser(const Verb& verb, const std::vector<std::string>& arguments) : verb_(verb), arguments_(arguments) {}
+
+  CommandLine parse() {
+    result_.verb = verb_.name;
+    bool flags_ended = false;
+    while (at_ < arguments_.size()) {
+      const std::string& argument = arguments_[at_++];
+      if (flags_ended || argument.size() < 2 || argument[0] != '-') {
+        result_.arguments.push_back(argument);
+      } else if (argument == "--") {
+        flags_ended = true;
+      } else if (argument == "-h" || argument == "--help") {
+        result_.help = true;
+      } else if (argument.starts_with("-n") && verb_.takes_config) {
+        take_ranks(argument);
+      } else if (argument.starts_with("--")) {
+        take_flag(argument);
+      } else {
+        refuse_flag(verb_, argument, argument.substr(1));
+      }
+    }
+    return std::move(result_);
+  }
+
+ private:
+  void take_flag(const std::string& argument) {
+    const size_t equals = argument.find('=');
+    const std::string name = argument.substr(2, equals == std::string::npos ? equals : equals - 2);
+    const bool has_value = equals != std::string::npos;
+    const auto value = [&] { return has_value ? argument.substr(equals + 1) : next_value(argument); };
+
+    if (const Flag* flag = find_flag(verb_, name)) {
+      if (flag->value.empty() && has_value) throw bad_value(argument, cat("--", name, " takes no value"));
+      result_.flags[name] = flag->value.empty() ? "" : value();
+    } else if (verb_.has_json && argument == "--json") {
+      result_.json = true;
+    } else if (verb_.takes_config && name.find('.') != std::string::npos) {
+      result_.overrides.push_back({.key = name, .value = value()});
+    } else {
+      refuse_flag(verb_, argument, name);
+    }
+  }
+
+  // -n 4 or -n4.
+  void take_ranks(const std::string& argument) {
+    const std::string text = argument.size() > 2 ? argument.substr(2) : next_value(argument);
+    int ranks = 0;
+    const auto read = std::from_chars(text.data(), text.data() + text.size(), ranks);
+    if (read.ec != std::errc() || read.ptr != text.data() + text.size() || ranks < 1) {
+      throw bad_value(cat("-n ", text), "a number of ranks, 1 or more, is needed");
+    }
+    result_.ranks = ranks;
+  }
+
+  std::string next_value(const std::string& flag) {
+    if (at_ == arguments_.size() || arguments_[at_].starts_with("--")) {
+      throw ConfigError({.code = "LS1003",
+                         .what = cat(flag, " needs a value"),
+                         .way_out = cat("lockstep ", verb_.name, " --help shows which")});
+    }
+    return arguments_[at_++];
+  }
+
+  static ConfigError bad_value(const std::string& written, const std::string& why) {
+    return ConfigError({.code = "LS1005", .what = cat(written, ": ", why)});
+  }
+
+  const Verb& verb_;
+  const std::vector<std::string>& arguments_;
+  size_t at_ = 0;
+  CommandLine result_;
+};
+
+}  // namespace
+
+CommandLine parse_command_line(const Verb& verb, const std::vector<std::string>& arguments) {
+  return Parser(verb, arguments).parse();
+}
+
+config::LoadedConfig load_config(const CommandLine& command_line) {
+  const auto files = command_line.config_files();
+  if (files.empty()) {
+    throw ConfigError({.code = "LS1004",
+                       .what = cat("lockstep ", command_line.verb, " needs a configuration, and none was named"),
+                       .way_out = cat("lockstep ", command_line.verb, " run.toml; docs/config.md lists what it may say")});
+  }
+  return config::load_config(files, command_line.overrides);
+}
+
+}  // namespace lockstep::apps

@@ -1,0 +1,86 @@
+// The command line: lockstep <verb> [run.toml...] [-n N] [--json] [--section.field=value ...] [the verb's own flags].
+#pragma once
+
+#include <charconv>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/config/load.h"
+
+namespace lockstep::apps {
+
+// A flag of one verb: `--name`, or `--name VALUE` where it takes one.
+struct Flag {
+  std::string_view name;
+  std::string_view value;  // what stands for the value in --help; empty = a switch
+  std::string_view help;
+};
+
+// What was written, taken apart by the verb's row in the table of verbs. Accessors are inline: the runtime library uses
+// this header too.
+struct CommandLine {
+  std::string verb{};
+  std::vector<std::string> arguments{};           // in order, without flags
+  std::optional<int> ranks{};                     // -n
+  bool json = false;                              // --json
+  bool help = false;                              // --help
+  std::vector<config::Override> overrides{};      // --section.field=value, in order
+  std::map<std::string, std::string> flags{};     // the verb's own, without "--"; a switch has an empty value
+
+  bool has(const std::string& flag) const { return flags.contains(flag); }
+
+  std::string value(const std::string& flag, const std::string& otherwise = "") const {
+    const auto found = flags.find(flag);
+    return found == flags.end() ? otherwise : found->second;
+  }
+
+  // ConfigError LS1005 where the value is not a number of the kind.
+  int64_t integer(const std::string& flag, int64_t otherwise) const { return number_of(flag, otherwise, "an integer"); }
+  double number(const std::string& flag, double otherwise) const { return number_of(flag, otherwise, "a number"); }
+
+  // The arguments that are configuration files (*.toml), and the others.
+  std::vector<std::filesystem::path> config_files() const {
+    std::vector<std::filesystem::path> files;
+    for (const std::string& argument : arguments) {
+      if (is_config(argument)) files.emplace_back(argument);
+    }
+    return files;
+  }
+  std::vector<std::string> words() const {
+    std::vector<std::string> words;
+    for (const std::string& argument : arguments) {
+      if (!is_config(argument)) words.push_back(argument);
+    }
+    return words;
+  }
+
+ private:
+  static bool is_config(std::string_view argument) { return argument.ends_with(".toml"); }
+
+  template <typename Number>
+  Number number_of(const std::string& flag, Number otherwise, const char* kind) const {
+    const auto found = flags.find(flag);
+    if (found == flags.end()) return otherwise;
+    const std::string& text = found->second;
+    Number number{};
+    const auto read = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (read.ec == std::errc() && read.ptr == text.data() + text.size()) return number;
+    throw ConfigError({.code = "LS1005", .what = "--" + flag + " " + text + ": " + kind + " is needed"});
+  }
+};
+
+struct Verb;
+
+// Takes `arguments` (those after the verb) apart. ConfigError LS1002 unknown flag with the nearest name, LS1003 missing
+// value, LS1005 bad value.
+CommandLine parse_command_line(const Verb& verb, const std::vector<std::string>& arguments);
+
+// The configuration of the command line's files and overrides; ConfigError LS1004 where it names no file.
+config::LoadedConfig load_config(const CommandLine& command_line);
+
+}  // namespace lockstep::apps

@@ -1,0 +1,50 @@
+// The program `lockstep`: finds the verb, takes its command line apart and runs it. What goes wrong is told on stderr
+// and by the exit code.
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "apps/lockstep/runtime_call.h"
+#include "apps/lockstep/verbs.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::apps {
+namespace {
+
+int print(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  return 0;
+}
+
+int fail(ExitCode code, const std::string& text) {
+  std::fflush(stdout);
+  std::fputs((text + "\n").c_str(), stderr);
+  return static_cast<int>(code);
+}
+
+int run(const std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") return print(overview());
+  if (arguments[0] == "--version") return print("lockstep " LOCKSTEP_VERSION "\n");
+  const Verb& verb = find_verb(arguments[0]);
+  const CommandLine command_line = parse_command_line(verb, {arguments.begin() + 1, arguments.end()});
+  if (command_line.help) return print(help_text(verb));
+  return verb.function ? verb.function(command_line) : call_runtime(command_line);
+}
+
+}  // namespace
+}  // namespace lockstep::apps
+
+int main(int argc, char** argv) {
+  using namespace lockstep;
+  try {
+    return apps::run({argv + 1, argv + argc});
+  } catch (const Error& error) {
+    return apps::fail(error.exit_code(), error.what());
+  } catch (const std::bad_alloc&) {
+    return apps::fail(ExitCode::kOutOfMemory, "error LS4002: the host is out of memory");
+  } catch (const std::exception& error) {
+    return apps::fail(ExitCode::kInternal, cat("internal error: ", error.what()));
+  }
+}

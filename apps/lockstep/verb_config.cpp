@@ -1,0 +1,26 @@
+// lockstep config show | docs
+#include <cstdio>
+
+#include "apps/lockstep/verbs.h"
+#include "lockstep/base/text.h"
+#include "lockstep/config/check.h"
+#include "lockstep/config/fields.h"
+
+namespace lockstep::apps {
+
+int verb_config(const CommandLine& command_line) {
+  const std::string what = join(command_line.words(), " ");
+  if (what == "docs") {
+    std::fputs(config::config_reference_markdown().c_str(), stdout);
+    return 0;
+  }
+  if (what != "show") {
+    throw ConfigError({.code = "LS1004", .what = cat("lockstep config '", what, "'"), .way_out = "write show or docs"});
+  }
+  const config::LoadedConfig loaded = load_config(command_line);
+  if (command_line.ranks) config::check_layout(loaded, *command_line.ranks);
+  std::fputs(config::resolved_toml(loaded).c_str(), stdout);
+  return 0;
+}
+
+}  // namespace lockstep::apps

@@ -1,0 +1,60 @@
+#include "apps/lockstep/verbs.h"
+
+#include "lockstep/base/text.h"
+#include "lockstep/config/fields.h"
+
+namespace lockstep::apps {
+
+const std::vector<Verb>& verbs() {
+  static const std::vector<Verb> table = {
+      {.name = "config",
+       .help = "print the resolved configuration with the origin of each value, or the reference page",
+       .usage = "show run.toml... | docs",
+       .takes_config = true,
+       .function = verb_config},
+      {.name = "doctor",
+       .help = "name each missing or mismatched piece and the command that mends it",
+       .usage = "[run.toml...] [-n N]",
+       .has_json = true,
+       .takes_config = true,
+       .function = verb_doctor},
+  };
+  return table;
+}
+
+const Verb& find_verb(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Verb& verb : verbs()) {
+    if (verb.name == name) return verb;
+    names.emplace_back(verb.name);
+  }
+  const std::string near = nearest(name, names);
+  throw ConfigError({.code = "LS1001",
+                     .what = cat("unknown verb '", name, "'"),
+                     .way_out = near.empty() ? cat("the verbs are ", join(names, ", ")) : cat("did you mean '", near, "'?")});
+}
+
+std::string overview() {
+  std::string text =
+      "lockstep trains, plans and runs large transformers on one machine or many.\n\n"
+      "  lockstep <verb> [run.toml...] [-n N] [--section.field=value ...]\n\n";
+  for (const Verb& verb : verbs()) text += cat("  ", pad_right(verb.name, 12), verb.help, "\n");
+  return text + "\nlockstep <verb> --help tells more; lockstep --version names the version.\n";
+}
+
+std::string help_text(const Verb& verb) {
+  std::string text = cat("lockstep ", verb.name, " ", verb.usage, "\n  ", verb.help, "\n\n");
+  const auto line = [&](const std::string& flag, std::string_view help) {
+    text += cat("    ", pad_right(flag, 28), help, "\n");
+  };
+  for (const Flag& flag : verb.flags) {
+    line(flag.value.empty() ? cat("--", flag.name) : cat("--", flag.name, " ", flag.value), flag.help);
+  }
+  if (verb.takes_config) line("-n N", "ranks to start on this machine");
+  if (verb.has_json) line("--json", "one JSON object on standard output");
+  line("--help", "this text");
+  if (verb.takes_config) text += "\n  A configuration is files and overrides, later wins:\n" + config::fields_help();
+  return text;
+}
+
+}  // namespace lockstep::apps
