@@ -1,0 +1,85 @@
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/lr_schedule.h"
+
+namespace lockstep::optim {
+namespace {
+
+// The update of the AdamW paper (algorithm 2), one element, in double precision.
+struct ReferenceAdamW {
+  double value, exp_avg = 0, exp_avg_sq = 0;
+  void step(double grad, const AdamWOptions& o, bool decay, double lr, int64_t t) {
+    if (decay) value -= lr * o.weight_decay * value;
+    exp_avg = o.beta1 * exp_avg + (1 - o.beta1) * grad;
+    exp_avg_sq = o.beta2 * exp_avg_sq + (1 - o.beta2) * grad * grad;
+    const double m = exp_avg / (1 - std::pow(o.beta1, static_cast<double>(t)));
+    const double v = exp_avg_sq / (1 - std::pow(o.beta2, static_cast<double>(t)));
+    value -= lr * m / (std::sqrt(v) + o.eps);
+  }
+};
+
+TEST(AdamW, FollowsTheFormulaForSeveralSteps) {
+  const AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  for (const bool decay : {true, false}) {
+    const std::vector<double> start = {1.0, -0.5, 0.25, 3.0, -2.0};
+    AdamWParameter parameter{.value = at::tensor(start).to(at::kFloat),
+                             .grad = at::zeros({5}),
+                             .exp_avg = at::zeros({5}),
+                             .exp_avg_sq = at::zeros({5}),
+                             .decay = decay};
+    std::vector<ReferenceAdamW> reference;
+    for (const double value : start) reference.push_back({value});
+    for (int64_t step = 1; step <= 4; ++step) {
+      const double scale = 0.5, lr = 0.01 * static_cast<double>(step);
+      for (int i = 0; i < 5; ++i) {
+        const double grad = std::sin(static_cast<double>(step * 7 + i));
+        parameter.grad[i].fill_(grad);
+        reference[static_cast<size_t>(i)].step(grad * scale, options, decay, lr, step);
+      }
+      adamw_step({parameter}, options, lr, step, scale);
+      for (int i = 0; i < 5; ++i) {
+        EXPECT_NEAR(parameter.value[i].item<double>(), reference[static_cast<size_t>(i)].value, 2e-6);
+        EXPECT_NEAR(parameter.grad[i].item<double>(), std::sin(static_cast<double>(step * 7 + i)) * scale, 1e-6);
+      }
+    }
+  }
+}
+
+TEST(GradientNorm, CountsEveryElementOnce) {
+  const std::vector<at::Tensor> gradients = {at::full({3, 4}, 2.0), at::full({5}, -1.0)};
+  EXPECT_NEAR(gradient_norm(gradients), std::sqrt(12 * 4.0 + 5.0), 1e-6);
+  EXPECT_EQ(clip_factor(2.0, 1.0), 0.5);
+  EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);
+  EXPECT_EQ(clip_factor(100.0, 0.0), 1.0);
+}
+
+TEST(LearningRate, WarmsUpAndDecays) {
+  config::OptimizerSection o;
+  o.lr = 1.0;
+  o.min_lr = 0.1;
+  o.warmup_steps = 10;
+  for (const auto schedule : {config::LrSchedule::kCosine, config::LrSchedule::kLinear, config::LrSchedule::kWsd,
+                              config::LrSchedule::kConstant}) {
+    o.schedule = schedule;
+    EXPECT_DOUBLE_EQ(learning_rate(o, 0, 110), 0.1);
+    EXPECT_DOUBLE_EQ(learning_rate(o, 9, 110), 1.0);
+    EXPECT_DOUBLE_EQ(learning_rate(o, 10, 110), 1.0);
+    EXPECT_NEAR(learning_rate(o, 109, 110), schedule == config::LrSchedule::kConstant ? 1.0 : 0.1, 1e-12);
+  }
+  o.schedule = config::LrSchedule::kCosine;
+  EXPECT_NEAR(learning_rate(o, 10 + 33, 110), 0.1 + 0.9 * 0.5 * (1 + std::cos(M_PI / 3)), 1e-12);
+  o.schedule = config::LrSchedule::kLinear;
+  EXPECT_NEAR(learning_rate(o, 10 + 33, 110), 0.7, 1e-12);
+  o.schedule = config::LrSchedule::kWsd;  // the last fifth: steps 88..109
+  EXPECT_DOUBLE_EQ(learning_rate(o, 87, 110), 1.0);
+  EXPECT_NEAR(learning_rate(o, 88 + 7, 110), 0.1 + 0.9 * (1 - std::sqrt(7.0 / 21.0)), 1e-12);
+}
+
+}  // namespace
+}  // namespace lockstep::optim
