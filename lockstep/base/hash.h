@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -10,6 +11,20 @@ namespace lockstep {
 
 uint64_t hash64(std::string_view bytes);
 uint64_t hash64(const void* data, size_t size);
+
+// The same hash of bytes that come piece by piece.
+class Hasher {
+ public:
+  Hasher();
+  ~Hasher();
+  void update(const void* data, size_t size);
+  uint64_t hash() const;  // of what has come so far
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 // 16 lower-case hexadecimal digits.
 std::string hash_text(uint64_t hash);
 
