@@ -1,0 +1,187 @@
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <thread>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/file.h"
+#include "lockstep/base/text.h"
+#include "lockstep/launch/identity.h"
+#include "lockstep/launch/local_launcher.h"
+#include "lockstep/launch/shared_region.h"
+
+namespace lockstep::launch {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct Outcome {
+  int code = 0;
+  std::string report;
+};
+
+// Runs `script` as every rank; in it $rank, $size and $fd are the identity.
+Outcome run(int ranks, const std::string& script, milliseconds grace = milliseconds(5000), std::filesystem::path logs = {}) {
+  const int report = memfd_create("report", MFD_CLOEXEC);
+  const std::string prologue = "rank=$2; size=$4; fd=$6; ";
+  const int code = launch_local({.ranks = ranks, .arguments = {"-c", prologue + script, "sh"}, .program = "/bin/sh",
+                                 .log_dir = std::move(logs), .grace = grace, .error_fd = report});
+  std::string text(static_cast<size_t>(lseek(report, 0, SEEK_END)), '\0');
+  EXPECT_EQ(pread(report, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  close(report);
+  return {code, text};
+}
+
+// Ended; its new parent may not have noticed yet (state Z).
+bool gone(pid_t pid) {
+  std::ifstream stat(cat("/proc/", pid, "/stat"));
+  std::string number, name, state;
+  return !(stat >> number >> name >> state) || state == "Z";
+}
+
+TEST(Launcher, GivesEveryRankItsIdentityAndTheRegion) {
+  const Outcome outcome = run(3, "test $size = 3 && test $rank -lt 3 && test -e /proc/self/fd/$fd");
+  EXPECT_EQ(outcome.code, 0) << outcome.report;
+  EXPECT_EQ(outcome.report, "");
+}
+
+TEST(Launcher, ReturnsTheCodeOfTheRankThatFailedAndShowsItsLastLines) {
+  const Outcome outcome = run(3, "if [ $rank = 2 ]; then echo 'error LS1203: no file' >&2; exit 7; fi");
+  EXPECT_EQ(outcome.code, 7);
+  EXPECT_EQ(outcome.report, "[rank 2] error LS1203: no file\nrank 2 ended with exit code 7\n");
+}
+
+TEST(Launcher, BlamesTheCauseNotItsEcho) {
+  // Rank 0 loses its peer and is gone first; rank 1 is why.
+  const Outcome outcome = run(2, "[ $rank = 0 ] && exit 6; sleep 0.2; exit 5");
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_EQ(outcome.report, "rank 1 ended with exit code 5\n");
+}
+
+TEST(Launcher, NamesTheSignal) {
+  const Outcome outcome = run(2, "[ $rank = 1 ] && kill -9 $$; exit 6");
+  EXPECT_EQ(outcome.code, static_cast<int>(ExitCode::kPeerLost));
+  EXPECT_EQ(outcome.report, "rank 1 was ended by signal 9 (Killed)\n");
+}
+
+TEST(Launcher, EndsTheOthersAfterTheGracePeriod) {
+  // Rank 1 ignores SIGTERM: only SIGKILL ends it and its own child.
+  const Outcome outcome = run(2, "[ $rank = 0 ] && exit 3; trap '' TERM; sleep 300 & wait; sleep 300", milliseconds(50));
+  EXPECT_EQ(outcome.code, 3);
+}
+
+TEST(Launcher, KeepsTheOutputOfOtherRanksInTheirLogs) {
+  const std::filesystem::path logs = std::filesystem::temp_directory_path() / cat("lockstep-logs-", getpid());
+  EXPECT_EQ(run(2, "echo out; echo err >&2", milliseconds(100), logs).code, 0);
+  EXPECT_EQ(read_file(logs / "rank-0001.out"), "out\nerr\n");
+  std::filesystem::remove_all(logs);
+}
+
+TEST(Launcher, NamesAProgramThatCannotBeRun) {
+  EXPECT_EQ(launch_local({.ranks = 1, .program = "/no/such/program"}), static_cast<int>(ExitCode::kEnvironment));
+}
+
+// A launcher in a process of its own. The constructor returns when every rank has called `ready` in `script`.
+class LauncherProcess {
+ public:
+  LauncherProcess(int ranks, const std::string& script)
+      : folder_(std::filesystem::temp_directory_path() / cat("lockstep-launch-", getpid(), "-", rand())) {
+    std::filesystem::create_directories(folder_);
+    pid_ = fork();
+    if (pid_ == 0) _exit(run(ranks, cat("ready() { echo $$ > ", folder_.string(), "/$rank; }; ", script)).code);
+    for (int rank = 0; rank < ranks; ++rank) ranks_.push_back(read_pid(rank));
+  }
+  ~LauncherProcess() { std::filesystem::remove_all(folder_); }
+  pid_t pid() const { return pid_; }
+  const std::vector<pid_t>& ranks() const { return ranks_; }
+  int wait_for_code() const {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+
+ private:
+  pid_t read_pid(int rank) const {
+    pid_t pid = 0;
+    for (int attempt = 0; attempt < 1000 && pid == 0; ++attempt) {
+      std::ifstream(folder_ / std::to_string(rank)) >> pid;
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    return pid;
+  }
+  std::filesystem::path folder_;
+  pid_t pid_ = -1;
+  std::vector<pid_t> ranks_;
+};
+
+TEST(Launcher, PassesSignalsOn) {
+  const LauncherProcess launcher(2, "trap 'exit 75' TERM; ready; while :; do sleep 0.05; done");
+  kill(launcher.pid(), SIGTERM);
+  EXPECT_EQ(launcher.wait_for_code(), 75);
+}
+
+TEST(Launcher, EndsAtOnceOnASecondSignal) {
+  const LauncherProcess launcher(2, "trap '' INT; ready; while :; do sleep 0.05; done");
+  kill(launcher.pid(), SIGINT);
+  std::this_thread::sleep_for(milliseconds(100));
+  kill(launcher.pid(), SIGINT);
+  EXPECT_EQ(launcher.wait_for_code(), static_cast<int>(ExitCode::kPeerLost));
+  for (const pid_t rank : launcher.ranks()) EXPECT_TRUE(gone(rank));
+}
+
+TEST(Launcher, LeavesNoOrphanWhenItIsKilled) {
+  const LauncherProcess launcher(2, "ready; while; do sleep 0.05; done");
+  kill(launcher.pid(), SIGKILL);
+  EXPECT_EQ(launcher.wait_for_code(), -SIGKILL);
+  for (const pid_t rank : launcher.ranks()) {
+    for (int attempt = 0; attempt < 1000 && !gone(rank); ++attempt) std::this_thread::sleep_for(milliseconds(5));
+    EXPECT_TRUE(gone(rank));
+  }
+}
+
+TEST(Identity, GoesThroughTheFlagsAndLeavesTheOtherArguments) {
+  const Identity identity{.rank = 2, .world_size = 4, .local_rank = 2, .local_size = 4, .region_fd = 5, .source = "--rank"};
+  std::vector<std::string> arguments = {"train", "run.toml"};
+  for (const std::string& flag : identity_flags(identity)) arguments.push_back(flag);
+  arguments.push_back("--train.steps=3");
+  EXPECT_EQ(take_identity(arguments), identity);
+  EXPECT_EQ(arguments, (std::vector<std::string>{"train", "run.toml", "--train.steps=3"}));
+  EXPECT_EQ(take_identity(arguments), Identity{});
+}
+
+TEST(Identity, RefusesHalfOfItAndNonsense) {
+  for (std::vector<std::string> arguments : {std::vector<std::string>{"--rank", "1"},
+                                             {"--rank", "x", "--world-size", "2", "--region-fd", "3"},
+                                             {"--rank", "2", "--world-size", "2", "--region-fd", "3"},
+                                             {"--rank"}})
+    EXPECT_THROW(take_identity(arguments), ConfigError) << join(arguments, " ");
+}
+
+TEST(SharedRegion, IsSharedByProcessesAndRefusesWhatIsNone) {
+  const SharedRegion region = SharedRegion::memfd(region_bytes(2));
+  const pid_t child = fork();
+  if (child == 0) {
+    SharedRegion again = SharedRegion::from_descriptor(dup(region.descriptor()));
+    again.data()[100] = std::byte{42};
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+  EXPECT_EQ(region.data()[100], std::byte{42});
+  EXPECT_EQ(region.data()[101], std::byte{0});
+  EXPECT_THROW(SharedRegion::from_descriptor(9999), EnvironmentError);
+}
+
+TEST(SharedRegion, HasRoomForTheRingsOfManyGroups) {
+  for (const int ranks : {1, 2, 8, 64, 256})
+    EXPECT_GE(region_bytes(ranks), 32 * ring_bytes(ranks) * ranks * ranks) << ranks;
+  EXPECT_EQ(ring_bytes(2), 1 << 20);
+  EXPECT_EQ(ring_bytes(256), 1 << 16);
+}
+
+}  // namespace
+}  // namespace lockstep::launch

@@ -1,0 +1,310 @@
+#include "lockstep/launch/local_launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/launch/identity.h"
+#include "lockstep/launch/shared_region.h"
+
+namespace lockstep::launch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr size_t kTailBytes = 16 * 1024;  // of a rank's output, kept for the report
+
+[[noreturn]] void fail(const std::string& what, int error) {
+  throw EnvironmentError({.code = "LS3111", .what = cat("starting ranks: ", what, ": ", std::strerror(error)),
+                          .way_out = "see the limits of this shell with 'ulimit -a'"});
+}
+
+// A descriptor that closes itself.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int value) : value_(value) {}
+  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  ~Descriptor() {
+    if (value_ >= 0) close(value_);
+  }
+  int get() const { return value_; }
+
+ private:
+  int value_ = -1;
+};
+
+void write_all(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(descriptor, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return;  // nobody reads any more
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+// Blocks the signals that end a job and the one that tells of a child's end, and offers them for reading instead.
+class Signals {
+ public:
+  Signals() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
+    pthread_sigmask(SIG_BLOCK, &set, &before_);
+    descriptor_ = Descriptor(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (descriptor_.get() < 0) fail("signalfd", errno);
+  }
+  ~Signals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+  int descriptor() const { return descriptor_.get(); }
+  const sigset_t& before() const { return before_; }
+  std::optional<int> next() {
+    signalfd_siginfo information{};
+    if (read(descriptor_.get(), &information, sizeof information) != sizeof information) return std::nullopt;
+    return static_cast<int>(information.ssi_signo);
+  }
+
+ private:
+  sigset_t before_{};
+  Descriptor descriptor_;
+};
+
+struct Child {
+  int rank = 0;
+  pid_t pid = -1;
+  Descriptor output;  // of ranks above 0
+  Descriptor log;
+  std::string tail;
+  bool running = false;
+  bool pressed = false;  // was told to end, by us
+  int status = 0;        // as waitpid gives it
+
+  bool ended_by_signal() const { return !running && WIFSIGNALED(status); }
+  int exit_code() const { return ended_by_signal() ? static_cast<int>(ExitCode::kPeerLost) : WEXITSTATUS(status); }
+};
+
+// Between fork and exec: only calls that are safe there.
+[[noreturn]] void become(const char* program, char* const* arguments, pid_t parent, const sigset_t& signals, int output,
+                         int region) {
+  setpgid(0, 0);  // a terminal's Ctrl-C reaches the launcher alone, which passes it on once
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(static_cast<int>(ExitCode::kPeerLost));
+  if (output >= 0) {
+    dup2(output, STDOUT_FILENO);
+    dup2(output, STDERR_FILENO);
+  }
+  fcntl(region, F_SETFD, 0);
+  pthread_sigmask(SIG_SETMASK, &signals, nullptr);
+  execv(program, arguments);
+  constexpr std::string_view text = "error LS3111: this program cannot be run: ";
+  (void)!write(STDERR_FILENO, text.data(), text.size());
+  (void)!write(STDERR_FILENO, program, std::strlen(program));
+  (void)!write(STDERR_FILENO, "\n", 1);
+  _exit(static_cast<int>(ExitCode::kEnvironment));
+}
+
+class Launcher {
+ public:
+  explicit Launcher(const LocalLaunch& launch)
+      : launch_(launch), region_(SharedRegion::memfd(region_bytes(launch.ranks))), program_(resolve(launch.program)) {}
+  ~Launcher() {
+    for (Child& child : children_) end(child, SIGKILL);
+    for (Child& child : children_)
+      if (child.running) waitpid(child.pid, nullptr, 0);
+  }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  int run() {
+    children_.reserve(static_cast<size_t>(launch_.ranks));
+    for (int rank = 0; rank < launch_.ranks; ++rank) start(rank);
+    while (running() > 0) {
+      wait();
+      while (const std::optional<int> signal = signals_.next()) handle(*signal);
+      reap();
+      press();
+    }
+    for (Child& child : children_) read_output(child);
+    return report();
+  }
+
+ private:
+  // The link itself would name the shell or interpreter that a child becomes later.
+  static std::string resolve(const std::filesystem::path& program) {
+    std::error_code problem;
+    const std::filesystem::path target = std::filesystem::read_symlink(program, problem);
+    return problem || program != "/proc/self/exe" ? program.string() : target.string();
+  }
+
+  void start(int rank) {
+    std::vector<std::string> words = {program_};
+    words.insert(words.end(), launch_.arguments.begin(), launch_.arguments.end());
+    const Identity identity{.rank = rank, .world_size = launch_.ranks, .region_fd = region_.descriptor()};
+    for (std::string& flag : identity_flags(identity)) words.push_back(std::move(flag));
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+
+    Child child;
+    child.rank = rank;
+    Descriptor writer;
+    if (rank > 0) {
+      int ends[2];
+      if (pipe2(ends, O_CLOEXEC) != 0) fail("pipe", errno);
+      child.output = Descriptor(ends[0]);
+      writer = Descriptor(ends[1]);
+      fcntl(ends[0], F_SETFL, O_NONBLOCK);
+      child.log = open_log(rank);
+    }
+    const pid_t parent = getpid();
+    child.pid = fork();
+    if (child.pid < 0) fail(cat("fork of rank ", rank), errno);
+    if (child.pid == 0) become(program_.c_str(), arguments.data(), parent, signals_.before(), writer.get(), region_.descriptor());
+    setpgid(child.pid, child.pid);  // both sides do it, so that it holds whoever is first
+    child.running = true;
+    children_.push_back(std::move(child));
+  }
+
+  Descriptor open_log(int rank) const {
+    if (launch_.log_dir.empty()) return {};
+    std::filesystem::create_directories(launch_.log_dir);
+    std::string number = std::to_string(rank);
+    number.insert(0, number.size() < 4 ? 4 - number.size() : 0, '0');
+    const std::filesystem::path path = launch_.log_dir / cat("rank-", number, ".out");
+    Descriptor log(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (log.get() < 0) fail(path.string(), errno);
+    return log;
+  }
+
+  int running() const {
+    int count = 0;
+    for (const Child& child : children_) count += child.running;
+    return count;
+  }
+
+  void wait() {
+    std::vector<pollfd> watched = {{signals_.descriptor(), POLLIN, 0}};
+    for (const Child& child : children_)
+      if (child.output.get() >= 0) watched.push_back({child.output.get(), POLLIN, 0});
+    int timeout = -1;
+    if (next_step_) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*next_step_ - Clock::now()).count();
+      timeout = static_cast<int>(std::max<int64_t>(0, left + 1));
+    }
+    poll(watched.data(), watched.size(), timeout);
+    for (Child& child : children_) read_output(child);
+  }
+
+  void read_output(Child& child) {
+    if (child.output.get() < 0) return;
+    char buffer[4096];
+    ssize_t count;
+    while ((count = read(child.output.get(), buffer, sizeof buffer)) > 0) {
+      const std::string_view text(buffer, static_cast<size_t>(count));
+      if (child.log.get() >= 0) write_all(child.log.get(), text);
+      child.tail += text;
+      if (child.tail.size() > 2 * kTailBytes) child.tail.erase(0, child.tail.size() - kTailBytes);
+    }
+    if (count == 0) child.output = Descriptor();
+  }
+
+  void handle(int signal) {
+    if (signal == SIGCHLD) return;
+    const int passed = interrupted_ ? SIGKILL : signal;
+    interrupted_ = true;
+    for (Child& child : children_) end(child, passed);
+  }
+
+  // To the whole process group of a rank: what it started goes with it.
+  static void end(Child& child, int signal) {
+    if (!child.running) return;
+    child.pressed = true;
+    kill(-child.pid, signal);
+  }
+
+  void reap() {
+    for (Child& child : children_) {
+      if (!child.running || waitpid(child.pid, &child.status, WNOHANG) != child.pid) continue;
+      child.running = false;
+      const int code = child.exit_code();
+      if (code == 0) continue;
+      ended_.push_back(child.rank);
+      // After an interruption ranks end one by one, some still saving: no hurry then, a second signal ends them.
+      if (ended_.size() == 1 && !interrupted_ && code != 75) next_step_ = Clock::now() + launch_.grace;
+    }
+  }
+
+  // After the first failure: SIGTERM when the grace is over, SIGKILL after another.
+  void press() {
+    if (!next_step_ || Clock::now() < *next_step_) return;
+    for (Child& child : children_) end(child, next_signal_);
+    next_signal_ = SIGKILL;
+    next_step_ = Clock::now() + launch_.grace;
+  }
+
+  // The first failure that is not the echo of another's.
+  const Child& culprit() const {
+    for (const int rank : ended_) {
+      const Child& child = children_[static_cast<size_t>(rank)];
+      const bool echo = child.pressed || (!child.ended_by_signal() && child.exit_code() == static_cast<int>(ExitCode::kPeerLost));
+      if (!echo) return child;
+    }
+    return children_[static_cast<size_t>(ended_.front())];
+  }
+
+  int report() const {
+    if (ended_.empty()) return 0;
+    const Child& child = culprit();
+    std::string text;
+    if (!child.tail.empty()) {
+      std::string_view tail = child.tail;
+      if (tail.back() == '\n') tail.remove_suffix(1);
+      for (const std::string& line : split(tail, '\n')) text += cat("[rank ", child.rank, "] ", line, "\n");
+    }
+    if (child.ended_by_signal()) {
+      const int signal = WTERMSIG(child.status);
+      text += cat("rank ", child.rank, " was ended by signal ", signal, " (", strsignal(signal), ")\n");
+    } else {
+      text += cat("rank ", child.rank, " ended with exit code ", child.exit_code(), "\n");
+    }
+    write_all(launch_.error_fd, text);
+    return child.exit_code();
+  }
+
+  const LocalLaunch& launch_;
+  SharedRegion region_;
+  std::string program_;
+  Signals signals_;
+  std::vector<Child> children_;
+  std::vector<int> ended_;  // ranks that failed, in the order of their ends
+  bool interrupted_ = false;
+  int next_signal_ = SIGTERM;
+  std::optional<Clock::time_point> next_step_;
+};
+
+}  // namespace
+
+int launch_local(const LocalLaunch& launch) {
+  LOCKSTEP_CHECK(launch.ranks >= 1, "ranks = ", launch.ranks);
+  return Launcher(launch).run();
+}
+
+}  // namespace lockstep::launch
