@@ -1,0 +1,155 @@
+#include "lockstep/arch/params.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::arch {
+namespace {
+
+constexpr double kInitStd = 0.02;
+
+// Adds rows to the table, each with the layer's prefix.
+class TableBuilder {
+ public:
+  explicit TableBuilder(const ModelConfig& model) : model_(model), output_std_(kInitStd / std::sqrt(2.0 * static_cast<double>(model.layers))) {}
+
+  std::vector<ParamSpec> build() {
+    for (const LayerSpec& layer : layer_table(model_)) {
+      layer_ = layer;
+      switch (layer.kind) {
+        case LayerKind::kEmbedding: embedding(); break;
+        case LayerKind::kBlock: block(); break;
+        case LayerKind::kHead: head(); break;
+      }
+    }
+    return std::move(table_);
+  }
+
+ private:
+  bool gpt2() const { return model_.family == Family::kGpt2; }
+
+  void embedding() {
+    weight("tokens.weight", {model_.vocab_size, model_.hidden});
+    if (model_.tied) table_.back().tied_layers = {static_cast<int>(model_.layers) + 1};
+    if (gpt2()) weight("positions.weight", {model_.max_seq_len, model_.hidden});
+  }
+
+  void block() {
+    const int64_t q = model_.heads * model_.head_size;
+    const int64_t kv = model_.kv_heads * model_.head_size;
+    norm("attention_norm");
+    fused("attention.qkv", {{"attention.q", q}, {"attention.k", kv}, {"attention.v", kv}});
+    weight("attention.out.weight", {model_.hidden, q}, output_std_);
+    if (gpt2()) vector("attention.out.bias", model_.hidden, Init::kZeros);
+    norm("mlp_norm");
+    if (gpt2()) {
+      weight("mlp.up.weight", {model_.ffn, model_.hidden});
+      vector("mlp.up.bias", model_.ffn, Init::kZeros);
+    } else {
+      fused("mlp.gate_up", {{"mlp.gate", model_.ffn}, {"mlp.up", model_.ffn}});
+    }
+    weight("mlp.down.weight", {model_.hidden, model_.ffn}, output_std_);
+    if (gpt2()) vector("mlp.down.bias", model_.hidden, Init::kZeros);
+  }
+
+  void head() {
+    norm("norm");
+    if (!model_.tied) weight("weight", {model_.vocab_size, model_.hidden});
+  }
+
+  ParamSpec& add(const std::string& name, std::vector<int64_t> shape, Init init, double std) {
+    ParamSpec spec;
+    spec.name = cat(layer_.name, ".", name);
+    spec.weight_decay = shape.size() >= 2;
+    spec.shape = std::move(shape);
+    spec.init = init;
+    spec.init_std = std;
+    spec.layer = layer_.index;
+    return table_.emplace_back(std::move(spec));
+  }
+  void weight(const std::string& name, std::vector<int64_t> shape, double std = kInitStd) {
+    add(name, std::move(shape), Init::kNormal, std);
+  }
+  ParamSpec& vector(const std::string& name, int64_t size, Init init) { return add(name, {size}, init, 0); }
+  void norm(const std::string& name) {
+    vector(name + ".weight", model_.hidden, Init::kOnes);
+    if (gpt2()) vector(name + ".bias", model_.hidden, Init::kZeros);
+  }
+
+  // Linears that read the same input: their weights stacked along dim 0, and for gpt2 their biases.
+  struct Part {
+    std::string name;
+    int64_t rows;
+  };
+  void fused(const std::string& name, const std::vector<Part>& parts) {
+    for (const Part& part : parts) {
+      add(part.name + ".weight", {part.rows, model_.hidden}, Init::kNormal, kInitStd).fuse =
+          cat(layer_.name, ".", name, ".weight");
+    }
+    if (!gpt2()) return;
+    for (const Part& part : parts) {
+      vector(part.name + ".bias", part.rows, Init::kZeros).fuse = cat(layer_.name, ".", name, ".bias");
+    }
+  }
+
+  const ModelConfig& model_;
+  const double output_std_;
+  LayerSpec layer_;
+  std::vector<ParamSpec> table_;
+};
+
+// Elements of a row: what a cut must not divide.
+int64_t row_size(const ParamSpec& spec) { return spec.shape.size() < 2 ? 1 : spec.numel() / spec.shape[0]; }
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+std::vector<LayerSpec> layer_table(const ModelConfig& model) {
+  std::vector<LayerSpec> layers = {{.kind = LayerKind::kEmbedding, .index = 0, .name = "embed"}};
+  for (int i = 0; i < model.layers; ++i) {
+    layers.push_back({.kind = LayerKind::kBlock, .index = i + 1, .name = cat("blocks.", i)});
+  }
+  layers.push_back({.kind = LayerKind::kHead, .index = static_cast<int>(model.layers) + 1, .name = "head"});
+  return layers;
+}
+
+int64_t ParamSpec::numel() const { return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()); }
+
+std::vector<ParamSpec> param_table(const ModelConfig& model) { return TableBuilder(model).build(); }
+
+int64_t num_parameters(const ModelConfig& model) {
+  int64_t total = 0;
+  for (const ParamSpec& spec : param_table(model)) total += spec.numel();
+  return total;
+}
+
+FlatLayout flat_layout(const std::vector<ParamSpec>& table, int shards) {
+  LOCKSTEP_CHECK(shards >= 1, "shards: ", shards);
+  FlatLayout flat;
+  for (size_t first = 0; first < table.size();) {
+    size_t last = first;
+    int64_t alignment = 1;  // of the shards: a multiple of every row, so that all cuts through a matrix agree
+    for (; last < table.size() && table[last].layer == table[first].layer; ++last) {
+      if (shards > 1) alignment = std::lcm(alignment, row_size(table[last]));
+    }
+    FlatUnit unit{.layer = table[first].layer, .begin = flat.numel, .end = 0, .slots = {}};
+    int64_t used = 0;
+    for (size_t i = first; i < last; ++i) {
+      // With shards, a matrix starts at a whole number of its rows: the cuts are then at whole numbers of rows too.
+      // Rows of one fused matrix have one size, so nothing is put between them.
+      if (shards > 1) used = round_up(used, row_size(table[i]));
+      unit.slots.push_back({.param = static_cast<int>(i), .offset = unit.begin + used, .numel = table[i].numel()});
+      used += table[i].numel();
+    }
+    unit.end = unit.begin + (shards == 1 ? used : shards * round_up((used + shards - 1) / shards, alignment));
+    flat.numel = unit.end;
+    flat.units.push_back(std::move(unit));
+    first = last;
+  }
+  return flat;
+}
+
+}  // namespace lockstep::arch

@@ -1,0 +1,201 @@
+#include "lockstep/arch/params.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::arch {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+ModelConfig preset(const std::string& name) {
+  return resolve_model({.preset = name}, name == "gpt2-10m" ? 8192 : 0);  // the vocabulary of the others is known
+}
+
+const ParamSpec& find(const std::vector<ParamSpec>& table, const std::string& name) {
+  for (const ParamSpec& spec : table) {
+    if (spec.name == name) return spec;
+  }
+  throw std::runtime_error("no parameter " + name);
+}
+
+TEST(ParamTableTest, CountsOfWellKnownModels) {
+  EXPECT_EQ(num_parameters(preset("gpt2-124m")), 124439808);   // as Hugging Face counts `gpt2`
+  EXPECT_EQ(num_parameters(preset("gpt2-1.5b")), 1557611200);  // `gpt2-xl`
+  EXPECT_EQ(num_parameters(preset("llama3-8b")), 8030261248);  // `Meta-Llama-3-8B`
+  EXPECT_EQ(num_parameters(preset("llama-15m")), 15191712);
+  EXPECT_NEAR(static_cast<double>(num_parameters(preset("gpt-100b"))) / 100e9, 1.0, 0.03);
+  EXPECT_NEAR(static_cast<double>(num_parameters(preset("gpt2-10m"))) / 10e6, 1.0, 0.1);
+}
+
+TEST(ParamTableTest, Gpt2RowsInOrderOfTheForwardPass) {
+  const ModelConfig model = preset("gpt2-test");
+  const auto table = param_table(model);
+  std::vector<std::string> names;
+  for (size_t i = 0; i < 18; ++i) names.push_back(table[i].name);
+  EXPECT_THAT(names, ElementsAre("embed.tokens.weight", "embed.positions.weight", "blocks.0.attention_norm.weight",
+                                 "blocks.0.attention_norm.bias", "blocks.0.attention.q.weight",
+                                 "blocks.0.attention.k.weight", "blocks.0.attention.v.weight",
+                                 "blocks.0.attention.q.bias", "blocks.0.attention.k.bias", "blocks.0.attention.v.bias",
+                                 "blocks.0.attention.out.weight", "blocks.0.attention.out.bias",
+                                 "blocks.0.mlp_norm.weight", "blocks.0.mlp_norm.bias", "blocks.0.mlp.up.weight",
+                                 "blocks.0.mlp.up.bias", "blocks.0.mlp.down.weight", "blocks.0.mlp.down.bias"));
+  const ParamSpec& tokens = find(table, "embed.tokens.weight");
+  EXPECT_THAT(tokens.tied_layers, ElementsAre(3));
+  EXPECT_TRUE(tokens.weight_decay);
+  EXPECT_THAT(find(table, "blocks.1.mlp.down.weight").shape, ElementsAre(48, 192));
+  EXPECT_DOUBLE_EQ(find(table, "blocks.1.mlp.down.weight").init_std, 0.02 / std::sqrt(4.0));
+  EXPECT_EQ(find(table, "blocks.1.attention_norm.weight").init, Init::kOnes);
+  EXPECT_FALSE(find(table, "blocks.1.mlp.up.bias").weight_decay);
+  EXPECT_EQ(table.back().name, "head.norm.bias");
+}
+
+TEST(ParamTableTest, LlamaHasGroupedHeadsNoBiasesAndItsOwnHead) {
+  const auto table = param_table(preset("llama-test"));
+  for (const ParamSpec& spec : table) EXPECT_FALSE(spec.name.ends_with("bias")) << spec.name;
+  EXPECT_THAT(find(table, "blocks.2.attention.q.weight").shape, ElementsAre(48, 48));
+  EXPECT_THAT(find(table, "blocks.2.attention.k.weight").shape, ElementsAre(16, 48));
+  EXPECT_EQ(find(table, "blocks.2.mlp.gate.weight").fuse, "blocks.2.mlp.gate_up.weight");
+  EXPECT_THAT(find(table, "embed.tokens.weight").tied_layers, ElementsAre());
+  EXPECT_THAT(find(table, "head.weight").shape, ElementsAre(512, 48));
+}
+
+void expect_sound(const std::vector<ParamSpec>& table, int shards) {
+  const FlatLayout flat = flat_layout(table, shards);
+  std::set<int> seen;
+  int64_t next_unit = 0;
+  for (const FlatUnit& unit : flat.units) {
+    EXPECT_EQ(unit.begin, next_unit);
+    next_unit = unit.end;
+    EXPECT_EQ((unit.end - unit.begin) % shards, 0);
+    const int64_t shard = (unit.end - unit.begin) / shards;
+    int64_t cursor = unit.begin;
+    for (size_t i = 0; i < unit.slots.size(); ++i) {
+      const FlatSlot& slot = unit.slots[i];
+      const ParamSpec& spec = table[slot.param];
+      EXPECT_TRUE(seen.insert(slot.param).second);
+      EXPECT_EQ(spec.layer, unit.layer);
+      EXPECT_EQ(slot.numel, spec.numel());
+      EXPECT_GE(slot.offset, cursor);
+      if (!spec.fuse.empty() && i > 0 && table[unit.slots[i - 1].param].fuse == spec.fuse) {
+        EXPECT_EQ(slot.offset, cursor) << spec.name << " is not beside its neighbour";
+      }
+      cursor = slot.offset + slot.numel;
+      const int64_t row = spec.shape.size() < 2 ? 1 : spec.numel() / spec.shape[0];
+      for (int k = 1; k < shards; ++k) {
+        const int64_t cut = unit.begin + k * shard;
+        if (cut <= slot.offset || cut >= cursor) continue;
+        EXPECT_EQ((cut - slot.offset) % row, 0) << spec.name << " cut " << k;
+      }
+    }
+    EXPECT_LE(cursor, unit.end);
+  }
+  EXPECT_EQ(seen.size(), table.size());
+  EXPECT_EQ(flat.numel, next_unit);
+}
+
+TEST(FlatLayoutTest, CutsFallOnRowsAndNothingOverlaps) {
+  config::ModelSection odd{.preset = "llama-test"};
+  odd.hidden = 60;
+  odd.head_size = 6;
+  odd.ffn = 91;
+  odd.vocab_size = 257;
+  for (const ModelConfig& model : {preset("gpt2-test"), preset("llama-test"), preset("gpt2-124m"), resolve_model(odd)}) {
+    for (int shards : {1, 2, 3, 4, 7, 8, 64}) expect_sound(param_table(model), shards);
+  }
+}
+
+TEST(FlatLayoutTest, OneShardHasNoPadding) {
+  const ModelConfig model = preset("gpt2-test");
+  const FlatLayout flat = flat_layout(param_table(model));
+  EXPECT_EQ(flat.numel, num_parameters(model));
+  EXPECT_EQ(flat.units.size(), layer_table(model).size());
+}
+
+TEST(FlatLayoutTest, PaddingOfARealModelIsSmall) {
+  const ModelConfig model = preset("gpt2-124m");
+  EXPECT_LT(static_cast<double>(flat_layout(param_table(model), 8).numel), 1.01 * static_cast<double>(num_parameters(model)));
+}
+
+template <typename Call>
+Message error_of(Call call) {
+  try {
+    call();
+  } catch (const ConfigError& error) {
+    return error.message();
+  }
+  ADD_FAILURE() << "no ConfigError";
+  return {};
+}
+
+TEST(ResolveModelTest, DefaultPresetTakesItsVocabularyFromTheTokenizer) {
+  EXPECT_EQ(resolve_model({}, 4096).vocab_size, 4096);
+  EXPECT_EQ(resolve_model({}, 4096).hidden, 384);
+  EXPECT_EQ(error_of([] { resolve_model({}); }).code, "LS1114");
+}
+
+TEST(ResolveModelTest, EveryPresetResolves) {
+  for (const std::string& name : preset_names()) EXPECT_GT(num_parameters(resolve_model({.preset = name}, 512)), 0) << name;
+}
+
+TEST(ResolveModelTest, SizesThatFollowFromAChangedOneFollow) {
+  config::ModelSection section{.preset = "gpt2-124m"};
+  section.hidden = 1024;
+  section.heads = 16;
+  const ModelConfig model = resolve_model(section);
+  EXPECT_EQ(model.head_size, 64);
+  EXPECT_EQ(model.kv_heads, 16);
+  EXPECT_EQ(model.ffn, 4096);
+}
+
+TEST(ResolveModelTest, FieldsAloneDescribeAModel) {
+  config::ModelSection section;
+  section.family = "llama";
+  section.hidden = 192;
+  EXPECT_THAT(error_of([&] { resolve_model(section, 300); }).what, HasSubstr("needs layers, heads"));
+  section.layers = 2;
+  section.heads = 6;
+  const ModelConfig model = resolve_model(section, 300);
+  EXPECT_EQ(model.family, Family::kLlama);
+  EXPECT_EQ(model.ffn, 512);
+  EXPECT_EQ(model.head_size, 32);
+}
+
+TEST(ResolveModelTest, NamesEveryContradictionWithItsEquation) {
+  config::ModelSection section{.preset = "llama-test"};
+  section.heads = 6;
+  section.hidden = 50;
+  section.vocab_size = 100;
+  const Message message = error_of([&] { resolve_model(section, 256); });
+  EXPECT_EQ(message.code, "LS1110");
+  EXPECT_THAT(message.what, HasSubstr("heads(6) % kv_heads(4) = 2"));
+  EXPECT_THAT(message.what, HasSubstr("hidden(50) % heads(6) = 2"));
+  EXPECT_THAT(message.what, HasSubstr("vocab_size(100) < 256 tokens"));
+}
+
+TEST(ResolveModelTest, SizesBeyondReasonAreRefusedBeforeAnythingOverflows) {
+  config::ModelSection section{.preset = "gpt2-124m"};
+  section.hidden = int64_t{1} << 60;
+  EXPECT_THAT(error_of([&] { resolve_model(section); }).what, HasSubstr("hidden(1152921504606846976) is not a size"));
+}
+
+TEST(ResolveModelTest, UnknownPresetNamesTheNearest) {
+  const Message message = error_of([] { resolve_model({.preset = "gpt2-124"}); });
+  EXPECT_EQ(message.code, "LS1111");
+  EXPECT_THAT(message.way_out, HasSubstr("gpt2-124m"));
+}
+
+TEST(DescribeTest, OneLine) {
+  EXPECT_EQ(describe(preset("gpt2-124m")), "gpt2 12 x 768, 12 heads, ffn 3072, vocab 50257, 124.4M parameters");
+  EXPECT_EQ(describe(preset("llama3-8b")), "llama 32 x 4096, 32 heads (8 kv), ffn 14336, vocab 128256, 8.03B parameters");
+}
+
+}  // namespace
+}  // namespace lockstep::arch
