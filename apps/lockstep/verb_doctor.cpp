@@ -195,9 +195,9 @@ std::vector<Finding> configuration(const CommandLine& command_line) {
 
 void print_text(const std::vector<Finding>& findings) {
   for (const Finding& finding : findings) {
-    std::printf("  %s  %s  %s\n", finding.ok ? "ok     " : "MISSING", pad_right(finding.name, 16).c_str(),
+    std::printf("  %s  %s  %s\n", finding.ok ? "ok  " : "MEND", pad_right(finding.name, 16).c_str(),
                 finding.found.c_str());
-    if (!finding.ok) std::printf("%s  mend: %s\n", pad_right("", 25).c_str(), finding.mend.c_str());
+    if (!finding.ok) std::printf("%s-> %s\n", pad_right("", 24).c_str(), finding.mend.c_str());
   }
 }
 

@@ -135,6 +135,10 @@ std::vector<std::string> names_in(const Section& section) {
   return names;
 }
 
+std::string with_unit(const std::string& text, const std::string& unit) {
+  return unit.empty() ? text : text + " " + unit;
+}
+
 const Section* find_section(std::string_view name) {
   for (const Section& section : sections()) {
     if (section.name == name) return &section;
@@ -200,9 +204,9 @@ std::string fields_help() {
   for (const Section& section : sections()) {
     text += cat("\n  ", section.help, "\n");
     for (const Field& field : section.fields) {
-      const std::string preset = field.default_text();
-      text += cat("    ", pad_right(cat("--", field.key(), "=", field.type), 52), " ", field.help,
-                  preset.empty() || preset == "\"\"" ? "" : cat(" [", preset, "]"), "\n");
+      const std::string value = field.default_text();
+      const std::string shown = value.empty() || value == "\"\"" ? "" : cat(" [", with_unit(value, field.unit), "]");
+      text += cat("    ", pad_right(cat("--", field.key(), "=", field.type), 54), "  ", field.help, shown, "\n");
     }
   }
   return text;
@@ -224,9 +228,9 @@ std::string config_reference_markdown() {
     for (const Field& field : section.fields) {
       std::string type = field.type;
       for (size_t at = 0; (at = type.find('|', at)) != std::string::npos; at += 2) type.insert(at, "\\");
-      const std::string preset = field.default_text();
-      text += cat("| `", field.name, "` | ", type, field.unit.empty() ? "" : " (" + field.unit + ")", " | ",
-                  preset.empty() ? "" : "`" + preset + "`", " | ", field.help, " |\n");
+      const std::string value = field.default_text();
+      text += cat("| `", field.name, "` | ", with_unit(type, field.unit), " | ", value.empty() ? "" : "`" + value + "`",
+                  " | ", field.help, " |\n");
     }
   }
   return text;
