@@ -11,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/config/load.h"
+#include "lockstep/launch/identity.h"
 
 namespace lockstep::apps {
 
@@ -31,6 +32,8 @@ struct CommandLine {
   bool help = false;                              // --help
   std::vector<config::Override> overrides{};      // --section.field=value, in order
   std::map<std::string, std::string> flags{};     // the verb's own, without "--"; a switch has an empty value
+  std::vector<std::string> written{};             // all of it as it was written, the verb first: what further ranks get
+  launch::Identity identity{};                    // which rank this process is
 
   bool has(const std::string& flag) const { return flags.contains(flag); }
 

@@ -11,6 +11,7 @@
 #include <regex>
 #include <set>
 
+#include "apps/lockstep/runtime_call.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
@@ -141,12 +142,13 @@ TEST(Program, DoctorAnswersInTextAndJson) {
   EXPECT_THAT(run("doctor").output, HasSubstr("shared memory"));
 }
 
-// Every code that the sources use is explained, and none is explained that they do not use.
+std::set<std::string> codes_in(const std::string& text) {
+  const std::regex code("LS[0-9]{4}");
+  return std::set<std::string>(std::sregex_token_iterator(text.begin(), text.end(), code), {});
+}
+
+// Every code that the sources use is explained in docs/errors.md, and none is explained that they do not use.
 TEST(Docs, ErrorCodesAreListed) {
-  const auto codes_in = [](const std::string& text) {
-    const std::regex code("LS[0-9]{4}");
-    return std::set<std::string>(std::sregex_token_iterator(text.begin(), text.end(), code), {});
-  };
   std::set<std::string> used;
   for (const char* folder : {"/lockstep", "/apps"}) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(LOCKSTEP_SOURCE_DIR + std::string(folder))) {
@@ -155,7 +157,18 @@ TEST(Docs, ErrorCodesAreListed) {
       if (source && !name.ends_with("_test.cpp")) used.merge(codes_in(read_file(entry.path())));
     }
   }
-  EXPECT_EQ(codes_in(read_file(LOCKSTEP_SOURCE_DIR "/docs/errors.md")), used);
+  const std::set<std::string> listed = codes_in(read_file(LOCKSTEP_SOURCE_DIR "/docs/errors.md"));
+  for (const std::string& code : used) EXPECT_TRUE(listed.contains(code)) << code << " is missing";
+  for (const std::string& code : listed) EXPECT_TRUE(used.contains(code)) << code << " is not used";
+}
+
+// An exception of the runtime library arrives as the type it was thrown as.
+TEST(Runtime, ErrorsCrossTheBoundary) {
+  if (std::string(LOCKSTEP_TORCH_VERSION).empty()) {
+    EXPECT_THROW(call_runtime({.verb = "no-such-verb"}), EnvironmentError);
+    return;
+  }
+  EXPECT_THROW(call_runtime({.verb = "no-such-verb"}), InternalError);
 }
 
 }  // namespace

@@ -24,11 +24,14 @@ int fail(ExitCode code, const std::string& text) {
   return static_cast<int>(code);
 }
 
-int run(const std::vector<std::string>& arguments) {
+int run(std::vector<std::string> arguments) {
+  const launch::Identity identity = launch::take_identity(arguments);
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") return print(overview());
   if (arguments[0] == "--version") return print("lockstep " LOCKSTEP_VERSION "\n");
   const Verb& verb = find_verb(arguments[0]);
-  const CommandLine command_line = parse_command_line(verb, {arguments.begin() + 1, arguments.end()});
+  CommandLine command_line = parse_command_line(verb, {arguments.begin() + 1, arguments.end()});
+  command_line.written = arguments;
+  command_line.identity = identity;
   if (command_line.help) return print(help_text(verb));
   return verb.function ? verb.function(command_line) : call_runtime(command_line);
 }

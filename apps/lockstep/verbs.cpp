@@ -12,6 +12,18 @@ const std::vector<Verb>& verbs() {
        .usage = "show run.toml... | docs",
        .takes_config = true,
        .function = verb_config},
+      {.name = "data",
+       .help = "train a tokenizer, turn text into token files, say what a file is, fetch demo text",
+       .usage = "tokenizer FILE... --out tokenizer.json [--vocab-size N]\n"
+                "         data prepare FILE... --tokenizer tokenizer.json --out PREFIX [--no-append-eod]\n"
+                "         data inspect PATH...\n"
+                "         data demo --out FOLDER [--cache FOLDER]",
+       .flags = {{"out", "PATH", "what is written: a file, a PREFIX of .bin and .idx, or a folder"},
+                 {"vocab-size", "N", "ids of the trained tokenizer (default 4096)"},
+                 {"tokenizer", "FILE", "the tokenizer.json to encode with"},
+                 {"no-append-eod", "", "no <|endoftext|> behind each document"},
+                 {"cache", "FOLDER", "where demo keeps what it fetches (default FOLDER/source)"}},
+       .function = verb_data},
       {.name = "doctor",
        .help = "name each missing or mismatched piece and the command that mends it",
        .usage = "[run.toml...] [-n N]",
