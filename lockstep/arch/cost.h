@@ -22,11 +22,12 @@ struct LayerCost {
   std::vector<Gemm> forward;         // GEMMs of the forward pass; attention's causal half counted as such
   std::vector<Gemm> backward;        // of both backward parts together
   int64_t memory_traffic = 0;        // bytes of pointwise work, forward
-  int64_t kept = 0;                  // bytes alive for backward after forward: everything in its Saved, the output excluded
-                                     // (the output is the next layer's input: counted by whoever keeps it)
-  int64_t output = 0;                // bytes of the layer's output (activation handed on)
-  int64_t forward_workspace = 0;     // largest extra bytes alive inside forward beyond input, output and kept
-  int64_t backward_workspace = 0;    // largest extra bytes inside backward beyond kept, dy and dx
+  int64_t kept = 0;                  // bytes alive for backward after forward: everything in its Saved, so a block's and the
+                                     // head's input x is in it and the output is not (it is the next layer's input).
+                                     // Tokens and targets belong to the microbatch and are not counted.
+  int64_t output = 0;                // bytes of the layer's output: the activation handed on, and of its gradient
+  int64_t forward_workspace = 0;     // peak inside a training forward, less x, kept (x in it counted once) and output
+  int64_t backward_workspace = 0;    // peak inside I then W, less what was kept, dy and dx
   double forward_flops() const;
   double backward_flops() const;
 };
@@ -35,8 +36,13 @@ struct CostInput {
   int64_t batch = 1;         // B: sequences of the microbatch
   int64_t seq_len = 1;       // S
   int64_t element_size = 4;  // of activations and compute weights: 4 fp32, 2 bf16
+  int threads = 1;           // compute threads: kernels have a scratch area per thread
 };
 LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input);
+
+// Rows of logits the head holds at a time: as many as fit 16 MiB of fp32, yet enough that adding to the gradient of the
+// weight costs less than the product.
+int64_t head_chunk_rows(int64_t vocab_size);
 
 // Model FLOPs of one training token at length S: 6 x MACs, attention causal (half) or not (planning convention).
 double model_flops_per_token(const ModelConfig& model, int64_t seq_len, bool causal = true);

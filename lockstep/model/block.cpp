@@ -1,0 +1,61 @@
+#include "lockstep/model/block.h"
+
+#include <utility>
+
+namespace lockstep::model {
+namespace {
+
+// The block's input x is kept as attention_norm.x, the sum after attention as mlp_norm.x.
+struct BlockSaved : nn::Saved {
+  nn::Norm::Saved attention_norm;
+  nn::Attention::Saved attention;
+  nn::Dropout::Saved attention_dropout;
+  nn::Norm::Saved mlp_norm;
+  nn::Mlp::Saved mlp;
+  nn::Dropout::Saved mlp_dropout;
+};
+
+}  // namespace
+
+Block::Block(Parts parts) : parts_(std::move(parts)) {}
+
+// Both sums are taken in place on the branch, which nothing else holds.
+at::Tensor Block::forward(const at::Tensor& x, const nn::Microbatch& microbatch, std::unique_ptr<nn::Saved>* saved) {
+  auto kept = saved ? std::make_unique<BlockSaved>() : nullptr;
+  BlockSaved* s = kept.get();
+  const auto keep = [s](auto BlockSaved::* member) { return s ? &(s->*member) : nullptr; };
+
+  at::Tensor branch = parts_.attention->forward(parts_.attention_norm->forward(x, keep(&BlockSaved::attention_norm)),
+                                                keep(&BlockSaved::attention));
+  const at::Tensor middle =
+      parts_.attention_dropout.forward(std::move(branch), microbatch, keep(&BlockSaved::attention_dropout)).add_(x);
+  branch = parts_.mlp->forward(parts_.mlp_norm->forward(middle, keep(&BlockSaved::mlp_norm)), keep(&BlockSaved::mlp));
+  at::Tensor y = parts_.mlp_dropout.forward(std::move(branch), microbatch, keep(&BlockSaved::mlp_dropout)).add_(middle);
+  if (saved) *saved = std::move(kept);
+  return y;
+}
+
+at::Tensor Block::backward_input(const at::Tensor& dy, nn::Saved& saved) {
+  auto& s = static_cast<BlockSaved&>(saved);
+  const at::Tensor dmlp = parts_.mlp->backward_input(parts_.mlp_dropout.backward(dy, s.mlp_dropout), s.mlp);
+  const at::Tensor dmiddle = parts_.mlp_norm->backward_input(dmlp, s.mlp_norm).add_(dy);
+  const at::Tensor dattention = parts_.attention->backward_input(
+      parts_.attention_dropout.backward(dmiddle, s.attention_dropout), s.attention);
+  return parts_.attention_norm->backward_input(dattention, s.attention_norm).add_(dmiddle);
+}
+
+void Block::backward_weight(nn::Saved& saved) {
+  auto& s = static_cast<BlockSaved&>(saved);
+  parts_.mlp->backward_weight(s.mlp);
+  parts_.mlp_norm->backward_weight(s.mlp_norm);
+  parts_.attention->backward_weight(s.attention);
+  parts_.attention_norm->backward_weight(s.attention_norm);
+}
+
+at::Tensor Block::decode(const at::Tensor& x, const nn::KvCacheLayer& cache, int64_t start) {
+  const at::Tensor middle =
+      parts_.attention->decode(parts_.attention_norm->forward(x, nullptr), cache, start).add_(x);
+  return parts_.mlp->forward(parts_.mlp_norm->forward(middle, nullptr), nullptr).add_(middle);
+}
+
+}  // namespace lockstep::model

@@ -1,0 +1,41 @@
+// The layers of both families, each built from the model's sizes and its parameters. What differs between GPT-2 and Llama
+// is decided here and nowhere in a forward.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "lockstep/arch/model_config.h"
+#include "lockstep/model/block.h"
+#include "lockstep/model/model.h"
+#include "lockstep/nn/embedding.h"
+#include "lockstep/nn/head.h"
+#include "lockstep/nn/layer.h"
+
+namespace lockstep::model {
+
+// Builds single layers; looks every parameter up in `source` as it goes. Blocks share one table of rotary angles.
+class PartsBuilder {
+ public:
+  // The references outlive the builder, not the layers.
+  PartsBuilder(const arch::ModelConfig& model, nn::ParameterSource& source, const ModelOptions& options);
+
+  std::unique_ptr<nn::Embedding> embedding();
+  std::unique_ptr<Block> block(int index);
+  std::unique_ptr<nn::Head> head();
+
+ private:
+  std::unique_ptr<nn::Linear> linear(const std::string& name);
+  std::unique_ptr<nn::Norm> norm(const std::string& name);
+  std::unique_ptr<nn::Attention> attention(const std::string& name);
+  std::unique_ptr<nn::Mlp> mlp(const std::string& name);
+  nn::Dropout dropout(const std::string& site) const;
+  std::optional<nn::Rotary> rotary(const at::TensorOptions& options);
+
+  const arch::ModelConfig& model_;
+  nn::ParameterSource& source_;
+  const ModelOptions& options_;
+  std::optional<nn::Rotary> rotary_;  // built with the first block
+};
+
+}  // namespace lockstep::model

@@ -1,0 +1,33 @@
+#include "lockstep/nn/accumulate.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/index_add.h>
+#include <ATen/ops/index_put.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
+
+namespace lockstep::nn {
+
+void accumulate_matmul(const at::Tensor& grad, const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() == grad.scalar_type()) {
+    grad.addmm_(a, b);
+  } else {
+    grad.add_(at::mm(a, b));
+  }
+}
+
+void accumulate_row_sum(const at::Tensor& grad, const at::Tensor& rows) {
+  grad.add_(at::sum(rows, {0}, /*keepdim=*/false, at::kFloat));
+}
+
+void accumulate_rows(const at::Tensor& grad, const at::Tensor& index, const at::Tensor& rows) {
+  const at::Tensor values = rows.to(at::kFloat);
+  // index_add_ is sequential on the CPU but uses atomics on CUDA, where index_put_ sorts first.
+  if (grad.is_cuda()) {
+    grad.index_put_({index}, values, /*accumulate=*/true);
+  } else {
+    grad.index_add_(0, index, values);
+  }
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,30 @@
+// The nonlinearity of an MLP, between its two linear maps.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::nn {
+
+class Activation {
+ public:
+  virtual ~Activation() = default;
+  virtual at::Tensor forward(const at::Tensor& h) const = 0;
+  // The gradient overwrites h, the kept input of forward, and is returned: nothing else needs h any more.
+  virtual at::Tensor backward(const at::Tensor& dy, at::Tensor h) const = 0;
+};
+
+// GELU by its tanh form (Hendrycks, Gimpel 2016), as GPT-2 uses it. [..., F] -> [..., F]
+class GeluTanh : public Activation {
+ public:
+  at::Tensor forward(const at::Tensor& h) const override;
+  at::Tensor backward(const at::Tensor& dy, at::Tensor h) const override;
+};
+
+// silu(gate) * up (Shazeer, GLU Variants 2020). h = [gate | up] along the last dim: [..., 2F] -> [..., F]
+class SwiGlu : public Activation {
+ public:
+  at::Tensor forward(const at::Tensor& h) const override;
+  at::Tensor backward(const at::Tensor& dy, at::Tensor h) const override;
+};
+
+}  // namespace lockstep::nn

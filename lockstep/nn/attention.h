@@ -1,0 +1,61 @@
+// Causal self-attention with its two projections; grouped key/value heads and rotary positions where the model has them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "lockstep/nn/attention_core.h"
+#include "lockstep/nn/linear.h"
+#include "lockstep/nn/rotary.h"
+
+namespace lockstep::nn {
+
+// Keys and values of one attention layer for the positions generated so far.
+struct KvCacheLayer {
+  at::Tensor k;  // [B, capacity, KV, K]
+  at::Tensor v;  // [B, capacity, KV, K]
+};
+
+class Attention {
+ public:
+  struct Shape {
+    int64_t heads = 0;     // H, of this rank
+    int64_t kv_heads = 0;  // KV, divides H
+    int64_t head_size = 0;
+  };
+  struct Saved {
+    Linear::Saved qkv;
+    at::Tensor projected;  // [B, S, (H + 2 KV) K]: q | k | v, rotated. Backward overwrites it with its gradient.
+    AttentionCoreSaved core;  // views of `projected`, and the output that `out` keeps as its x
+    Linear::Saved out;
+  };
+
+  // qkv: [D] -> [(H + 2 KV) K]; out: [H K] -> [D]; no rotary: positions enter elsewhere.
+  Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary, std::unique_ptr<Linear> out);
+
+  at::Tensor forward(const at::Tensor& x, Saved* saved);  // [B, S, D] -> [B, S, D]
+  at::Tensor backward_input(const at::Tensor& dy, Saved& saved);
+  void backward_weight(Saved& saved);
+
+  // Generation: x [B, T, D] are positions start .. start + T - 1, appended to the cache. Either the prompt (start = 0) or
+  // one token (T = 1).
+  at::Tensor decode(const at::Tensor& x, const KvCacheLayer& cache, int64_t start);
+
+ private:
+  struct Heads {
+    at::Tensor q, k, v;  // [B, S, heads, K], views
+  };
+  Heads split(const at::Tensor& projected) const;
+  at::Tensor rotated(const at::Tensor& projected) const;  // the part rotary positions act on: q | k as one view
+  void core_backward(const at::Tensor& dy, Saved& saved, const at::Tensor& dprojected);
+
+  Shape shape_;
+  std::unique_ptr<Linear> qkv_;
+  std::optional<Rotary> rotary_;
+  std::unique_ptr<Linear> out_;
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,101 @@
+#include "lockstep/nn/attention_core.h"
+
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/sum.h>
+
+#include <utility>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::nn {
+namespace {
+
+enum class Kernel {
+  kCpuFlash,       // any float dtype, grouped heads
+  kCudaFlash,      // half precision, grouped heads
+  kCudaEfficient,  // fp32; key and value heads are repeated
+};
+
+Kernel kernel_for(const at::Tensor& q) {
+  if (!q.is_cuda()) return Kernel::kCpuFlash;
+  return q.scalar_type() == at::kFloat ? Kernel::kCudaEfficient : Kernel::kCudaFlash;
+}
+
+// [B, KV, S, K] -> [B, H, S, K], each head repeated H / KV times; itself where H = KV.
+at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
+  if (x.size(1) == heads) return x;
+  const int64_t group = heads / x.size(1);
+  return x.unsqueeze(2).expand({-1, -1, group, -1, -1}).reshape({x.size(0), heads, x.size(2), x.size(3)});
+}
+
+// The sum over each group of repeated heads: the backward of repeat_heads.
+at::Tensor sum_heads(const at::Tensor& dx, int64_t kv_heads) {
+  if (dx.size(1) == kv_heads) return dx;
+  return dx.reshape({dx.size(0), kv_heads, -1, dx.size(2), dx.size(3)}).sum(2);
+}
+
+}  // namespace
+
+at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                                  AttentionCoreSaved* saved) {
+  LOCKSTEP_CHECK(!causal || q.size(2) == k.size(2), "causal attention of ", q.size(2), " queries to ", k.size(2), " keys");
+  AttentionCoreSaved kept{.q = q, .k = k, .v = v, .out = {}, .logsumexp = {}, .rng_state = {}, .rng_unused = {}};
+  switch (kernel_for(q)) {
+    case Kernel::kCpuFlash:
+      std::tie(kept.out, kept.logsumexp) = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal);
+      break;
+    case Kernel::kCudaFlash: {
+      const auto result = at::_scaled_dot_product_flash_attention(q, k, v, 0.0, causal);
+      kept.out = std::get<0>(result);
+      kept.logsumexp = std::get<1>(result);
+      kept.rng_state = std::get<6>(result);
+      kept.rng_unused = std::get<7>(result);
+      break;
+    }
+    case Kernel::kCudaEfficient:
+      kept.k = repeat_heads(k, q.size(1));
+      kept.v = repeat_heads(v, q.size(1));
+      std::tie(kept.out, kept.logsumexp, kept.rng_state, kept.rng_unused) = at::_scaled_dot_product_efficient_attention(
+          q, kept.k, kept.v, std::nullopt, /*compute_log_sumexp=*/saved != nullptr, 0.0, causal);
+      kept.k = k;  // repeated again in backward rather than kept
+      kept.v = v;
+      break;
+  }
+  // The kernels lay their output out as [B, S, H, K]: a view.
+  const at::Tensor out = kept.out.transpose(1, 2).reshape({q.size(0), q.size(2), -1});
+  if (saved) *saved = std::move(kept);
+  return out;
+}
+
+AttentionCoreGrads attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved) {
+  const AttentionCoreSaved s = std::exchange(saved, {});
+  const at::Tensor d = dout.view({s.q.size(0), s.q.size(2), s.q.size(1), s.q.size(3)}).transpose(1, 2);
+  AttentionCoreGrads grads;
+  switch (kernel_for(s.q)) {
+    case Kernel::kCpuFlash:
+      std::tie(grads.dq, grads.dk, grads.dv) =
+          at::_scaled_dot_product_flash_attention_for_cpu_backward(d, s.q, s.k, s.v, s.out, s.logsumexp, 0.0, true);
+      break;
+    case Kernel::kCudaFlash:
+      std::tie(grads.dq, grads.dk, grads.dv) = at::_scaled_dot_product_flash_attention_backward(
+          d, s.q, s.k, s.v, s.out, s.logsumexp, {}, {}, s.q.size(2), s.k.size(2), 0.0, true, s.rng_state, s.rng_unused);
+      break;
+    case Kernel::kCudaEfficient: {
+      at::Tensor dbias;
+      std::tie(grads.dq, grads.dk, grads.dv, dbias) = at::_scaled_dot_product_efficient_attention_backward(
+          d, s.q, repeat_heads(s.k, s.q.size(1)), repeat_heads(s.v, s.q.size(1)), {}, s.out, s.logsumexp, s.rng_state,
+          s.rng_unused, 0.0, {true, true, true, false}, true);
+      grads.dk = sum_heads(grads.dk, s.k.size(1));
+      grads.dv = sum_heads(grads.dv, s.k.size(1));
+      break;
+    }
+  }
+  return {.dq = grads.dq.transpose(1, 2), .dk = grads.dk.transpose(1, 2), .dv = grads.dv.transpose(1, 2)};
+}
+
+}  // namespace lockstep::nn

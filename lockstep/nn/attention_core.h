@@ -1,0 +1,31 @@
+// softmax(q k^T / sqrt(K)) v without materialising the scores (Dao et al., FlashAttention, 2022 and 2023), by LibTorch's
+// kernels; which kernel serves which device and dtype is decided in attention_core.cpp alone.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::nn {
+
+// Query head h reads key/value head h / (H / KV): KV divides H (grouped-query attention, Ainslie et al. 2023).
+struct AttentionCoreSaved {
+  at::Tensor q;          // [B, H, S, K]; q, k, v may be strided views
+  at::Tensor k;          // [B, KV, S, K]
+  at::Tensor v;          // [B, KV, S, K]
+  at::Tensor out;        // [B, H, S, K], a view of the returned tensor
+  at::Tensor logsumexp;  // [B, H, S] fp32
+  at::Tensor rng_state;  // CUDA kernels ask for theirs back, though nothing is dropped
+  at::Tensor rng_unused;
+};
+
+struct AttentionCoreGrads {
+  at::Tensor dq, dk, dv;  // [B, S, heads, K]
+};
+
+// q [B, H, Sq, K], k and v [B, KV, Skv, K] -> [B, Sq, H * K] contiguous. Causal attention requires Sq = Skv.
+at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                                  AttentionCoreSaved* saved);
+
+// Backward of the causal form. dout [B, S, H * K]. Releases everything in `saved`.
+AttentionCoreGrads attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved);
+
+}  // namespace lockstep::nn

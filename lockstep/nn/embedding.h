@@ -1,0 +1,31 @@
+// The first layer: token embeddings, learned positions where the model has them, dropout.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "lockstep/nn/dropout.h"
+#include "lockstep/nn/layer.h"
+
+namespace lockstep::nn {
+
+class Embedding : public Layer {
+ public:
+  // tokens [V, D]; positions [max_seq_len, D] or undefined.
+  Embedding(Parameter tokens, Parameter positions, Dropout dropout);
+
+  at::Tensor forward(const at::Tensor& x, const Microbatch& microbatch, std::unique_ptr<Saved>* saved) override;
+  at::Tensor backward_input(const at::Tensor& dy, Saved& saved) override;
+  void backward_weight(Saved& saved) override;
+
+  // tokens [B, S] at positions start .. start + S - 1 -> [B, S, D], without dropout.
+  at::Tensor embed(const at::Tensor& tokens, int64_t start = 0) const;
+
+ private:
+  Parameter tokens_;
+  Parameter positions_;
+  Dropout dropout_;
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,143 @@
+// The first and the last layer against LibTorch's autograd: embedding with dropout, head with cross-entropy.
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/nn/embedding.h"
+#include "lockstep/nn/head.h"
+#include "support/tensors.h"
+
+namespace lockstep::nn {
+namespace {
+
+using testing::expect_close;
+using testing::leaf;
+using testing::parameter;
+using testing::random;
+
+constexpr int64_t kVocab = 37;
+
+// Tokens and targets of [B, S]; every third target is not counted when `ignore`.
+Microbatch microbatch(int64_t batch, int64_t seq, bool ignore = false) {
+  Microbatch m{.tokens = at::empty({batch, seq}, at::kLong), .targets = at::empty({batch, seq}, at::kLong)};
+  const RandomStream stream(3, "tokens");
+  for (int64_t i = 0; i < batch * seq; ++i) {
+    m.tokens.data_ptr<int64_t>()[i] = static_cast<int64_t>(stream.bits(static_cast<uint64_t>(i)) % kVocab);
+    m.targets.data_ptr<int64_t>()[i] =
+        ignore && i % 3 == 1 ? -100 : static_cast<int64_t>(stream.bits(static_cast<uint64_t>(1000 + i)) % kVocab);
+  }
+  return m;
+}
+
+TEST(Embedding, MatchesAutogradWithAndWithoutPositions) {
+  for (const bool learned : {true, false}) {
+    for (const int64_t seq : {1, 7}) {
+      const Parameter tokens = parameter("tokens", {kVocab, 6});
+      const Parameter positions = learned ? parameter("positions", {9, 6}) : Parameter{};
+      Embedding layer(tokens, positions, Dropout({}));
+      const at::Tensor expected_tokens = leaf(tokens.value);
+      const at::Tensor expected_positions = learned ? leaf(positions.value) : at::Tensor();
+      for (const int64_t batch : {1, 3}) {  // two microbatches: gradients add up
+        const Microbatch m = microbatch(batch, seq);
+        at::Tensor expected = at::embedding(expected_tokens, m.tokens);
+        if (learned) expected = expected + expected_positions.narrow(0, 0, seq);
+        const at::Tensor dy = random("dy", expected.sizes());
+        expected.backward(dy);
+        std::unique_ptr<Saved> saved;
+        expect_close(layer.forward({}, m, &saved), expected, "y", 0);
+        EXPECT_FALSE(layer.backward_input(dy, *saved).defined());
+        layer.backward_weight(*saved);
+      }
+      expect_close(tokens.grad, expected_tokens.grad(), "tokens");
+      if (learned) expect_close(positions.grad, expected_positions.grad(), "positions");
+    }
+  }
+}
+
+TEST(Dropout, MaskIsAFunctionOfTheGlobalIndexAlone) {
+  const Dropout dropout({.probability = 0.3, .seed = 5, .site = "embed"});
+  const Microbatch whole{.tokens = {}, .targets = {}, .step = 4, .first_sample = 8};
+  const Microbatch second{.tokens = {}, .targets = {}, .step = 4, .first_sample = 10};
+  const Microbatch other_step{.tokens = {}, .targets = {}, .step = 5, .first_sample = 8};
+  const at::Tensor mask = dropout.mask(whole, {4, 5, 6});
+  EXPECT_TRUE(mask.narrow(0, 2, 2).equal(dropout.mask(second, {2, 5, 6})));
+  EXPECT_FALSE(mask.equal(dropout.mask(other_step, {4, 5, 6})));
+  EXPECT_FALSE(mask.equal(Dropout({.probability = 0.3, .seed = 5, .site = "b"}).mask(whole, {4, 5, 6})));
+  const double share = dropout.mask(whole, {8, 100, 100}).to(at::kFloat).mean().item<double>();
+  EXPECT_NEAR(share, 0.7, 0.01);  // standard deviation 0.0016
+}
+
+TEST(Dropout, ForwardAndBackwardUseOneMask) {
+  const Dropout dropout({.probability = 0.3, .seed = 5, .site = "embed"});
+  const Microbatch m{.tokens = {}, .targets = {}, .step = 4, .first_sample = 8};
+  const at::Tensor x = leaf(random("x", {2, 7, 6}));
+  const at::Tensor expected = x * dropout.mask(m, x.sizes()) / 0.7;
+  const at::Tensor dy = random("dy", x.sizes());
+  expected.backward(dy);
+  Dropout::Saved saved;
+  expect_close(dropout.forward(x.detach().clone(), m, &saved), expected, "y");
+  expect_close(dropout.backward(dy, saved), x.grad(), "dx");
+  EXPECT_FALSE(saved.mask.defined());
+}
+
+struct HeadCase {
+  int64_t batch = 1, seq = 1;
+  bool ignore = false;
+  int64_t chunk_rows = 1000;
+  at::ScalarType dtype = at::kFloat;
+  double bound = 1e-5;
+};
+
+TEST(Head, LossAndGradientsMatchAutograd) {
+  for (const HeadCase& c : std::vector<HeadCase>{{},
+                                                 {.batch = 2, .seq = 7},
+                                                 {.batch = 2, .seq = 7, .ignore = true},
+                                                 {.batch = 3, .seq = 7, .ignore = true, .chunk_rows = 4},
+                                                 {.batch = 3, .seq = 7, .ignore = true, .chunk_rows = 21},
+                                                 {.batch = 3, .seq = 7, .ignore = true, .chunk_rows = 4,
+                                                  .dtype = at::kBFloat16, .bound = 0.02}}) {
+    SCOPED_TRACE(cat("B", c.batch, " S", c.seq, " chunk ", c.chunk_rows, c.ignore ? " ignored" : "", " ", c.dtype));
+    const std::vector<Parameter> parameters = {parameter("norm.w", {12}, 1, c.dtype), parameter("norm.b", {12}, 1, c.dtype),
+                                               parameter("w", {kVocab, 12}, 0.5, c.dtype)};
+    Head head(std::make_unique<LayerNorm>(parameters[0], parameters[1], 1e-5), parameters[2], c.chunk_rows);
+    std::vector<at::Tensor> leaves;
+    for (const Parameter& p : parameters) leaves.push_back(leaf(p.value));
+    for (const char* name : {"x0", "x1"}) {
+      const Microbatch m = microbatch(c.batch, c.seq, c.ignore);
+      const at::Tensor x = random(name, {c.batch, c.seq, 12}).to(c.dtype);
+      const at::Tensor expected_x = leaf(x);
+      const at::Tensor logits = at::linear(at::layer_norm(expected_x, {12}, leaves[0], leaves[1], 1e-5), leaves[2]);
+      const at::Tensor expected =
+          at::cross_entropy_loss(logits.view({-1, kVocab}), m.targets.view({-1}), {}, at::Reduction::Sum, -100);
+      expected.backward();
+
+      std::unique_ptr<Saved> saved;
+      expect_close(head.logits(x), logits, "logits", c.bound);
+      expect_close(head.forward(x, m, nullptr), expected, "loss without saved", c.bound);
+      expect_close(head.forward(x, m, &saved), expected, "loss", c.bound);
+      expect_close(head.backward_input({}, *saved), expected_x.grad(), "dx", c.bound);
+      head.backward_weight(*saved);
+    }
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      expect_close(parameters[i].grad, leaves[i].grad(), cat("gradient ", i), c.bound);
+    }
+  }
+}
+
+TEST(Head, AllTargetsIgnoredIsNothing) {
+  const std::vector<Parameter> parameters = {parameter("norm.w", {12}), parameter("norm.b", {12}), parameter("w", {kVocab, 12})};
+  Head head(std::make_unique<LayerNorm>(parameters[0], parameters[1], 1e-5), parameters[2], 8);
+  Microbatch m = microbatch(2, 7);
+  m.targets.fill_(-100);
+  std::unique_ptr<Saved> saved;
+  EXPECT_EQ(head.forward(random("x", {2, 7, 12}), m, &saved).item<float>(), 0);
+  EXPECT_EQ(head.backward_input({}, *saved).abs().max().item<float>(), 0);
+  head.backward_weight(*saved);
+  for (const Parameter& p : parameters) EXPECT_EQ(p.grad.abs().max().item<float>(), 0);
+}
+
+}  // namespace
+}  // namespace lockstep::nn

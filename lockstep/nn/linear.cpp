@@ -1,0 +1,46 @@
+#include "lockstep/nn/linear.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+
+#include <utility>
+#include <vector>
+
+#include "lockstep/nn/accumulate.h"
+
+namespace lockstep::nn {
+namespace {
+
+// The shape of `like` with another last dim.
+at::Tensor unflatten_rows(const at::Tensor& rows, const at::Tensor& like) {
+  std::vector<int64_t> shape = like.sizes().vec();
+  shape.back() = rows.size(1);
+  return rows.view(shape);
+}
+
+}  // namespace
+
+at::Tensor flatten_rows(const at::Tensor& x) { return x.view({-1, x.size(-1)}); }
+
+Linear::Linear(Parameter weight, Parameter bias) : weight_(std::move(weight)), bias_(std::move(bias)) {}
+
+at::Tensor Linear::forward(const at::Tensor& x, Saved* saved) {
+  if (saved) saved->x = x;
+  const at::Tensor rows = flatten_rows(x);
+  const at::Tensor weight_t = weight_.value.t();
+  return unflatten_rows(bias_.defined() ? at::addmm(bias_.value, rows, weight_t) : at::mm(rows, weight_t), x);
+}
+
+at::Tensor Linear::backward_input(const at::Tensor& dy, Saved& saved) {
+  saved.dy = dy;
+  return unflatten_rows(at::mm(flatten_rows(dy), weight_.value), dy);
+}
+
+void Linear::backward_weight(Saved& saved) {
+  const at::Tensor dy = flatten_rows(saved.dy);
+  accumulate_matmul(weight_.grad, dy.t(), flatten_rows(saved.x));
+  if (bias_.defined()) accumulate_row_sum(bias_.grad, dy);
+  saved = {};
+}
+
+}  // namespace lockstep::nn

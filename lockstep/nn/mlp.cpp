@@ -1,0 +1,28 @@
+#include "lockstep/nn/mlp.h"
+
+#include <utility>
+
+namespace lockstep::nn {
+
+Mlp::Mlp(std::unique_ptr<Linear> up, std::unique_ptr<Activation> activation, std::unique_ptr<Linear> down)
+    : up_(std::move(up)), activation_(std::move(activation)), down_(std::move(down)) {}
+
+at::Tensor Mlp::forward(const at::Tensor& x, Saved* saved) {
+  at::Tensor h = up_->forward(x, saved ? &saved->up : nullptr);
+  const at::Tensor a = activation_->forward(h);
+  if (saved) saved->h = h;
+  h.reset();
+  return down_->forward(a, saved ? &saved->down : nullptr);
+}
+
+at::Tensor Mlp::backward_input(const at::Tensor& dy, Saved& saved) {
+  const at::Tensor dh = activation_->backward(down_->backward_input(dy, saved.down), std::exchange(saved.h, {}));
+  return up_->backward_input(dh, saved.up);
+}
+
+void Mlp::backward_weight(Saved& saved) {
+  down_->backward_weight(saved.down);
+  up_->backward_weight(saved.up);
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,34 @@
+// Two linear maps with a nonlinearity in between: [D] -> [F] -> [D].
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "lockstep/nn/activation.h"
+#include "lockstep/nn/linear.h"
+
+namespace lockstep::nn {
+
+class Mlp {
+ public:
+  struct Saved {
+    Linear::Saved up;
+    at::Tensor h;  // [B, S, F], gated [B, S, 2F]: before the nonlinearity. Backward overwrites it with its gradient.
+    Linear::Saved down;
+  };
+
+  // up: [D] -> [F], for a gated activation [D] -> [2F]; down: [F] -> [D].
+  Mlp(std::unique_ptr<Linear> up, std::unique_ptr<Activation> activation, std::unique_ptr<Linear> down);
+
+  at::Tensor forward(const at::Tensor& x, Saved* saved);  // [B, S, D] -> [B, S, D]
+  at::Tensor backward_input(const at::Tensor& dy, Saved& saved);
+  void backward_weight(Saved& saved);
+
+ private:
+  std::unique_ptr<Linear> up_;
+  std::unique_ptr<Activation> activation_;
+  std::unique_ptr<Linear> down_;
+};
+
+}  // namespace lockstep::nn

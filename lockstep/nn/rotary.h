@@ -1,0 +1,26 @@
+// Rotary position embedding (Su et al., RoFormer 2021), rotate-half form: element j of a head pairs with j + K/2.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace lockstep::nn {
+
+// A value: copies share the two tables of [positions, K/2], angle(p, j) = p * theta^(-2j/K).
+class Rotary {
+ public:
+  Rotary(int64_t positions, int64_t head_size, double theta, const at::TensorOptions& options);
+
+  // Rotates x [B, S, heads, K] in place, S positions starting at `start`. Its inverse is its backward: a rotation keeps
+  // nothing of its input.
+  void apply(const at::Tensor& x, int64_t start = 0) const { rotate(x, start, 1); }
+  void apply_inverse(const at::Tensor& x, int64_t start = 0) const { rotate(x, start, -1); }
+
+ private:
+  void rotate(const at::Tensor& x, int64_t start, double direction) const;
+  at::Tensor cos_;
+  at::Tensor sin_;
+};
+
+}  // namespace lockstep::nn
