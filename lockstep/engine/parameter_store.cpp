@@ -25,6 +25,7 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
     if (!table_[row].fuse.empty()) names_[table_[row].fuse].push_back(static_cast<int>(row));
   }
   compute_ = flat_buffer(layout_.numel, options_.dtype, options_, MemoryCategory::kParameters);
+  if (!options_.training) return;
   grad_ = flat_buffer(layout_.numel, at::kFloat, options_, MemoryCategory::kGradients);
   if (!options_.owns_optimizer) return;
   exp_avg_ = flat_buffer(layout_.numel, at::kFloat, options_, MemoryCategory::kOptimizer);
@@ -35,6 +36,7 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
 }
 
 at::Tensor ParameterStore::view(const at::Tensor& flat, int param) const {
+  if (!flat.defined()) return flat;
   const arch::ParamSpec& spec = table_.at(static_cast<size_t>(param));
   return flat.narrow(0, offsets_[static_cast<size_t>(param)], spec.numel()).view(spec.shape);
 }
@@ -52,7 +54,10 @@ nn::Parameter ParameterStore::fused(const std::string& name, const std::vector<i
     end += spec.numel();
   }
   const int64_t begin = offsets_[static_cast<size_t>(members[0])];
-  return {compute_.narrow(0, begin, numel).view(shape), grad_.narrow(0, begin, numel).view(shape)};
+  const auto matrix = [&](const at::Tensor& flat) {
+    return flat.defined() ? flat.narrow(0, begin, numel).view(shape) : flat;
+  };
+  return {matrix(compute_), matrix(grad_)};
 }
 
 nn::Parameter ParameterStore::parameter(std::string_view name) {
@@ -80,7 +85,7 @@ at::Tensor ParameterStore::value(int param) const { return view(master_.defined(
 at::Tensor ParameterStore::grad(int param) const { return view(grad_, param); }
 
 std::vector<optim::AdamWParameter> ParameterStore::adamw_parameters() const {
-  LOCKSTEP_CHECK(options_.owns_optimizer, "this rank holds no optimizer state");
+  LOCKSTEP_CHECK(exp_avg_.defined(), "this rank holds no optimizer state");
   std::vector<optim::AdamWParameter> parameters;
   for (int row = 0; row < static_cast<int>(table_.size()); ++row)
     parameters.push_back({.value = view(master_, row),
@@ -113,7 +118,7 @@ std::vector<StateTensor> ParameterStore::state() const {
     }
   };
   add(StateKind::kParameter, compute_, true);
-  if (!options_.owns_optimizer) return state;
+  if (!exp_avg_.defined()) return state;
   const bool replicated = !options_.sole_owner;
   if (!master_.is_same(compute_)) add(StateKind::kMaster, master_, replicated);
   add(StateKind::kExpAvg, exp_avg_, replicated);

@@ -21,6 +21,7 @@ namespace lockstep::engine {
 struct StoreOptions {
   at::ScalarType dtype = at::kFloat;  // of the compute copy; bf16 keeps fp32 master weights beside it
   at::Device device = at::kCPU;
+  bool training = true;        // false: values alone, neither gradients nor optimizer state
   bool owns_optimizer = true;  // false: a worker of a parameter server, which holds neither moments nor masters
   bool sole_owner = false;     // true: the server, whose moments and masters have no replica
   int replica = 0;             // for checkpoints: this rank among those that hold the same state

@@ -1,0 +1,60 @@
+#include "lockstep/program/job.h"
+
+#include <memory>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/config/check.h"
+#include "lockstep/data/bpe_tokenizer.h"
+#include "lockstep/data/sampler.h"
+
+namespace lockstep::program {
+namespace {
+
+std::string origin(const config::LoadedConfig& loaded, const std::string& key) {
+  const auto found = loaded.origin.find(key);
+  return found == loaded.origin.end() ? "" : found->second;
+}
+
+void check_tokens(const std::string& prefix, const config::RunConfig& config, const Layout& layout, int64_t batch) {
+  const auto tokens = std::make_shared<const data::TokenFile>(prefix);
+  const data::Sampler sampler(tokens, {.seed = static_cast<uint64_t>(config.train.seed),
+                                       .seq_len = layout.seq_len,
+                                       .shuffle = config.data.shuffle,
+                                       .global_batch = batch});
+  tokens->require_ids_below(layout.model.vocab_size);
+}
+
+}  // namespace
+
+Layout layout_of(const config::LoadedConfig& loaded, int world_size) {
+  const config::RunConfig& config = loaded.config;
+  config::check_layout(loaded, world_size);
+  int64_t tokens = 0;
+  if (!config.data.tokenizer.empty()) tokens = data::Tokenizer::load(config.data.tokenizer).vocab_size();
+  const arch::ModelConfig model = arch::resolve_model(config.model, tokens);
+  if (tokens > model.vocab_size)
+    throw ConfigError({.code = "LS1120",
+                       .what = cat("the tokenizer ", config.data.tokenizer, " has ", tokens, " tokens, but model.vocab_size = ",
+                                   model.vocab_size),
+                       .where = origin(loaded, "model.vocab_size"),
+                       .way_out = cat("set model.vocab_size = ", tokens, " or leave it out")});
+  if (config.train.seq_len > model.max_seq_len)
+    throw ConfigError({.code = "LS1121",
+                       .what = cat("train.seq_len = ", config.train.seq_len, " is longer than model.max_seq_len = ",
+                                   model.max_seq_len),
+                       .where = origin(loaded, "train.seq_len"),
+                       .way_out = cat("use seq_len <= ", model.max_seq_len, " or raise model.max_seq_len")});
+  return make_layout(config, model, world_size);
+}
+
+void check_data(const config::RunConfig& config, const Layout& layout) {
+  if (config.data.train.empty())
+    throw ConfigError({.code = "LS1082",
+                       .what = "data.train is not given",
+                       .way_out = "name the prefix of a .bin/.idx pair; `lockstep data prepare` makes one"});
+  check_tokens(config.data.train, config, layout, layout.global_batch);
+  if (!config.data.validation.empty()) check_tokens(config.data.validation, config, layout, 1);
+}
+
+}  // namespace lockstep::program

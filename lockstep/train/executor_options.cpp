@@ -1,0 +1,29 @@
+#include "lockstep/train/executor_options.h"
+
+#include <ATen/Context.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::train {
+
+at::Device device_of(const config::RunConfig& config) {
+  if (config.train.device == config::Device::kCpu) return at::kCPU;
+  if (!at::hasCUDA() || at::getNumGPUs() == 0)
+    throw EnvironmentError({.code = "LS3001",
+                            .what = "train.device = \"cuda\", but LibTorch sees no GPU",
+                            .way_out = "use train.device = \"cpu\", or a CUDA build of PyTorch on a machine with a GPU"});
+  return at::Device(at::kCUDA, 0);
+}
+
+engine::ExecutorOptions executor_options(const config::RunConfig& config, const program::Layout& layout) {
+  return {.layout = layout,
+          .device = device_of(config),
+          .seed = static_cast<uint64_t>(config.train.seed),
+          .adamw = {.beta1 = config.optimizer.beta1,
+                    .beta2 = config.optimizer.beta2,
+                    .eps = config.optimizer.eps,
+                    .weight_decay = config.optimizer.weight_decay},
+          .max_grad_norm = config.optimizer.max_grad_norm};
+}
+
+}  // namespace lockstep::train

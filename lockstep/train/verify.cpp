@@ -1,0 +1,163 @@
+#include "lockstep/train/verify.h"
+
+#include <ATen/ops/abs.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <cmath>
+#include <map>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/hash.h"
+#include "lockstep/engine/executor.h"
+#include "lockstep/optim/lr_schedule.h"
+#include "lockstep/train/batches.h"
+#include "lockstep/train/executor_options.h"
+#include "lockstep/train/solo_world.h"
+
+namespace lockstep::train {
+namespace {
+
+double largest(const at::Tensor& tensor) { return tensor.numel() == 0 ? 0.0 : tensor.abs().max().item<double>(); }
+
+double relative(double value, double reference) {
+  return std::abs(value - reference) / std::max(std::abs(reference), 1e-300);
+}
+
+// Rows of the table by the matrix they belong to.
+std::map<std::string, std::vector<int>> tensors_of(const std::vector<arch::ParamSpec>& table) {
+  std::map<std::string, std::vector<int>> tensors;
+  for (size_t row = 0; row < table.size(); ++row)
+    tensors[table[row].fuse.empty() ? table[row].name : table[row].fuse].push_back(static_cast<int>(row));
+  return tensors;
+}
+
+template <typename Get>
+at::Tensor joined(const std::vector<int>& rows, Get get) {
+  std::vector<at::Tensor> parts;
+  for (const int row : rows) parts.push_back(get(row).flatten().to(at::kDouble));
+  return at::cat(parts);
+}
+
+void compare_gradients(engine::Executor& layout, engine::Executor& twin, VerifyStep& step) {
+  for (const auto& [name, rows] : tensors_of(twin.store().table())) {
+    const at::Tensor actual = joined(rows, [&](int row) { return layout.gradient(row); });
+    const at::Tensor expected = joined(rows, [&](int row) { return twin.gradient(row); });
+    const double scale = largest(expected), difference = largest(actual - expected);
+    const double error = scale > 0 ? difference / scale : (difference > 0 ? INFINITY : 0.0);
+    if (!(error <= step.max_gradient_error) || step.worst_gradient.empty()) {
+      step.max_gradient_error = error;
+      step.worst_gradient = name;
+    }
+  }
+}
+
+// The error in learning rates where the gradient stands out of its rounding noise, and everywhere.
+struct ParameterError {
+  double judged = 0;
+  double anywhere = 0;
+};
+
+ParameterError parameter_error(const at::Tensor& actual, const at::Tensor& expected, const at::Tensor& gradient, double lr,
+                               double noise_floor) {
+  const at::Tensor difference = (actual - expected).abs();
+  const at::Tensor judged = gradient.abs().ge(noise_floor * largest(gradient));
+  return {largest(at::where(judged, difference, at::zeros_like(difference))) / lr, largest(difference) / lr};
+}
+
+void compare_parameters(engine::Executor& layout, engine::Executor& twin, double lr, int64_t steps_taken,
+                        const Tolerances& tolerances, VerifyStep& step) {
+  for (const auto& [name, rows] : tensors_of(twin.store().table())) {
+    const ParameterError error = parameter_error(joined(rows, [&](int row) { return layout.store().value(row); }),
+                                                 joined(rows, [&](int row) { return twin.store().value(row); }),
+                                                 joined(rows, [&](int row) { return twin.gradient(row); }), lr,
+                                                 tolerances.noise_floor);
+    if (!(error.judged <= step.max_parameter_error) || step.worst_parameter.empty()) {
+      step.max_parameter_error = error.judged;
+      step.worst_parameter = name;
+    }
+    const double bound = 2.001 * static_cast<double>(steps_taken);
+    if (!(error.anywhere <= bound))
+      step.failures.push_back(cat(name, " moved ", error.anywhere, " learning rates apart, more than ", bound));
+  }
+}
+
+void judge(const Tolerances& tolerances, int64_t steps_taken, VerifyStep& step) {
+  const auto bound = [&](const std::string& what, double error, double tolerance) {
+    if (!(error <= tolerance)) step.failures.push_back(cat(what, ": error ", error, " is above ", tolerance));
+  };
+  bound("loss", relative(step.loss, step.reference_loss), tolerances.loss);
+  bound("gradient norm", relative(step.grad_norm, step.reference_grad_norm), tolerances.grad_norm);
+  bound("gradient of " + step.worst_gradient, step.max_gradient_error, tolerances.gradient);
+  bound("parameter " + step.worst_parameter, step.max_parameter_error,
+        tolerances.parameter * static_cast<double>(steps_taken));
+}
+
+// True where every rank of the data group holds the same bits.
+bool replicas_agree(engine::Executor& executor, engine::Groups& groups) {
+  const at::Tensor bytes = executor.store().compute_slice(0, executor.store().layout().numel).cpu().contiguous();
+  const auto hash = static_cast<int64_t>(hash64(bytes.const_data_ptr(), bytes.nbytes()));
+  const at::Tensor mine = at::tensor({hash}, at::kLong), all = at::empty({groups.data().size()}, at::kLong);
+  groups.data().all_gather(mine, all, {.site = "replica hash"}).wait();
+  return all.eq(hash).all().item<bool>();
+}
+
+}  // namespace
+
+Tolerances tolerances_of(config::Precision precision) {
+  if (precision == config::Precision::kFp32) return {};
+  // bf16 keeps 8 bits: another split of the batch rounds other partial sums.
+  return {.loss = 1e-3, .grad_norm = 1e-2, .gradient = 5e-2, .parameter = 1.0, .noise_floor = 0.1};
+}
+
+VerifyReport verify(const config::RunConfig& config, const program::Layout& layout, comm::World& world, int64_t steps) {
+  const at::Device device = device_of(config);
+  engine::Groups groups(world, layout.mesh);
+  engine::Executor executor(executor_options(config, layout), groups);
+
+  std::unique_ptr<SoloWorld> solo;
+  std::unique_ptr<engine::Groups> twin_groups;
+  std::unique_ptr<engine::Executor> twin;
+  const program::Layout one_rank = program::reference_layout(layout);
+  if (world.rank() == 0) {
+    solo = std::make_unique<SoloWorld>();
+    twin_groups = std::make_unique<engine::Groups>(*solo, one_rank.mesh);
+    twin = std::make_unique<engine::Executor>(executor_options(config, one_rank), *twin_groups);
+  }
+
+  const data::Sampler sampler = open_training_data(config, layout);
+  VerifyReport report{.world_size = world.size(), .layout = program::describe(layout),
+                      .tolerances = tolerances_of(layout.precision)};
+  for (int64_t index = 0; index < steps; ++index) {
+    const double lr = optim::learning_rate(config.optimizer, index, config.train.steps);
+    VerifyStep step;
+    const engine::StepResult result =
+        executor.step(load_step(sampler, layout, world.rank(), index, device), index + 1, lr);
+    const bool agree = replicas_agree(executor, groups);
+    if (!agree) step.failures.push_back("the replicas' parameters differ");
+    if (twin) {
+      const engine::StepResult reference = twin->step(load_step(sampler, one_rank, 0, index, device), index + 1, lr);
+      step.loss = result.loss;
+      step.reference_loss = reference.loss;
+      step.grad_norm = result.grad_norm;
+      step.reference_grad_norm = reference.grad_norm;
+      compare_gradients(executor, *twin, step);
+      compare_parameters(executor, *twin, lr, index + 1, report.tolerances, step);
+      judge(report.tolerances, index + 1, step);
+    }
+    report.ok = report.ok && step.failures.empty();
+    report.steps.push_back(std::move(step));
+  }
+  const at::Tensor failed = at::tensor({report.ok ? int64_t{0} : int64_t{1}}, at::kLong);
+  groups.world().all_reduce(failed, {.site = "verdict", .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax})
+      .wait();
+  report.ok = failed.item<int64_t>() == 0;
+  return report;
+}
+
+}  // namespace lockstep::train
