@@ -135,7 +135,7 @@ TEST(Launcher, EndsAtOnceOnASecondSignal) {
 }
 
 TEST(Launcher, LeavesNoOrphanWhenItIsKilled) {
-  const LauncherProcess launcher(2, "ready; while; do sleep 0.05; done");
+  const LauncherProcess launcher(2, "ready; while :; do sleep 0.05; done");
   kill(launcher.pid(), SIGKILL);
   EXPECT_EQ(launcher.wait_for_code(), -SIGKILL);
   for (const pid_t rank : launcher.ranks()) {
