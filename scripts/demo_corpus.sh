@@ -28,7 +28,7 @@ done
 work=$(mktemp -d "$cache/fetch.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
-(cd "$work" && apt-get -q download "${packages[@]}" >apt.log 2>&1) ||
+(cd "$work" && timeout 600 apt-get -q download "${packages[@]}" >apt.log 2>&1) ||
   { cat "$work/apt.log" >&2; fail "apt-get could not download ${packages[*]} (no network, or the package lists are empty: try apt-get update)"; }
 for package in "$work"/*.deb; do
   dpkg-deb -x "$package" "$work/tree" || fail "cannot unpack $(basename "$package")"
@@ -38,4 +38,4 @@ cp "$work/tree/usr/lib/R/site-library/janeaustenr/data/Rdata.rdb" "$work/Rdata.r
 "$work/tree/usr/bin/bible" -p "$work/tree/usr/lib" gen1:1-rev22:21 >"$work/bible.txt" || fail "the program bible does not run"
 mv "$work/Rdata.rdb" "$work/bible.txt" "$cache/"
 complete || fail "unexpected sizes: Rdata.rdb $(size_of "$cache/Rdata.rdb") (expected $austen_bytes), bible.txt $(size_of "$cache/bible.txt") (expected $bible_bytes)"
-echo "demo_corpus: ready in $cache"
+echo "demo_corpus: ready in $cache" >&2
