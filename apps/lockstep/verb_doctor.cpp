@@ -165,13 +165,20 @@ Finding input_file(const std::string& key, const std::string& path, const std::s
 std::vector<Finding> configuration(const CommandLine& command_line) {
   std::vector<Finding> findings;
   const std::string file = command_line.config_files().front().string();
+  const auto bad = [](const char* name, const Error& error) {
+    return Finding{.name = name, .ok = false, .found = error.what(), .mend = "edit it; docs/config.md lists the keys"};
+  };
   config::LoadedConfig loaded;
   try {
     loaded = load_config(command_line);
-    if (command_line.ranks) config::check_layout(loaded, *command_line.ranks);
     findings.push_back({.name = "configuration", .ok = true, .found = file});
   } catch (const Error& error) {
-    return {{.name = "configuration", .ok = false, .found = error.what(), .mend = "edit it; docs/config.md lists the keys"}};
+    return {bad("configuration", error)};
+  }
+  try {
+    if (command_line.ranks) config::check_layout(loaded, *command_line.ranks);
+  } catch (const Error& error) {
+    findings.push_back(bad("layout", error));
   }
   const config::DataSection& data = loaded.config.data;
   for (const auto& [key, prefix] : {std::pair{"data.train", data.train}, {"data.validation", data.validation}}) {
@@ -195,8 +202,8 @@ std::vector<Finding> configuration(const CommandLine& command_line) {
 
 void print_text(const std::vector<Finding>& findings) {
   for (const Finding& finding : findings) {
-    std::printf("  %s  %s  %s\n", finding.ok ? "ok  " : "MEND", pad_right(finding.name, 16).c_str(),
-                finding.found.c_str());
+    const std::string found = join(split(finding.found, '\n'), "\n" + std::string(24, ' '));
+    std::printf("  %s  %s%s\n", finding.ok ? "ok  " : "MEND", pad_right(finding.name, 16).c_str(), found.c_str());
     if (!finding.ok) std::printf("%s-> %s\n", pad_right("", 24).c_str(), finding.mend.c_str());
   }
 }

@@ -129,6 +129,7 @@ TEST(Config, WrongType) {
   EXPECT_THAT(refusal("[train]\nsteps = [1]\n"), HasSubstr("train.steps is a list, a table or a date"));
   EXPECT_THAT(refusal("[data]\nshuffle = 1\n"), HasSubstr("expected: true | false"));
   EXPECT_THAT(refusal("model = \"hf:x\"\n"), HasSubstr("LS1043: model is a section"));
+  EXPECT_THAT(refusal("[[train]]\nsteps = 1\n"), HasSubstr("LS1043: train is a section"));
 }
 
 TEST(Config, OutOfRange) {

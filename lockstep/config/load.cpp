@@ -36,6 +36,11 @@ std::optional<Value> scalar(const toml::node& node) {
   return std::nullopt;
 }
 
+bool is_section(const std::string& name) {
+  const auto& known = sections();
+  return std::any_of(known.begin(), known.end(), [&](const Section& section) { return section.name == name; });
+}
+
 class Loader {
  public:
   void read(const std::filesystem::path& file, int depth = 0) {
@@ -96,8 +101,7 @@ class Loader {
  private:
   void read_section(const Source& source, const toml::key& section_key, const toml::table& section) {
     const std::string section_name(section_key.str());
-    const auto& known = sections();
-    if (std::none_of(known.begin(), known.end(), [&](const Section& s) { return s.name == section_name; })) {
+    if (!is_section(section_name)) {
       return complain(source, section_key.source(), unknown_section(section_name));
     }
     for (const auto& [key, node] : section) {
@@ -136,11 +140,11 @@ class Loader {
     read(*source.folder / base, depth + 1);
   }
 
-  Complaint outside_sections(const std::string& name) const {
+  static Complaint outside_sections(const std::string& name) {
+    if (is_section(name)) {
+      return {.code = "LS1043", .what = cat(name, " is a section"), .hint = cat("write [", name, "] above its keys")};
+    }
     for (const Section& section : sections()) {
-      if (section.name == name) {
-        return {.code = "LS1043", .what = cat(name, " is a section"), .hint = cat("write [", name, "] above its keys")};
-      }
       if (find_field(section.name, name)) {
         return {.code = "LS1042",
                 .what = cat("unknown key '", name, "' outside of any section"),
