@@ -35,14 +35,14 @@ Layout layout_of(const config::LoadedConfig& loaded, int world_size) {
   const arch::ModelConfig model = arch::resolve_model(config.model, tokens);
   if (tokens > model.vocab_size)
     throw ConfigError({.code = "LS1120",
-                       .what = cat("the tokenizer ", config.data.tokenizer, " has ", tokens, " tokens, but model.vocab_size = ",
-                                   model.vocab_size),
+                       .what = cat("the tokenizer ", config.data.tokenizer, " has ", tokens,
+                                   " tokens, but model.vocab_size = ", model.vocab_size),
                        .where = origin(loaded, "model.vocab_size"),
                        .way_out = cat("set model.vocab_size = ", tokens, " or leave it out")});
   if (config.train.seq_len > model.max_seq_len)
     throw ConfigError({.code = "LS1121",
-                       .what = cat("train.seq_len = ", config.train.seq_len, " is longer than model.max_seq_len = ",
-                                   model.max_seq_len),
+                       .what = cat("train.seq_len = ", config.train.seq_len,
+                                   " is longer than model.max_seq_len = ", model.max_seq_len),
                        .where = origin(loaded, "train.seq_len"),
                        .way_out = cat("use seq_len <= ", model.max_seq_len, " or raise model.max_seq_len")});
   return make_layout(config, model, world_size);

@@ -6,27 +6,42 @@ namespace lockstep::program {
 
 std::string_view collective_name(Collective collective) {
   switch (collective) {
-    case Collective::kAllReduce: return "all_reduce";
-    case Collective::kAllGather: return "all_gather";
-    case Collective::kReduceScatter: return "reduce_scatter";
-    case Collective::kAllToAll: return "all_to_all";
-    case Collective::kBroadcast: return "broadcast";
-    case Collective::kReduce: return "reduce";
-    case Collective::kGather: return "gather";
-    case Collective::kScatter: return "scatter";
-    case Collective::kSend: return "send";
-    case Collective::kRecv: return "recv";
-    case Collective::kBarrier: return "barrier";
+    case Collective::kAllReduce:
+      return "all_reduce";
+    case Collective::kAllGather:
+      return "all_gather";
+    case Collective::kReduceScatter:
+      return "reduce_scatter";
+    case Collective::kAllToAll:
+      return "all_to_all";
+    case Collective::kBroadcast:
+      return "broadcast";
+    case Collective::kReduce:
+      return "reduce";
+    case Collective::kGather:
+      return "gather";
+    case Collective::kScatter:
+      return "scatter";
+    case Collective::kSend:
+      return "send";
+    case Collective::kRecv:
+      return "recv";
+    case Collective::kBarrier:
+      return "barrier";
   }
   throw InternalError("no such collective");
 }
 
 std::string_view algorithm_name(Algorithm algorithm) {
   switch (algorithm) {
-    case Algorithm::kRing: return "ring";
-    case Algorithm::kTree: return "tree";
-    case Algorithm::kHalvingDoubling: return "halving-doubling";
-    case Algorithm::kDirect: return "direct";
+    case Algorithm::kRing:
+      return "ring";
+    case Algorithm::kTree:
+      return "tree";
+    case Algorithm::kHalvingDoubling:
+      return "halving-doubling";
+    case Algorithm::kDirect:
+      return "direct";
   }
   throw InternalError("no such algorithm");
 }
@@ -69,7 +84,8 @@ std::string text_of(const LedgerKey& key) {
 std::string text_of(const LedgerEntry& entry) {
   std::vector<std::string> links;
   for (const auto& [peer, bytes] : entry.sent) links.push_back(cat(bytes, " B to rank ", peer));
-  return cat(entry.count, " calls of ", entry.payload, " B in all, sent ", links.empty() ? "nothing" : join(links, ", "));
+  return cat(entry.count, " calls of ", entry.payload, " B in all, sent ",
+             links.empty() ? "nothing" : join(links, ", "));
 }
 
 }  // namespace

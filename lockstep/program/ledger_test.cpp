@@ -22,7 +22,8 @@ CollectiveCall call_of(Collective collective, Algorithm algorithm, int n, int64_
 }
 
 int64_t total(const std::map<int, int64_t>& sent) {
-  return std::accumulate(sent.begin(), sent.end(), int64_t{0}, [](int64_t sum, auto& link) { return sum + link.second; });
+  return std::accumulate(sent.begin(), sent.end(), int64_t{0},
+                         [](int64_t sum, auto& link) { return sum + link.second; });
 }
 
 int64_t total(const CollectiveCall& call) {
@@ -135,7 +136,8 @@ TEST(LedgerTest, AddsMergesAndCompares) {
   two.add(loss, 48, {{1, 48}});
   EXPECT_EQ(one.entries().at(loss).count, 2);
   EXPECT_EQ(one.sent_total(), two.sent_total());
-  EXPECT_THAT(Ledger::difference(one, two), ElementsAre(HasSubstr("2 calls of 48 B in all, sent 48 B to rank 1; recorded 1 calls")));
+  EXPECT_THAT(Ledger::difference(one, two),
+              ElementsAre(HasSubstr("2 calls of 48 B in all, sent 48 B to rank 1; recorded 1 calls")));
   Ledger more = one;
   more.add(bucket, 100, {{1, 100}});
   EXPECT_THAT(Ledger::difference(more, one), ElementsAre(HasSubstr("not recorded")));

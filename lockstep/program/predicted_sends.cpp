@@ -97,14 +97,16 @@ int64_t payload(const CollectiveCall& call) {
 
 bool supports(Collective collective, Algorithm algorithm) {
   switch (algorithm) {
-    case Algorithm::kDirect: return true;
+    case Algorithm::kDirect:
+      return true;
     case Algorithm::kRing:
       return collective == Collective::kAllReduce || collective == Collective::kAllGather ||
              collective == Collective::kReduceScatter;
     case Algorithm::kTree:
       return collective == Collective::kAllReduce || collective == Collective::kBroadcast ||
              collective == Collective::kReduce;
-    case Algorithm::kHalvingDoubling: return collective == Collective::kAllReduce;
+    case Algorithm::kHalvingDoubling:
+      return collective == Collective::kAllReduce;
   }
   throw InternalError("no such algorithm");
 }
@@ -129,21 +131,40 @@ std::map<int, int64_t> predicted_sends(const CollectiveCall& call, int group_ran
         sends.all_gather();
       }
       break;
-    case Collective::kAllGather: sends.all_gather(); break;
-    case Collective::kReduceScatter: sends.reduce_scatter(); break;
+    case Collective::kAllGather:
+      sends.all_gather();
+      break;
+    case Collective::kReduceScatter:
+      sends.reduce_scatter();
+      break;
     case Collective::kAllToAll: {
       sends.reduce_scatter();  // the same messages: chunk c to rank c
       break;
     }
-    case Collective::kBroadcast: sends.broadcast(call.root); break;
-    case Collective::kReduce: sends.reduce(call.root); break;
-    case Collective::kGather: sends.gather(); break;
-    case Collective::kScatter: sends.scatter(); break;
-    case Collective::kSend: sends.to_peer(); break;
-    case Collective::kRecv: break;
+    case Collective::kBroadcast:
+      sends.broadcast(call.root);
+      break;
+    case Collective::kReduce:
+      sends.reduce(call.root);
+      break;
+    case Collective::kGather:
+      sends.gather();
+      break;
+    case Collective::kScatter:
+      sends.scatter();
+      break;
+    case Collective::kSend:
+      sends.to_peer();
+      break;
+    case Collective::kRecv:
+      break;
     case Collective::kBarrier:
-      return predicted_sends({.collective = Collective::kAllReduce, .algorithm = Algorithm::kDirect,
-                              .group = call.group, .numel = 1, .element_size = 8}, group_rank);
+      return predicted_sends({.collective = Collective::kAllReduce,
+                              .algorithm = Algorithm::kDirect,
+                              .group = call.group,
+                              .numel = 1,
+                              .element_size = 8},
+                             group_rank);
   }
   return sends.bytes();
 }

@@ -1,0 +1,22 @@
+#include "lockstep/program/passes.h"
+
+namespace lockstep::program {
+
+Program expand_layers(Program program, const Layout& layout) {
+  const int num_layers = static_cast<int>(arch::layer_table(layout.model).size());
+  for (std::vector<Action>& actions : program.ranks) {
+    std::vector<Action> expanded;
+    for (Action action : actions) {
+      const bool forward = action.kind == ActionKind::kForward;
+      action.stage = -1;
+      for (int i = 0; i < num_layers; ++i) {
+        action.layer = forward ? i : num_layers - 1 - i;
+        expanded.push_back(action);
+      }
+    }
+    actions = std::move(expanded);
+  }
+  return program;
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,51 @@
+#include "lockstep/program/program.h"
+
+#include "lockstep/base/check.h"
+#include "lockstep/program/passes.h"
+#include "lockstep/program/verify.h"
+
+namespace lockstep::program {
+namespace {
+
+Program verified(Program program, const Layout& layout, Pass pass) {
+  const std::vector<std::string> problems = verify(program, layout, pass);
+  LOCKSTEP_CHECK(problems.empty(), "after pass ", pass_name(pass), ":\n  ", join(problems, "\n  "));
+  return program;
+}
+
+}  // namespace
+
+std::string_view action_name(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return "F";
+    case ActionKind::kBackward:
+      return "B";
+    case ActionKind::kBackwardInput:
+      return "I";
+    case ActionKind::kBackwardWeight:
+      return "W";
+    case ActionKind::kReduceGrad:
+      return "REDUCE_GRAD";
+    case ActionKind::kPush:
+      return "PUSH";
+    case ActionKind::kLoss:
+      return "LOSS";
+    case ActionKind::kNorm:
+      return "NORM";
+    case ActionKind::kStep:
+      return "STEP";
+    case ActionKind::kPull:
+      return "PULL";
+  }
+  throw InternalError("no such action");
+}
+
+Program build_program(const Layout& layout) {
+  Program program = verified(schedule(layout), layout, Pass::kSchedule);
+  program = verified(expand_layers(std::move(program), layout), layout, Pass::kExpandLayers);
+  program = verified(reduce_gradients(std::move(program), layout), layout, Pass::kReduceGradients);
+  return verified(update(std::move(program), layout), layout, Pass::kUpdate);
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,140 @@
+#include "lockstep/program/render.h"
+
+#include <algorithm>
+
+#include "lockstep/base/text.h"
+
+namespace lockstep::program {
+namespace {
+
+std::string label_range(int first, int last, int num_layers) {
+  if (first == last) return layer_label(first, num_layers);
+  return cat(layer_label(first, num_layers), "..", layer_label(last, num_layers));
+}
+
+bool is_pass(const Action& action) {
+  return (action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward) && action.layer >= 0;
+}
+
+// Action i and the neighbours that do the same to the next layers of the same microbatch; returns the end of the run.
+size_t end_of_run(const std::vector<Action>& actions, size_t i) {
+  size_t end = i + 1;
+  if (!is_pass(actions[i])) return end;
+  const int direction = actions[i].kind == ActionKind::kForward ? 1 : -1;
+  while (end < actions.size() && actions[end].kind == actions[i].kind &&
+         actions[end].microbatch == actions[i].microbatch && actions[end].layer == actions[end - 1].layer + direction) {
+    ++end;
+  }
+  return end;
+}
+
+// One entry of the compact form: its text without the microbatch, and the microbatch (-1 = none).
+struct Entry {
+  std::string text;
+  int microbatch = -1;
+};
+
+std::vector<Entry> runs_of_layers(const std::vector<Action>& actions, const std::vector<Bucket>& buckets,
+                                  int num_layers) {
+  std::vector<Entry> entries;
+  for (size_t i = 0; i < actions.size();) {
+    const size_t end = end_of_run(actions, i);
+    if (is_pass(actions[i])) {
+      entries.push_back(
+          {cat(action_name(actions[i].kind), " ", label_range(actions[i].layer, actions[end - 1].layer, num_layers)),
+           actions[i].microbatch});
+    } else {
+      entries.push_back({action_text(actions[i], buckets, num_layers), -1});
+    }
+    i = end;
+  }
+  return entries;
+}
+
+// The entries [begin, end) of one microbatch.
+size_t end_of_microbatch(const std::vector<Entry>& entries, size_t begin) {
+  size_t end = begin;
+  while (end < entries.size() && entries[end].microbatch == entries[begin].microbatch) ++end;
+  return end;
+}
+
+// Microbatches that do the same as one: "m0..m6 (F embed..head, B head..embed)".
+std::vector<std::string> compact_texts(const std::vector<Entry>& entries) {
+  std::vector<std::string> texts;
+  const auto same = [&](size_t a, size_t b, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      if (entries[a + i].text != entries[b + i].text) return false;
+    }
+    return true;
+  };
+  for (size_t i = 0; i < entries.size();) {
+    const size_t count = entries[i].microbatch < 0 ? 1 : end_of_microbatch(entries, i) - i;
+    size_t end = i + count;
+    while (entries[i].microbatch >= 0 && end < entries.size() && entries[end].microbatch >= 0 &&
+           end_of_microbatch(entries, end) - end == count && same(i, end, count)) {
+      end += count;
+    }
+    if (end == i + count) {
+      for (size_t k = i; k < end; ++k) {
+        texts.push_back(entries[k].microbatch < 0 ? entries[k].text
+                                                  : cat(entries[k].text, " m", entries[k].microbatch));
+      }
+    } else {
+      std::vector<std::string> parts;
+      for (size_t k = i; k < i + count; ++k) parts.push_back(entries[k].text);
+      texts.push_back(
+          cat("m", entries[i].microbatch, "..m", entries[end - 1].microbatch, " (", join(parts, ", "), ")"));
+    }
+    i = end;
+  }
+  return texts;
+}
+
+std::string wrapped(const std::vector<std::string>& texts, const ProgramTextOptions& options) {
+  const std::string new_line = "\n" + std::string(static_cast<size_t>(options.indent), ' ');
+  std::string result;
+  size_t column = static_cast<size_t>(options.indent);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const std::string piece = i + 1 < texts.size() ? texts[i] + " |" : texts[i];
+    if (i > 0 && options.width > 0 && column + 1 + piece.size() > static_cast<size_t>(options.width)) {
+      result += new_line;
+      column = static_cast<size_t>(options.indent);
+    } else if (i > 0) {
+      result += " ";
+      ++column;
+    }
+    result += piece;
+    column += piece.size();
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string layer_label(int layer, int num_layers) {
+  if (layer == 0) return "embed";
+  return layer == num_layers - 1 ? "head" : cat("b", layer - 1);
+}
+
+std::string action_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers) {
+  std::string text(action_name(action.kind));
+  if (action.bucket >= 0) {
+    const std::vector<int>& layers = buckets.at(static_cast<size_t>(action.bucket)).layers;
+    return cat(text, " ", label_range(layers.front(), layers.back(), num_layers));
+  }
+  if (action.stage >= 0) text += cat(" stage ", action.stage);
+  if (action.layer >= 0) text += " " + layer_label(action.layer, num_layers);
+  if (action.microbatch >= 0) text += cat(" m", action.microbatch);
+  return text;
+}
+
+std::string program_text(const Program& program, const Layout& layout, int rank, const ProgramTextOptions& options) {
+  const int num_layers = static_cast<int>(arch::layer_table(layout.model).size());
+  const std::vector<Action>& actions = program.ranks.at(static_cast<size_t>(rank));
+  if (options.compact) return wrapped(compact_texts(runs_of_layers(actions, program.buckets, num_layers)), options);
+  std::vector<std::string> texts;
+  for (const Action& action : actions) texts.push_back(action_text(action, program.buckets, num_layers));
+  return wrapped(texts, options);
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,275 @@
+#include "lockstep/program/verify.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/program/passes.h"
+#include "lockstep/program/render.h"
+
+namespace lockstep::program {
+namespace {
+
+using Key = std::pair<int, int>;  // layer (or stage), microbatch
+
+bool is_communication(ActionKind kind) {
+  return kind == ActionKind::kReduceGrad || kind == ActionKind::kPush || kind == ActionKind::kLoss ||
+         kind == ActionKind::kNorm || kind == ActionKind::kPull;
+}
+
+// What one rank's list says, by position.
+struct Trace {
+  std::map<Key, std::vector<int>> forward, input, weight;  // B counts as both
+  std::map<int, std::vector<int>> reduce, push, pull;      // by bucket
+  std::vector<int> loss, norm, step;
+};
+
+class Verifier {
+ public:
+  Verifier(const Program& program, const Layout& layout, Pass after)
+      : program_(program),
+        layout_(layout),
+        after_(after),
+        table_(arch::param_table(layout.model)),
+        model_layers_(static_cast<int>(arch::layer_table(layout.model).size())),
+        layers_(after == Pass::kSchedule ? 1 : model_layers_),
+        several_(layout.mesh.degree(mesh::kDataAxes) > 1),
+        server_mode_(several_ && layout.data_parallel == config::DataParallel::kParameterServer) {}
+
+  std::vector<std::string> run() {
+    if (program_.ranks.size() != static_cast<size_t>(layout_.mesh.world_size())) {
+      problem("ranks", cat(program_.ranks.size(), " lists for ", layout_.mesh.world_size(), " ranks"));
+      return problems_;
+    }
+    if (after_ >= Pass::kReduceGradients) check_buckets();
+    for (const Bucket& bucket : program_.buckets) writers_.push_back(writers(bucket, table_));
+    for (rank_ = 0; rank_ < layout_.mesh.world_size(); ++rank_) {
+      if (!trace()) continue;
+      check_passes_over_layers();
+      if (after_ >= Pass::kReduceGradients) check_reductions();
+      if (after_ >= Pass::kUpdate) check_update();
+    }
+    check_same_communication();
+    return problems_;
+  }
+
+ private:
+  const std::vector<Action>& actions() const { return program_.ranks[static_cast<size_t>(rank_)]; }
+  std::string text(int position) const {
+    return action_text(actions()[static_cast<size_t>(position)], program_.buckets, model_layers_);
+  }
+  void problem(const char* rule, std::string what) { problems_.push_back(cat("[", rule, "] ", what)); }
+  void here(const char* rule, const std::string& what) { problem(rule, cat("rank ", rank_, ": ", what)); }
+
+  // Sorts the list into trace_; false where an index does not exist.
+  bool trace() {
+    trace_ = {};
+    const size_t problems_before = problems_.size();
+    for (int i = 0; i < static_cast<int>(actions().size()); ++i) {
+      const Action& action = actions()[static_cast<size_t>(i)];
+      const int place = after_ == Pass::kSchedule ? action.stage : action.layer;
+      const bool computes = action.kind <= ActionKind::kBackwardWeight;
+      const bool has_bucket = action.kind == ActionKind::kReduceGrad || action.kind == ActionKind::kPush ||
+                              action.kind == ActionKind::kPull;
+      if (computes &&
+          (place < 0 || place >= layers_ || action.microbatch < 0 || action.microbatch >= layout_.num_microbatches())) {
+        here("ranks", cat("action ", i, ": ", action_name(action.kind), " of place ", place, ", microbatch ",
+                          action.microbatch));
+        continue;
+      }
+      if (has_bucket && (action.bucket < 0 || action.bucket >= static_cast<int>(program_.buckets.size()))) {
+        here("ranks", cat("action ", i, ": ", action_name(action.kind), " of bucket ", action.bucket));
+        continue;
+      }
+      add(action, {place, action.microbatch}, i);
+    }
+    return problems_.size() == problems_before;
+  }
+
+  void add(const Action& action, Key key, int position) {
+    switch (action.kind) {
+      case ActionKind::kForward:
+        return trace_.forward[key].push_back(position);
+      case ActionKind::kBackward:
+        trace_.input[key].push_back(position);
+        return trace_.weight[key].push_back(position);
+      case ActionKind::kBackwardInput:
+        return trace_.input[key].push_back(position);
+      case ActionKind::kBackwardWeight:
+        return trace_.weight[key].push_back(position);
+      case ActionKind::kReduceGrad:
+        return trace_.reduce[action.bucket].push_back(position);
+      case ActionKind::kPush:
+        return trace_.push[action.bucket].push_back(position);
+      case ActionKind::kPull:
+        return trace_.pull[action.bucket].push_back(position);
+      case ActionKind::kLoss:
+        return trace_.loss.push_back(position);
+      case ActionKind::kNorm:
+        return trace_.norm.push_back(position);
+      case ActionKind::kStep:
+        return trace_.step.push_back(position);
+    }
+  }
+
+  std::string place_name(int place) const {
+    return after_ == Pass::kSchedule ? cat("stage ", place) : layer_label(place, model_layers_);
+  }
+
+  void check_passes_over_layers() {
+    for (int microbatch = 0; microbatch < layout_.num_microbatches(); ++microbatch) {
+      for (int layer = 0; layer < layers_; ++layer) {
+        const Key key{layer, microbatch};
+        const std::string what = cat(place_name(layer), " m", microbatch);
+        const size_t forwards = trace_.forward[key].size();
+        const size_t inputs = trace_.input[key].size();
+        const size_t weights = trace_.weight[key].size();
+        if (forwards != 1 || inputs != 1 || weights != 1) {
+          here("once", cat(what, " has ", forwards, " F, ", inputs, " I and ", weights, " W (a B is one of each)"));
+          continue;
+        }
+        const int forward = trace_.forward[key][0];
+        const int input = trace_.input[key][0];
+        if (input < forward) here("order", cat(text(input), " before its F"));
+        if (trace_.weight[key][0] < input) here("order", cat("W before I of ", what));
+        const Key below{layer - 1, microbatch};
+        if (layer == 0 || trace_.forward[below].size() != 1 || trace_.input[below].size() != 1) continue;
+        if (trace_.forward[below][0] > forward) here("order", cat(text(forward), " before F of the layer below"));
+        if (trace_.input[below][0] < input) {
+          here("order", cat(text(trace_.input[below][0]), " before the backward of the layer above"));
+        }
+      }
+    }
+  }
+
+  void check_buckets() {
+    std::map<int, int> times;  // layer -> buckets that hold it
+    const arch::FlatLayout flat = arch::flat_layout(table_);
+    for (const Bucket& bucket : program_.buckets) {
+      int64_t begin = flat.numel, end = 0, numel = 0;
+      for (const arch::FlatUnit& unit : flat.units) {
+        if (std::count(bucket.layers.begin(), bucket.layers.end(), unit.layer) == 0) continue;
+        times[unit.layer] += 1;
+        begin = std::min(begin, unit.begin);
+        end = std::max(end, unit.end);
+        numel += unit.end - unit.begin;
+      }
+      if (bucket.begin != begin || bucket.end != end || bucket.numel() != numel) {
+        problem("buckets", cat("elements ", bucket.begin, " to ", bucket.end, ", its units are ", begin, " to ", end));
+      }
+    }
+    for (const arch::FlatUnit& unit : flat.units) {
+      if (times[unit.layer] != 1) {
+        problem("buckets", cat(layer_label(unit.layer, model_layers_), " lies in ", times[unit.layer], " buckets"));
+      }
+    }
+  }
+
+  void check_reductions() {
+    auto& reductions = server_mode_ ? trace_.push : trace_.reduce;
+    const auto& others = server_mode_ ? trace_.reduce : trace_.push;
+    if (!others.empty()) here("reduce", cat(text(others.begin()->second[0]), " is not how this layout reduces"));
+    for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket) {
+      const std::vector<int>& at = reductions[bucket];
+      if (at.size() != (several_ ? 1 : 0)) {
+        here("reduce", cat("bucket ", bucket, " is reduced ", at.size(), " times"));
+        continue;
+      }
+      if (at.empty()) continue;
+      for (const auto& [key, positions] : trace_.weight) {
+        const auto& layers = writers_[static_cast<size_t>(bucket)];
+        if (std::count(layers.begin(), layers.end(), key.first) == 0) continue;
+        for (int position : positions) {
+          if (position > at[0]) here("complete", cat(text(position), " adds to the gradients after ", text(at[0])));
+        }
+      }
+    }
+  }
+
+  void check_update() {
+    const bool owner = !server_mode_ || layout_.mesh.group_rank(rank_, mesh::kDataAxes) == kServerRank;
+    const size_t steps = owner ? 1 : 0;
+    if (trace_.loss.size() != 1 || trace_.norm.size() != 1 || trace_.step.size() != steps) {
+      here("update", cat(trace_.loss.size(), " LOSS, ", trace_.norm.size(), " NORM and ", trace_.step.size(),
+                         " STEP; should be 1, 1 and ", steps));
+      return;
+    }
+    const int loss = trace_.loss[0], norm = trace_.norm[0];
+    const int step = owner ? trace_.step[0] : norm;  // a worker's parameters are settled by NORM
+    if (norm < loss) here("update", "NORM before LOSS, which brings the number of tokens");
+    if (step < norm) here("update", "STEP before NORM");
+    for (int i = 0; i < static_cast<int>(actions().size()); ++i) {
+      const ActionKind kind = actions()[static_cast<size_t>(i)].kind;
+      const bool reduces = kind == ActionKind::kReduceGrad || kind == ActionKind::kPush;
+      const bool computes = kind <= ActionKind::kBackwardWeight;
+      if (reduces && i > norm) here("update", cat(text(i), " after NORM"));
+      if (computes && i > step)
+        here("stale", cat(text(i), " after the parameters of the next step"));
+      else if (computes && i > loss)
+        here("update", cat(text(i), " after LOSS"));
+    }
+    check_pulls(std::max(norm, step));
+  }
+
+  void check_pulls(int updated) {
+    for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket) {
+      const std::vector<int>& at = trace_.pull[bucket];
+      if (at.size() != (server_mode_ ? 1 : 0)) here("pull", cat("bucket ", bucket, " is pulled ", at.size(), " times"));
+      for (int position : at) {
+        if (position < updated) here("pull", cat(text(position), " before the update"));
+      }
+    }
+  }
+
+  // Sends and receives of a group match if every member makes the same calls in the same order.
+  void check_same_communication() {
+    const auto calls = [&](int rank) {
+      std::vector<std::pair<ActionKind, int>> list;
+      for (const Action& action : program_.ranks[static_cast<size_t>(rank)]) {
+        if (is_communication(action.kind)) list.emplace_back(action.kind, action.bucket);
+      }
+      return list;
+    };
+    for (int rank = 0; rank < layout_.mesh.world_size(); ++rank) {
+      const int first = layout_.mesh.group(rank, mesh::kDataAxes)[0];
+      if (rank == first || calls(rank) == calls(first)) continue;
+      problem("deadlock", cat("ranks ", first, " and ", rank, " do not communicate in the same order"));
+    }
+  }
+
+  const Program& program_;
+  const Layout& layout_;
+  const Pass after_;
+  const std::vector<arch::ParamSpec> table_;
+  const int model_layers_;
+  const int layers_;  // places of an action: the stages before expand_layers, then the layers
+  const bool several_;
+  const bool server_mode_;
+  std::vector<std::vector<int>> writers_;  // per bucket
+  int rank_ = 0;
+  Trace trace_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+std::string_view pass_name(Pass pass) {
+  switch (pass) {
+    case Pass::kSchedule:
+      return "schedule";
+    case Pass::kExpandLayers:
+      return "expand_layers";
+    case Pass::kReduceGradients:
+      return "reduce_gradients";
+    case Pass::kUpdate:
+      return "update";
+  }
+  throw InternalError("no such pass");
+}
+
+std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after) {
+  return Verifier(program, layout, after).run();
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,31 @@
+// The checks that a step program must pass before anything runs it.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/program/program.h"
+
+namespace lockstep::program {
+
+// How far the program has been built; a check applies from the pass on that makes what it is about.
+enum class Pass { kSchedule, kExpandLayers, kReduceGradients, kUpdate };
+std::string_view pass_name(Pass pass);
+
+// One line per broken rule with its name in brackets; empty = sound.
+//   [ranks]       one list of actions per rank of the mesh; every index of an action exists
+//   [once]        each layer has one F and one backward (B, or I and W) per microbatch
+//   [order]       F of a microbatch in the order of the layers, backward in the opposite order, each F before its B, W
+//   after I [buckets]     every unit of the flat buffer lies in one bucket, whose range is that of its units [reduce]
+//   every bucket is reduced once where the data axes have several ranks, and never with one; by the action of
+//                 the layout's kind of data parallelism
+//   [complete]    nothing is added to a bucket after its reduction started
+//   [update]      one LOSS and one NORM on every rank after the last backward and the last reduction; one STEP after
+//                 NORM on the ranks that hold optimizer state, and on no other
+//   [pull]        parameter server: every rank pulls every bucket once, after NORM and STEP; otherwise none
+//   [stale]       no F or B after STEP or PULL
+//   [deadlock]    all ranks of a data group issue the same communication in the same order
+std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after = Pass::kUpdate);
+
+}  // namespace lockstep::program
