@@ -114,7 +114,7 @@ config::LoadedConfig load_config(const CommandLine& command_line) {
   if (files.empty()) {
     throw ConfigError({.code = "LS1004",
                        .what = cat("lockstep ", command_line.verb, " needs a configuration, and none was named"),
-                       .way_out = cat("lockstep ", command_line.verb, " run.toml; docs/config.md lists what it may say")});
+                       .way_out = cat("lockstep ", command_line.verb, " run.toml; docs/config.md lists the keys")});
   }
   return config::load_config(files, command_line.overrides);
 }

@@ -78,7 +78,9 @@ TEST(CommandLine, RefusesBadValues) {
   EXPECT_THAT(refusal(kVerb, {"--prompt", "--quiet"}), HasSubstr("LS1003"));
   EXPECT_THAT(refusal(kVerb, {"-n"}), HasSubstr("LS1003"));
   EXPECT_THAT(refusal(kVerb, {"--quiet=1"}), HasSubstr("error LS1005: --quiet=1: --quiet takes no value"));
-  for (const char* ranks : {"0", "-1", "two", "2x", ""}) EXPECT_THAT(refusal(kVerb, {"-n", ranks}), HasSubstr("LS1005"));
+  for (const char* ranks : {"0", "-1", "two", "2x", ""}) {
+    EXPECT_THAT(refusal(kVerb, {"-n", ranks}), HasSubstr("LS1005"));
+  }
   EXPECT_THROW(parse_command_line(kVerb, {"--prompt", "5x"}).integer("prompt", 0), ConfigError);
 }
 

@@ -43,7 +43,8 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
   const int dp = data_parallel_size(config, world_size);
 
   expect(dp == world_size, "parallel.dp",
-         cat("[mesh] dp(", dp, ") = ", dp, ", but ", world_size, world_size == 1 ? " rank was" : " ranks were", " started"),
+         cat("[mesh] dp(", dp, ") = ", dp, ", but ", world_size, world_size == 1 ? " rank was" : " ranks were",
+             " started"),
          cat("dp=", world_size, " would fit, or -n ", dp));
 
   const int64_t per_pass = dp * train.micro_batch;

@@ -72,25 +72,30 @@ std::vector<Section> declare_sections() {
       .field("train", &DataSection::train, any, "prefix of the .bin/.idx pair of training tokens")
       .field("validation", &DataSection::validation, any, "prefix of the .bin/.idx pair that is held out")
       .field("tokenizer", &DataSection::tokenizer, any, "the tokenizer.json that made the tokens")
-      .field("shuffle", &DataSection::shuffle, any, "sample i is drawn by (seed, i); false = in the order of the files");
+      .field("shuffle", &DataSection::shuffle, any,
+             "sample i is drawn by (seed, i); false = in the order of the files");
 
   Declare(table, "train", &RunConfig::train, "The loop.")
       .field("steps", &TrainSection::steps, counted(1, "steps"), "optimizer steps to train")
       .field("seq_len", &TrainSection::seq_len, counted(1, "tokens"), "length S of a sequence")
       .field("global_batch", &TrainSection::global_batch, counted(1, "sequences"), "batch of one step, over all ranks")
-      .field("micro_batch", &TrainSection::micro_batch, counted(1, "sequences"), "batch of one forward pass of one rank")
+      .field("micro_batch", &TrainSection::micro_batch, counted(1, "sequences"),
+             "batch of one forward pass of one rank")
       .field("seed", &TrainSection::seed, zero_or_more, "of initial values, data order and dropout")
       .field("precision", &TrainSection::precision, any, "of forward and backward; master weights are fp32")
       .field("device", &TrainSection::device, any, "where a rank computes")
       .field("eval_every", &TrainSection::eval_every, counted(0, "steps"), "between validation losses; 0 = never")
-      .field("eval_samples", &TrainSection::eval_samples, counted(1, "sequences"), "of one validation loss, over all ranks")
+      .field("eval_samples", &TrainSection::eval_samples, counted(1, "sequences"),
+             "of one validation loss, over all ranks")
       .field("log_every", &TrainSection::log_every, counted(1, "steps"), "between lines of metrics")
-      .field("threads", &TrainSection::threads, zero_or_more, "compute threads of a rank; 0 = cores / ranks of the host");
+      .field("threads", &TrainSection::threads, zero_or_more,
+             "compute threads of a rank; 0 = cores / ranks of the host");
 
   Declare(table, "optimizer", &RunConfig::optimizer,
           "AdamW, weight decay decoupled and on parameters of two or more dimensions.")
       .field("lr", &OptimizerSection::lr, positive, "peak learning rate")
-      .field("min_lr", &OptimizerSection::min_lr, zero_or_more, "learning rate at the last step; lr / 10 where not given")
+      .field("min_lr", &OptimizerSection::min_lr, zero_or_more,
+             "learning rate at the last step; lr / 10 where not given")
       .field("warmup_steps", &OptimizerSection::warmup_steps, counted(0, "steps"),
              "linear from 0 to lr; at most steps / 10 where not given")
       .field("schedule", &OptimizerSection::schedule, any, "the way from lr to min_lr")
@@ -217,8 +222,8 @@ std::string config_reference_markdown() {
       "# Configuration\n\n"
       "<!-- Written by `lockstep config docs > docs/config.md` from lockstep/config/fields.cpp. -->\n\n"
       "A run is described by TOML files and by overrides on the command line:\n"
-      "`lockstep train base.toml mine.toml --optimizer.lr=1e-4`. Later wins: defaults, then what a file `extends`, then\n"
-      "the file, the files in order, the overrides. Unknown keys are refused. Integers may be written `20_000`.\n"
+      "`lockstep train base.toml mine.toml --optimizer.lr=1e-4`. Later wins: defaults, then what a file `extends`,\n"
+      "then the file, the files in order, the overrides. Unknown keys are refused. Integers may be written `20_000`.\n"
       "`config.resolved.toml` in the run directory has every value and where it came from.\n\n"
       "`extends = \"base.toml\"`, above the first section, reads another file first; the path is relative to the file\n"
       "that says it and stays inside that folder.\n";

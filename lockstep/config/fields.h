@@ -52,7 +52,7 @@ const Field* find_field(std::string_view section, std::string_view name);
 Complaint unknown_key(const std::string& section, const std::string& name);
 Complaint unknown_section(const std::string& section);
 
-// `text` of `--section.field=text` as a value: text as it stands where the field is_text, else what TOML would make of it.
+// `text` of `--section.field=text` as a value: as it stands where the field is_text, else what TOML would make of it.
 Value parse_value(const Field& field, const std::string& text);
 
 // The names used in files.

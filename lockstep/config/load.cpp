@@ -52,8 +52,8 @@ class Loader {
     try {
       root = toml::parse(join(source.lines, "\n"), source.name);
     } catch (const toml::parse_error& error) {
-      complain(source, error.source(), {.code = "LS1040", .what = "not TOML", .hint = std::string(error.description())});
-      return;
+      const std::string why(error.description());
+      return complain(source, error.source(), {.code = "LS1040", .what = "not TOML", .hint = why});
     }
     if (const toml::node* base = root.get("extends")) extend(source, *base, depth);
     const size_t before = problems_.size();
