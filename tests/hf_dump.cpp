@@ -1,0 +1,126 @@
+// hf_dump FOLDER SIZES: runs one small model forward, backward and one update, and writes what hf_reference_test.py compares with
+// Hugging Face transformers: index.json (sizes and tensor names with shapes and offsets) and data.bin (fp32, row-major;
+// tokens and targets are written as fp32 too).
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <filesystem>
+#include <iostream>
+#include <string>
+
+#include "lockstep/arch/params.h"
+#include "lockstep/base/file.h"
+#include "lockstep/base/json.h"
+#include "lockstep/model/model.h"
+#include "lockstep/model/parts.h"
+#include "lockstep/optim/adamw.h"
+#include "support/model_parameters.h"
+
+namespace {
+
+using namespace lockstep;
+
+// Tensors one after the other in one file.
+class Dump {
+ public:
+  void add(const std::string& name, const at::Tensor& tensor) {
+    const at::Tensor values = tensor.to(at::kFloat).contiguous();
+    index_.push_back({{"name", name}, {"shape", values.sizes().vec()}, {"offset", data_.size()}});
+    data_.append(static_cast<const char*>(values.data_ptr()), values.nbytes());
+  }
+  void write(const std::filesystem::path& folder, Json model) {
+    write_file(folder / "data.bin", data_);
+    write_file(folder / "index.json", Json{{"model", std::move(model)}, {"tensors", index_}}.dump(1));
+  }
+
+ private:
+  std::string data_;
+  Json index_ = Json::array();
+};
+
+arch::ModelConfig model_of(const Json& sizes) {
+  return {.family = sizes.at("family") == "llama" ? arch::Family::kLlama : arch::Family::kGpt2,
+          .layers = sizes.at("layers"),
+          .hidden = sizes.at("hidden"),
+          .heads = sizes.at("heads"),
+          .kv_heads = sizes.at("kv_heads"),
+          .head_size = sizes.at("head_size"),
+          .ffn = sizes.at("ffn"),
+          .vocab_size = sizes.at("vocab_size"),
+          .max_seq_len = sizes.at("max_seq_len"),
+          .tied = sizes.at("tied"),
+          .norm_eps = sizes.at("norm_eps"),
+          .rope_theta = sizes.at("rope_theta")};
+}
+
+// The logits of the whole batch, which training itself never holds: [B, S, V].
+at::Tensor full_logits(const arch::ModelConfig& model, nn::ParameterSource& source, const nn::Microbatch& microbatch) {
+  const model::ModelOptions options{.training = false};
+  model::PartsBuilder parts(model, source, options);
+  at::Tensor x = parts.embedding()->forward({}, microbatch, nullptr);
+  for (int i = 0; i < model.layers; ++i) x = parts.block(i)->forward(x, microbatch, nullptr);
+  return parts.head()->logits(x);
+}
+
+// One AdamW update from the mean loss, in place. The large epsilon keeps gradients that are zero but for rounding (the
+// biases of keys) from becoming steps of full size.
+void update(testing::ModelParameters& parameters, const nn::Microbatch& microbatch) {
+  std::vector<optim::AdamWParameter> list;
+  for (const arch::ParamSpec& spec : parameters.table()) {
+    const nn::Parameter p = parameters.parameter(spec.name);
+    const auto zeros = [&] { return at::zeros(spec.shape); };
+    list.push_back({.value = p.value, .grad = p.grad, .exp_avg = zeros(), .exp_avg_sq = zeros(), .decay = spec.weight_decay});
+  }
+  const double tokens = microbatch.targets.ne(-100).sum().item<double>();
+  optim::adamw_step(list, {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1}, /*lr=*/0.01, /*step=*/1, 1 / tokens);
+}
+
+void run(const std::filesystem::path& folder, const Json& sizes) {
+  const arch::ModelConfig model = model_of(sizes);
+  testing::ModelParameters parameters(model, /*seed=*/1234);
+  // Values of a trained model's size: at the initial 0.02 a wrong operator would hardly show.
+  for (const arch::ParamSpec& spec : parameters.table()) {
+    const at::Tensor value = parameters.parameter(spec.name).value;
+    arch::ParamSpec noise = spec;
+    noise.name += "/noise";
+    noise.init = arch::Init::kNormal;
+    noise.init_std = 0.1;
+    at::Tensor random = at::empty(spec.shape);
+    model::initial_values(noise, 1, 0, {random.data_ptr<float>(), static_cast<size_t>(random.numel())});
+    value.add_(random);
+  }
+  const nn::Microbatch microbatch = testing::random_microbatch(model, sizes.at("batch"), sizes.at("seq"), /*ignore_every=*/5);
+
+  Dump dump;
+  dump.add("tokens", microbatch.tokens);
+  dump.add("targets", microbatch.targets);
+  dump.add("logits", full_logits(model, parameters, microbatch));
+  const auto layers = model::build_layers(model, parameters, {});
+  dump.add("loss", at::empty({}).fill_(testing::forward_backward(layers, microbatch)));
+  for (const arch::ParamSpec& spec : parameters.table()) {
+    dump.add("value/" + spec.name, parameters.parameter(spec.name).value);
+    dump.add("grad/" + spec.name, parameters.parameter(spec.name).grad);
+  }
+  update(parameters, microbatch);
+  for (const arch::ParamSpec& spec : parameters.table()) {
+    dump.add("updated/" + spec.name, parameters.parameter(spec.name).value);
+  }
+  dump.write(folder, sizes);
+}
+
+}  // namespace
+
+// SIZES is a JSON object with the fields of arch::ModelConfig, "batch" and "seq".
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::cerr << "usage: hf_dump FOLDER SIZES_JSON\n";
+    return 2;
+  }
+  try {
+    run(argv[1], lockstep::parse_json(argv[2], "SIZES_JSON"));
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+}
