@@ -129,6 +129,14 @@ TEST(Program, RefusalsGoToStderrWithACode) {
   EXPECT_EQ(run("config show no-such-run.toml").code, 7);
 }
 
+// This test links what the program links.
+TEST(Program, StartsWithoutLibTorch) {
+  std::ifstream file("/proc/self/maps");
+  const std::string maps(std::istreambuf_iterator<char>(file), {});
+  EXPECT_THAT(maps, HasSubstr("liblockstep_core.so"));
+  EXPECT_THAT(maps, Not(HasSubstr("libtorch")));
+}
+
 TEST(Program, ConfigDocsIsTheReferencePage) {
   EXPECT_EQ(run("config docs").output, config::config_reference_markdown());
 }

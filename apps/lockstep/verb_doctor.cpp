@@ -202,9 +202,9 @@ std::vector<Finding> configuration(const CommandLine& command_line) {
 
 void print_text(const std::vector<Finding>& findings) {
   for (const Finding& finding : findings) {
-    const std::string found = join(split(finding.found, '\n'), "\n" + std::string(24, ' '));
-    std::printf("  %s  %s%s\n", finding.ok ? "ok  " : "MEND", pad_right(finding.name, 16).c_str(), found.c_str());
-    if (!finding.ok) std::printf("%s-> %s\n", pad_right("", 24).c_str(), finding.mend.c_str());
+    const std::string found = join(split(finding.found, '\n'), "\n" + std::string(25, ' '));
+    std::printf("  %s  %s%s\n", finding.ok ? "ok  " : "MEND", pad_right(finding.name, 17).c_str(), found.c_str());
+    if (!finding.ok) std::printf("%s-> %s\n", pad_right("", 25).c_str(), finding.mend.c_str());
   }
 }
 
