@@ -18,22 +18,89 @@ struct Preset {
 
 // The test models are as small as they can be and still be cut into 1, 2, 3 or 4 parts.
 constexpr Preset kPresets[] = {
-    {"gpt2-10m", {.family = Family::kGpt2, .layers = 4, .hidden = 384, .heads = 12, .kv_heads = 12, .head_size = 32,
-                  .ffn = 1536, .vocab_size = 0, .max_seq_len = 512}},  // 10.4M with a vocabulary of 8192
-    {"gpt2-124m", {.family = Family::kGpt2, .layers = 12, .hidden = 768, .heads = 12, .kv_heads = 12, .head_size = 64,
-                   .ffn = 3072, .vocab_size = 50257, .max_seq_len = 1024}},
-    {"gpt2-1.5b", {.family = Family::kGpt2, .layers = 48, .hidden = 1600, .heads = 25, .kv_heads = 25, .head_size = 64,
-                   .ffn = 6400, .vocab_size = 50257, .max_seq_len = 1024}},
-    {"gpt-100b", {.family = Family::kGpt2, .layers = 80, .hidden = 10240, .heads = 80, .kv_heads = 80, .head_size = 128,
-                  .ffn = 40960, .vocab_size = 50257, .max_seq_len = 2048}},
-    {"gpt2-test", {.family = Family::kGpt2, .layers = 2, .hidden = 48, .heads = 12, .kv_heads = 12, .head_size = 4,
-                   .ffn = 192, .vocab_size = 512, .max_seq_len = 64}},
-    {"llama-15m", {.family = Family::kLlama, .layers = 6, .hidden = 288, .heads = 6, .kv_heads = 6, .head_size = 48,
-                   .ffn = 768, .vocab_size = 32000, .max_seq_len = 256}},
-    {"llama3-8b", {.family = Family::kLlama, .layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8, .head_size = 128,
-                   .ffn = 14336, .vocab_size = 128256, .max_seq_len = 8192, .tied = false, .rope_theta = 500000}},
-    {"llama-test", {.family = Family::kLlama, .layers = 3, .hidden = 48, .heads = 12, .kv_heads = 4, .head_size = 4,
-                    .ffn = 144, .vocab_size = 512, .max_seq_len = 64, .tied = false}},
+    {"gpt2-10m",
+     {.family = Family::kGpt2,
+      .layers = 4,
+      .hidden = 384,
+      .heads = 12,
+      .kv_heads = 12,
+      .head_size = 32,
+      .ffn = 1536,
+      .vocab_size = 0,
+      .max_seq_len = 512}},  // 10.4M with a vocabulary of 8192
+    {"gpt2-124m",
+     {.family = Family::kGpt2,
+      .layers = 12,
+      .hidden = 768,
+      .heads = 12,
+      .kv_heads = 12,
+      .head_size = 64,
+      .ffn = 3072,
+      .vocab_size = 50257,
+      .max_seq_len = 1024}},
+    {"gpt2-1.5b",
+     {.family = Family::kGpt2,
+      .layers = 48,
+      .hidden = 1600,
+      .heads = 25,
+      .kv_heads = 25,
+      .head_size = 64,
+      .ffn = 6400,
+      .vocab_size = 50257,
+      .max_seq_len = 1024}},
+    {"gpt-100b",
+     {.family = Family::kGpt2,
+      .layers = 90,
+      .hidden = 9600,
+      .heads = 80,
+      .kv_heads = 80,
+      .head_size = 120,
+      .ffn = 38400,
+      .vocab_size = 50257,
+      .max_seq_len = 2048}},
+    {"gpt2-test",
+     {.family = Family::kGpt2,
+      .layers = 2,
+      .hidden = 48,
+      .heads = 12,
+      .kv_heads = 12,
+      .head_size = 4,
+      .ffn = 192,
+      .vocab_size = 512,
+      .max_seq_len = 64}},
+    {"llama-15m",
+     {.family = Family::kLlama,
+      .layers = 6,
+      .hidden = 288,
+      .heads = 6,
+      .kv_heads = 6,
+      .head_size = 48,
+      .ffn = 768,
+      .vocab_size = 32000,
+      .max_seq_len = 256}},
+    {"llama3-8b",
+     {.family = Family::kLlama,
+      .layers = 32,
+      .hidden = 4096,
+      .heads = 32,
+      .kv_heads = 8,
+      .head_size = 128,
+      .ffn = 14336,
+      .vocab_size = 128256,
+      .max_seq_len = 8192,
+      .tied = false,
+      .rope_theta = 500000}},
+    {"llama-test",
+     {.family = Family::kLlama,
+      .layers = 3,
+      .hidden = 48,
+      .heads = 12,
+      .kv_heads = 4,
+      .head_size = 4,
+      .ffn = 144,
+      .vocab_size = 512,
+      .max_seq_len = 64,
+      .tied = false}},
 };
 constexpr std::string_view kDefaultPreset = "gpt2-10m";
 constexpr double kMaxParameters = 1e15;  // beyond it offsets in bytes would leave 64 bits
@@ -43,9 +110,10 @@ const ModelConfig& find_preset(const std::string& name) {
     if (preset.name == name) return preset.model;
   }
   const std::string near = nearest(name, preset_names());
-  throw ConfigError({.code = "LS1111",
-                     .what = cat("no model preset '", name, "'"),
-                     .way_out = near.empty() ? cat("one of ", join(preset_names(), ", ")) : cat("did you mean '", near, "'?")});
+  throw ConfigError(
+      {.code = "LS1111",
+       .what = cat("no model preset '", name, "'"),
+       .way_out = near.empty() ? cat("one of ", join(preset_names(), ", ")) : cat("did you mean '", near, "'?")});
 }
 
 Family parse_family(const std::string& name) {
@@ -105,10 +173,14 @@ void apply_fields(const config::ModelSection& section, ModelConfig& model) {
 
 // Before anything is computed with them.
 void check_sizes(const config::ModelSection& section) {
-  const std::pair<const char*, std::optional<int64_t>> sizes[] = {
-      {"layers", section.layers},       {"hidden", section.hidden}, {"heads", section.heads},
-      {"kv_heads", section.kv_heads},   {"ffn", section.ffn},       {"head_size", section.head_size},
-      {"vocab_size", section.vocab_size}, {"max_seq_len", section.max_seq_len}};
+  const std::pair<const char*, std::optional<int64_t>> sizes[] = {{"layers", section.layers},
+                                                                  {"hidden", section.hidden},
+                                                                  {"heads", section.heads},
+                                                                  {"kv_heads", section.kv_heads},
+                                                                  {"ffn", section.ffn},
+                                                                  {"head_size", section.head_size},
+                                                                  {"vocab_size", section.vocab_size},
+                                                                  {"max_seq_len", section.max_seq_len}};
   std::vector<std::string> problems;
   for (const auto& [name, size] : sizes) {
     if (size && (*size < 1 || *size > (int64_t{1} << 31))) problems.push_back(cat(name, "(", *size, ") is not a size"));
@@ -137,15 +209,18 @@ std::vector<std::string> contradictions(const config::ModelSection& section, con
   expect(model.vocab_size >= tokenizer_vocab_size,
          cat("vocab_size(", model.vocab_size, ") < ", tokenizer_vocab_size, " tokens of the tokenizer"));
   expect(model.dropout >= 0 && model.dropout < 1, cat("dropout(", number_text(model.dropout), ") is not in [0, 1)"));
-  const double block = static_cast<double>(model.hidden) *
-                       (2.0 * static_cast<double>(model.head_size * (model.heads + model.kv_heads)) + 3.0 * static_cast<double>(model.ffn));
+  const double block =
+      static_cast<double>(model.hidden) * (2.0 * static_cast<double>(model.head_size * (model.heads + model.kv_heads)) +
+                                           3.0 * static_cast<double>(model.ffn));
   expect(block * static_cast<double>(model.layers) < kMaxParameters, "more than 1e15 parameters");
   return problems;
 }
 
 }  // namespace
 
-std::string_view family_name(Family family) { return family == Family::kGpt2 ? "gpt2" : "llama"; }
+std::string_view family_name(Family family) {
+  return family == Family::kGpt2 ? "gpt2" : "llama";
+}
 
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
@@ -175,7 +250,8 @@ ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer
 std::string describe(const ModelConfig& model) {
   const double parameters = static_cast<double>(num_parameters(model));
   std::array<char, 32> count{};
-  std::snprintf(count.data(), count.size(), parameters < 1e9 ? "%.1fM" : "%.2fB", parameters / (parameters < 1e9 ? 1e6 : 1e9));
+  std::snprintf(count.data(), count.size(), parameters < 1e9 ? "%.1fM" : "%.2fB",
+                parameters / (parameters < 1e9 ? 1e6 : 1e9));
   return cat(family_name(model.family), " ", model.layers, " x ", model.hidden, ", ", model.heads, " heads",
              model.kv_heads == model.heads ? "" : cat(" (", model.kv_heads, " kv)"), ", ffn ", model.ffn, ", vocab ",
              model.vocab_size, ", ", count.data(), " parameters");

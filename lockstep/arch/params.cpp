@@ -13,15 +13,22 @@ constexpr double kInitStd = 0.02;
 // Adds rows to the table, each with the layer's prefix.
 class TableBuilder {
  public:
-  explicit TableBuilder(const ModelConfig& model) : model_(model), output_std_(kInitStd / std::sqrt(2.0 * static_cast<double>(model.layers))) {}
+  explicit TableBuilder(const ModelConfig& model)
+      : model_(model), output_std_(kInitStd / std::sqrt(2.0 * static_cast<double>(model.layers))) {}
 
   std::vector<ParamSpec> build() {
     for (const LayerSpec& layer : layer_table(model_)) {
       layer_ = layer;
       switch (layer.kind) {
-        case LayerKind::kEmbedding: embedding(); break;
-        case LayerKind::kBlock: block(); break;
-        case LayerKind::kHead: head(); break;
+        case LayerKind::kEmbedding:
+          embedding();
+          break;
+        case LayerKind::kBlock:
+          block();
+          break;
+        case LayerKind::kHead:
+          head();
+          break;
       }
     }
     return std::move(table_);
@@ -101,9 +108,13 @@ class TableBuilder {
 };
 
 // Elements of a row: what a cut must not divide.
-int64_t row_size(const ParamSpec& spec) { return spec.shape.size() < 2 ? 1 : spec.numel() / spec.shape[0]; }
+int64_t row_size(const ParamSpec& spec) {
+  return spec.shape.size() < 2 ? 1 : spec.numel() / spec.shape[0];
+}
 
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 }  // namespace
 
@@ -116,9 +127,13 @@ std::vector<LayerSpec> layer_table(const ModelConfig& model) {
   return layers;
 }
 
-int64_t ParamSpec::numel() const { return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()); }
+int64_t ParamSpec::numel() const {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
 
-std::vector<ParamSpec> param_table(const ModelConfig& model) { return TableBuilder(model).build(); }
+std::vector<ParamSpec> param_table(const ModelConfig& model) {
+  return TableBuilder(model).build();
+}
 
 int64_t num_parameters(const ModelConfig& model) {
   int64_t total = 0;

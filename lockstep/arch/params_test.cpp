@@ -31,7 +31,7 @@ TEST(ParamTableTest, CountsOfWellKnownModels) {
   EXPECT_EQ(num_parameters(preset("gpt2-1.5b")), 1557611200);  // `gpt2-xl`
   EXPECT_EQ(num_parameters(preset("llama3-8b")), 8030261248);  // `Meta-Llama-3-8B`
   EXPECT_EQ(num_parameters(preset("llama-15m")), 15191712);
-  EXPECT_NEAR(static_cast<double>(num_parameters(preset("gpt-100b"))) / 100e9, 1.0, 0.03);
+  EXPECT_NEAR(static_cast<double>(num_parameters(preset("gpt-100b"))) / 100e9, 1.0, 0.001);
   EXPECT_NEAR(static_cast<double>(num_parameters(preset("gpt2-10m"))) / 10e6, 1.0, 0.1);
 }
 
@@ -40,13 +40,13 @@ TEST(ParamTableTest, Gpt2RowsInOrderOfTheForwardPass) {
   const auto table = param_table(model);
   std::vector<std::string> names;
   for (size_t i = 0; i < 18; ++i) names.push_back(table[i].name);
-  EXPECT_THAT(names, ElementsAre("embed.tokens.weight", "embed.positions.weight", "blocks.0.attention_norm.weight",
-                                 "blocks.0.attention_norm.bias", "blocks.0.attention.q.weight",
-                                 "blocks.0.attention.k.weight", "blocks.0.attention.v.weight",
-                                 "blocks.0.attention.q.bias", "blocks.0.attention.k.bias", "blocks.0.attention.v.bias",
-                                 "blocks.0.attention.out.weight", "blocks.0.attention.out.bias",
-                                 "blocks.0.mlp_norm.weight", "blocks.0.mlp_norm.bias", "blocks.0.mlp.up.weight",
-                                 "blocks.0.mlp.up.bias", "blocks.0.mlp.down.weight", "blocks.0.mlp.down.bias"));
+  EXPECT_THAT(names,
+              ElementsAre("embed.tokens.weight", "embed.positions.weight", "blocks.0.attention_norm.weight",
+                          "blocks.0.attention_norm.bias", "blocks.0.attention.q.weight", "blocks.0.attention.k.weight",
+                          "blocks.0.attention.v.weight", "blocks.0.attention.q.bias", "blocks.0.attention.k.bias",
+                          "blocks.0.attention.v.bias", "blocks.0.attention.out.weight", "blocks.0.attention.out.bias",
+                          "blocks.0.mlp_norm.weight", "blocks.0.mlp_norm.bias", "blocks.0.mlp.up.weight",
+                          "blocks.0.mlp.up.bias", "blocks.0.mlp.down.weight", "blocks.0.mlp.down.bias"));
   const ParamSpec& tokens = find(table, "embed.tokens.weight");
   EXPECT_THAT(tokens.tied_layers, ElementsAre(3));
   EXPECT_TRUE(tokens.weight_decay);
@@ -107,7 +107,8 @@ TEST(FlatLayoutTest, CutsFallOnRowsAndNothingOverlaps) {
   odd.head_size = 6;
   odd.ffn = 91;
   odd.vocab_size = 257;
-  for (const ModelConfig& model : {preset("gpt2-test"), preset("llama-test"), preset("gpt2-124m"), resolve_model(odd)}) {
+  for (const ModelConfig& model :
+       {preset("gpt2-test"), preset("llama-test"), preset("gpt2-124m"), resolve_model(odd)}) {
     for (int shards : {1, 2, 3, 4, 7, 8, 64}) expect_sound(param_table(model), shards);
   }
 }
@@ -121,7 +122,8 @@ TEST(FlatLayoutTest, OneShardHasNoPadding) {
 
 TEST(FlatLayoutTest, PaddingOfARealModelIsSmall) {
   const ModelConfig model = preset("gpt2-124m");
-  EXPECT_LT(static_cast<double>(flat_layout(param_table(model), 8).numel), 1.01 * static_cast<double>(num_parameters(model)));
+  EXPECT_LT(static_cast<double>(flat_layout(param_table(model), 8).numel),
+            1.01 * static_cast<double>(num_parameters(model)));
 }
 
 template <typename Call>
@@ -142,7 +144,8 @@ TEST(ResolveModelTest, DefaultPresetTakesItsVocabularyFromTheTokenizer) {
 }
 
 TEST(ResolveModelTest, EveryPresetResolves) {
-  for (const std::string& name : preset_names()) EXPECT_GT(num_parameters(resolve_model({.preset = name}, 512)), 0) << name;
+  for (const std::string& name : preset_names())
+    EXPECT_GT(num_parameters(resolve_model({.preset = name}, 512)), 0) << name;
 }
 
 TEST(ResolveModelTest, SizesThatFollowFromAChangedOneFollow) {
@@ -194,7 +197,8 @@ TEST(ResolveModelTest, UnknownPresetNamesTheNearest) {
 
 TEST(DescribeTest, OneLine) {
   EXPECT_EQ(describe(preset("gpt2-124m")), "gpt2 12 x 768, 12 heads, ffn 3072, vocab 50257, 124.4M parameters");
-  EXPECT_EQ(describe(preset("llama3-8b")), "llama 32 x 4096, 32 heads (8 kv), ffn 14336, vocab 128256, 8.03B parameters");
+  EXPECT_EQ(describe(preset("llama3-8b")),
+            "llama 32 x 4096, 32 heads (8 kv), ffn 14336, vocab 128256, 8.03B parameters");
 }
 
 }  // namespace

@@ -36,22 +36,27 @@ Call call_of(const Action& action, const Layout& layout, const Program& program)
 
 }  // namespace
 
+std::optional<PlannedCall> planned_call(const Layout& layout, const Program& program, int rank, const Action& action) {
+  const Call call = call_of(action, layout, program);
+  if (call.numel == 0 || layout.mesh.degree(mesh::kDataAxes) == 1) return std::nullopt;
+  PlannedCall planned;
+  planned.key = {.site = call.site, .collective = call.collective, .axis = "dp", .algorithm = call.algorithm};
+  planned.call = {.collective = call.collective,
+                  .algorithm = call.algorithm,
+                  .group = layout.mesh.group(rank, mesh::kDataAxes),
+                  .numel = call.numel,
+                  .element_size = call.element_size,
+                  .root = kServerRank};
+  planned.group_rank = layout.mesh.group_rank(rank, mesh::kDataAxes);
+  return planned;
+}
+
 Ledger predict_ledger(const Layout& layout, const Program& program, int rank) {
   Ledger ledger;
-  const std::vector<int> group = layout.mesh.group(rank, mesh::kDataAxes);
-  if (group.size() == 1) return ledger;
-  const int group_rank = layout.mesh.group_rank(rank, mesh::kDataAxes);
   for (const Action& action : program.ranks.at(static_cast<size_t>(rank))) {
-    const Call call = call_of(action, layout, program);
-    if (call.numel == 0) continue;
-    const CollectiveCall collective{.collective = call.collective,
-                                    .algorithm = call.algorithm,
-                                    .group = group,
-                                    .numel = call.numel,
-                                    .element_size = call.element_size,
-                                    .root = kServerRank};
-    ledger.add({.site = call.site, .collective = call.collective, .axis = "dp", .algorithm = call.algorithm},
-               payload(collective), predicted_sends(collective, group_rank));
+    if (const auto planned = planned_call(layout, program, rank, action)) {
+      ledger.add(planned->key, payload(planned->call), predicted_sends(planned->call, planned->group_rank));
+    }
   }
   return ledger;
 }

@@ -24,15 +24,23 @@ struct ProgramTextOptions {
 std::string program_text(const Program& program, const Layout& layout, int rank,
                          const ProgramTextOptions& options = {});
 
-// The programs of all ranks over time, one lane for computing and one for communication each. Not to scale: a layer's
-// forward, its backward and the transfer of a bucket are one slot wide each. Communication starts where it stands in
-// the list, one bucket at a time, and NORM waits for it. A transfer that all ranks take part in starts when the last is
-// there.
-std::string draw_program(const Program& program, const Layout& layout);
+// The programs over time, a lane for computing and one for the network of each rank (of the first `max_ranks`):
+//                m0                m1
+//   rank 0 compute Fe F0 Fh Bh B0 Be Fe F0 Fh Bh B0 Be               NORM STEP
+//          network                                  Rh R0 Re   LOSS
+// e, 0, 1, .., h = embedding, blocks, head; R = REDUCE_GRAD, > = PUSH, < = PULL of the bucket of these layers. Not to
+// scale: every action is one slot. Communication starts once all its ranks have come to it, one call after the other.
+std::string draw_program(const Program& program, const Layout& layout, int max_ranks = 4);
 
-// Rank, coordinates, layers, sequences of the batch, bytes by category.
-std::string layout_table(const Program& program, const Layout& layout);
-// Predicted memory of one rank by category, with what it is made of.
+// Who holds what: rank, coordinates, layers, sequences of the global batch, predicted bytes by category. Ranks from
+// `max_ranks` on are left out, with a line that says so.
+std::string layout_table(const Program& program, const Layout& layout, int max_ranks = 32);
+// Predicted memory of one rank by category, with what each is made of.
 std::string memory_table(const Program& program, const Layout& layout, int rank);
+// The predicted ledger of one rank, a row per site; with `buckets` a row for each bucket.
+std::string ledger_table(const Program& program, const Layout& layout, int rank, bool buckets);
+// One synchronisation of the gradients of this model over the data axes by both kinds of data parallelism: the
+// literature's formulas beside what the ledgers predict, and the same for fp16 gradients.
+std::string traffic_summary(const Layout& layout);
 
 }  // namespace lockstep::program
