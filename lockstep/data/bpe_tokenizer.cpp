@@ -144,7 +144,8 @@ void Tokenizer::read_merges(const Component& model) {
       if (found == id_of_.end()) model.malformed(cat("merge ", rank, " needs \"", token, "\", not in the vocabulary"));
       return found->second;
     };
-    model_.set_merge(id(left), id(right), {.rank = static_cast<uint32_t>(rank), .id = id(left + right)});
+    const int32_t left_id = id(left), right_id = id(right);
+    model_.set_merge(left_id, right_id, {.rank = static_cast<uint32_t>(rank), .id = id(left + right)});
   }
 }
 
