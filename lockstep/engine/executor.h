@@ -45,6 +45,13 @@ class Executor {
   // then untouched. PeerLostError from communication.
   StepResult step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr);
 
+  // Runs `load` so that the tensors it makes are accounted as this rank's activations.
+  template <typename Load>
+  auto load(Load load_microbatches) {
+    const MemoryScope scope(memory_, MemoryCategory::kActivations);
+    return load_microbatches();
+  }
+
   // Sum of losses and valid tokens of one microbatch on this rank, without gradients.
   std::pair<double, int64_t> evaluate(const nn::Microbatch& microbatch);
 
@@ -55,6 +62,7 @@ class Executor {
   const program::Program& program() const { return program_; }
   const program::Layout& layout() const { return options_.layout; }
   bool is_server() const;
+  at::ScalarType compute_dtype() const { return options_.layout.precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat; }
   // Largest bytes per category since the start, measured as program/memory.h states them.
   program::MemoryBytes measured_memory() const;
 

@@ -33,15 +33,15 @@ nn::Microbatch load_microbatch(const data::Sampler& sampler, const MicrobatchKey
   return {.tokens = tokens.to(device), .targets = targets.to(device), .step = key.step, .first_sample = key.first_in_batch};
 }
 
-std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const program::Layout& layout, int rank, int64_t step,
-                                      at::Device device) {
+std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const program::Layout& layout, int rank,
+                                      const StepPosition& position, at::Device device) {
   std::vector<nn::Microbatch> microbatches;
   for (int64_t i = 0; i < layout.num_microbatches(); ++i) {
     const program::SampleRange range = program::microbatch_samples(layout, rank, i);
     microbatches.push_back(load_microbatch(sampler,
-                                           {.first = step * layout.global_batch + range.begin,
+                                           {.first = position.first_sample + range.begin,
                                             .count = range.end - range.begin,
-                                            .step = step,
+                                            .step = position.step,
                                             .first_in_batch = range.begin},
                                            device));
   }

@@ -24,8 +24,14 @@ struct MicrobatchKey {
 };
 nn::Microbatch load_microbatch(const data::Sampler& sampler, const MicrobatchKey& key, at::Device device);
 
-// All microbatches of `rank` in optimizer step `step` (from 0): global sample index = step * global_batch + j.
-std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const program::Layout& layout, int rank, int64_t step,
-                                      at::Device device);
+// Where an optimizer step stands in the run: its number from 0, and the index of its first sample in the data.
+struct StepPosition {
+  int64_t step = 0;
+  int64_t first_sample = 0;
+};
+
+// All microbatches of `rank` in that step: sample j of the global batch is sample first_sample + j of the data.
+std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const program::Layout& layout, int rank,
+                                      const StepPosition& position, at::Device device);
 
 }  // namespace lockstep::train

@@ -14,11 +14,11 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/hash.h"
+#include "lockstep/comm/shared_memory.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/optim/lr_schedule.h"
 #include "lockstep/train/batches.h"
 #include "lockstep/train/executor_options.h"
-#include "lockstep/train/solo_world.h"
 
 namespace lockstep::train {
 namespace {
@@ -48,7 +48,7 @@ void compare_gradients(engine::Executor& layout, engine::Executor& twin, VerifyS
   for (const auto& [name, rows] : tensors_of(twin.store().table())) {
     const at::Tensor actual = joined(rows, [&](int row) { return layout.gradient(row); });
     const at::Tensor expected = joined(rows, [&](int row) { return twin.gradient(row); });
-    const double scale = largest(expected), difference = largest(actual - expected);
+    const double scale = largest(expected), difference = largest(at::sub(actual, expected));
     const double error = scale > 0 ? difference / scale : (difference > 0 ? INFINITY : 0.0);
     if (!(error <= step.max_gradient_error) || step.worst_gradient.empty()) {
       step.max_gradient_error = error;
@@ -65,7 +65,7 @@ struct ParameterError {
 
 ParameterError parameter_error(const at::Tensor& actual, const at::Tensor& expected, const at::Tensor& gradient, double lr,
                                double noise_floor) {
-  const at::Tensor difference = (actual - expected).abs();
+  const at::Tensor difference = at::sub(actual, expected).abs();
   const at::Tensor judged = gradient.abs().ge(noise_floor * largest(gradient));
   return {largest(at::where(judged, difference, at::zeros_like(difference))) / lr, largest(difference) / lr};
 }
@@ -120,12 +120,13 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
   engine::Groups groups(world, layout.mesh);
   engine::Executor executor(executor_options(config, layout), groups);
 
-  std::unique_ptr<SoloWorld> solo;
+  std::unique_ptr<comm::World> solo;
   std::unique_ptr<engine::Groups> twin_groups;
   std::unique_ptr<engine::Executor> twin;
   const program::Layout one_rank = program::reference_layout(layout);
   if (world.rank() == 0) {
-    solo = std::make_unique<SoloWorld>();
+    solo = std::make_unique<comm::SharedMemoryWorld>(
+        std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(1))), 0, 1);
     twin_groups = std::make_unique<engine::Groups>(*solo, one_rank.mesh);
     twin = std::make_unique<engine::Executor>(executor_options(config, one_rank), *twin_groups);
   }
@@ -135,13 +136,14 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
                       .tolerances = tolerances_of(layout.precision)};
   for (int64_t index = 0; index < steps; ++index) {
     const double lr = optim::learning_rate(config.optimizer, index, config.train.steps);
+    const StepPosition position{.step = index, .first_sample = index * layout.global_batch};
     VerifyStep step;
     const engine::StepResult result =
-        executor.step(load_step(sampler, layout, world.rank(), index, device), index + 1, lr);
+        executor.step(load_step(sampler, layout, world.rank(), position, device), index + 1, lr);
     const bool agree = replicas_agree(executor, groups);
     if (!agree) step.failures.push_back("the replicas' parameters differ");
     if (twin) {
-      const engine::StepResult reference = twin->step(load_step(sampler, one_rank, 0, index, device), index + 1, lr);
+      const engine::StepResult reference = twin->step(load_step(sampler, one_rank, 0, position, device), index + 1, lr);
       step.loss = result.loss;
       step.reference_loss = reference.loss;
       step.grad_norm = result.grad_norm;

@@ -9,7 +9,11 @@ namespace lockstep::apps {
 namespace {
 
 const std::vector<RuntimeVerbRow>& runtime_verbs() {
-  static const std::vector<RuntimeVerbRow> table = {};
+  static const std::vector<RuntimeVerbRow> table = {
+      {"generate", verb_generate},
+      {"train", verb_train_on_rank},
+      {"verify", verb_verify_on_rank},
+  };
   return table;
 }
 

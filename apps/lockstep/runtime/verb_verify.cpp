@@ -8,8 +8,9 @@ namespace lockstep::apps {
 
 int verb_verify_on_rank(const CommandLine& command_line) {
   const RankJob job(command_line);
-  const train::VerifyReport report =
-      train::verify(job.config(), job.layout(), job.world(), command_line.integer("steps", 2));
+  const train::VerifyReport report = guarded(job, [&] {
+    return train::verify(job.config(), job.layout(), job.world(), command_line.integer("steps", 2));
+  });
   if (job.world().rank() == 0)
     std::fputs((command_line.json ? verify_json(report) : verify_text(report)).c_str(), stdout);
   return static_cast<int>(report.ok ? ExitCode::kOk : ExitCode::kMismatch);

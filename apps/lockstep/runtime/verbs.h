@@ -10,4 +10,8 @@ struct RuntimeVerbRow {
   int (*function)(const CommandLine&);
 };
 
+int verb_generate(const CommandLine& command_line);
+int verb_train_on_rank(const CommandLine& command_line);
+int verb_verify_on_rank(const CommandLine& command_line);
+
 }  // namespace lockstep::apps

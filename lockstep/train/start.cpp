@@ -1,0 +1,79 @@
+#include "lockstep/train/start.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "lockstep/base/file.h"
+#include "lockstep/base/hash.h"
+#include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
+#include "lockstep/train/trainer.h"
+
+namespace lockstep::train {
+namespace {
+
+std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+
+std::string memory_text(const program::MemoryBytes& memory) {
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < program::kNumMemoryCategories; ++i) {
+    const auto category = static_cast<program::MemoryCategory>(i);
+    parts.push_back(cat(program::category_name(category), " ", bytes_text(memory[category])));
+  }
+  return cat(bytes_text(memory.total()), " = ", join(parts, " + "));
+}
+
+std::string optimizer_text(const config::OptimizerSection& o) {
+  return cat("AdamW  lr ", number_text(o.lr), " -> ", number_text(o.min_lr), " after ", o.warmup_steps,
+             " warm-up steps, betas ", number_text(o.beta1), " ", number_text(o.beta2), ", weight decay ",
+             number_text(o.weight_decay), ", clip ", o.max_grad_norm > 0 ? number_text(o.max_grad_norm) : "off");
+}
+
+}  // namespace
+
+Json data_identity(const config::RunConfig& config, const program::Layout& layout, const data::Sampler& sampler) {
+  return {{"tokens", sampler.tokens().num_tokens()},
+          {"shuffle", config.data.shuffle},
+          {"seed", config.train.seed},
+          {"seq_len", layout.seq_len}};
+}
+
+HeaderTable run_header(const TrainJob& job, const engine::Executor& executor) {
+  const config::RunConfig& config = job.loaded.config;
+  const program::Layout& layout = job.layout;
+  HeaderTable table{.title = cat("lockstep train ", config.run.name, "  ->  ", config.run.dir), .rows = {}};
+  const auto row = [&](const char* name, const std::string& value) { table.rows.emplace_back(name, value); };
+  row("model", arch::describe(layout.model));
+  row("layout", program::describe(layout));
+  row("ranks", cat(job.world.size(), " on ", job.world.backend(), ", started by ", job.launcher, ", ", at::get_num_threads(),
+                   " compute threads each"));
+  row("batch", cat("global_batch(", layout.global_batch, ") = micro_batch(", layout.micro_batch, ") x ",
+                   layout.num_microbatches(), " microbatches x dp(", layout.mesh.degree(mesh::kDataAxes), "); ",
+                   layout.global_batch * layout.seq_len, " tokens a step"));
+  row("optimizer", optimizer_text(config.optimizer));
+  row("memory", cat("predicted per rank ",
+                    memory_text(program::predict_memory(layout, executor.program(), job.world.rank()))));
+  return table;
+}
+
+std::string memory_comparison(const program::MemoryBytes& predicted, const program::MemoryBytes& measured) {
+  std::vector<std::string> lines = {"memory of rank 0    predicted    measured"};
+  const auto line = [&](std::string_view name, int64_t expected, int64_t actual) {
+    lines.push_back(cat("  ", pad_right(name, 15), pad_left(bytes_text(expected), 12), pad_left(bytes_text(actual), 12)));
+  };
+  for (size_t i = 0; i < program::kNumMemoryCategories; ++i) {
+    const auto category = static_cast<program::MemoryCategory>(i);
+    line(program::category_name(category), predicted[category], measured[category]);
+  }
+  line("total", predicted.total(), measured.total());
+  return join(lines, "\n");
+}
+
+void keep_tokenizer(const config::RunConfig& config, const RunDirectory& directory) {
+  if (config.data.tokenizer.empty()) return;
+  write_file(directory.tokenizer(), read_file(config.data.tokenizer));
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,259 @@
+#include "lockstep/train/trainer.h"
+
+#include <ATen/ops/tensor.h>
+
+#include "lockstep/arch/cost.h"
+#include "lockstep/arch/model_json.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
+#include "lockstep/checkpoint/save.h"
+#include "lockstep/optim/lr_schedule.h"
+#include "lockstep/train/batches.h"
+#include "lockstep/train/evaluate.h"
+#include "lockstep/train/executor_options.h"
+#include "lockstep/train/gemm_rate.h"
+#include "lockstep/train/start.h"
+
+namespace lockstep::train {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+std::optional<data::Sampler> open_validation(const config::RunConfig& config, const program::Layout& layout) {
+  if (config.data.validation.empty()) return std::nullopt;
+  return open_validation_data(config, layout);
+}
+
+}  // namespace
+
+struct Trainer::Console0 {
+  explicit Console0(const RunDirectory& directory)
+      : console(ConsoleOptions::detect()), metrics(directory.root()) {}
+  Console console;
+  MetricsWriter metrics;
+  LossStatistics statistics;
+};
+
+Trainer::Trainer(const TrainJob& job)
+    : job_(job),
+      directory_(job.loaded.config.run.dir),
+      log_({.file = directory_.log(job.world.rank())}),
+      groups_(job.world, job.layout.mesh),
+      executor_(executor_options(job.loaded.config, job.layout), groups_),
+      device_(device_of(job.loaded.config)),
+      sampler_(open_training_data(job.loaded.config, job.layout)),
+      validation_(open_validation(job.loaded.config, job.layout)) {}
+
+Trainer::~Trainer() = default;
+
+void Trainer::run() {
+  try {
+    open_run_directory();
+    resume();
+    train();
+    finish();
+  } catch (const std::exception& error) {
+    log_.error(error.what());
+    throw;
+  }
+}
+
+void Trainer::note(const std::string& text) {
+  log_.info(text);
+  if (rank0_) rank0_->console.note(text);
+}
+
+void Trainer::open_run_directory() {
+  log_.info(cat("rank ", job_.world.rank(), " of ", job_.world.size(), " (", job_.layout.mesh.describe(job_.world.rank()),
+                "), ", job_.world.backend(), ", started by ", job_.launcher));
+  if (is_rank0()) {
+    directory_.open({.config_text = config::resolved_toml(job_.loaded),
+                     .model = arch::model_json(job_.layout.model),
+                     .environment = describe_environment({{"launcher", job_.launcher},
+                                                          {"world_size", job_.world.size()},
+                                                          {"backend", job_.world.backend()},
+                                                          {"lockstep", job_.version}})});
+    keep_tokenizer(config(), directory_);
+    rank0_ = std::make_unique<Console0>(directory_);
+    rank0_->console.header(run_header(job_, executor_));
+  }
+  groups_.world().barrier({.site = "start"}).wait();
+  gemm_rate_ = measure_gemm_rate(executor_.compute_dtype(), device_);
+}
+
+void Trainer::resume() {
+  if (config().checkpoint.resume == "none") return;
+  const bool automatic = config().checkpoint.resume == "auto";
+  const std::vector<engine::StateTensor> state = executor_.store().state();
+  const auto resumed =
+      checkpoint::resume({.path = automatic ? directory_.checkpoints() : std::filesystem::path(config().checkpoint.resume),
+                          .state = state,
+                          .world = groups_.world(),
+                          .model = arch::model_json(job_.layout.model)});
+  if (!resumed && !automatic)
+    throw CheckpointError({.code = "LS1310", .what = cat("no checkpoint in ", config().checkpoint.resume)});
+  if (!resumed) return;
+  for (const checkpoint::StepFolder& folder : resumed->skipped)
+    note(cat("skipped ", folder.path.string(), ": ", folder.problem));
+  if (automatic) check_resumed(*resumed);
+  executor_.store().loaded();
+  step_ = resumed_at_ = saved_at_ = resumed->train_state.step;
+  consumed_samples_ = resumed->train_state.consumed_samples;
+  consumed_tokens_ = resumed->train_state.consumed_tokens;
+  note(cat("resumed from ", resumed->path.string(), " at step ", step_));
+  if (rank0_) rank0_->metrics.event("resume", step_, {{"path", resumed->path.string()}});
+}
+
+// A run that goes on must go on in the same data: sample i would otherwise be another one.
+void Trainer::check_resumed(const checkpoint::Resumed& resumed) {
+  const Json now = data_identity(config(), job_.layout, sampler_);
+  if (resumed.train_state.data != now)
+    throw CheckpointError({.code = "LS1311",
+                           .what = cat(resumed.path.string(), " was trained on other data or in another order\n  checkpoint ",
+                                       resumed.train_state.data.dump(), "\n  now        ", now.dump()),
+                           .way_out = cat("give the run another name, or start from these weights on the new data with "
+                                          "--checkpoint.resume=", resumed.path.string())});
+}
+
+void Trainer::train() {
+  last_save_ = Clock::now();
+  while (step_ < config().train.steps) {
+    const double lr = optim::learning_rate(config().optimizer, step_, config().train.steps);
+    const auto begin = Clock::now();
+    const engine::StepResult result = train_step(lr);
+    log_step(result, lr, seconds_since(begin));
+    evaluate_if_due();
+    save_if_due();
+  }
+}
+
+engine::StepResult Trainer::train_step(double lr) {
+  const auto begin = Clock::now();
+  const std::vector<nn::Microbatch> microbatches =
+      executor_.load([&] {
+        return load_step(sampler_, job_.layout, job_.world.rank(), {.step = step_, .first_sample = consumed_samples_}, device_);
+      });
+  data_seconds_ = seconds_since(begin);
+  const engine::StepResult result = executor_.step(microbatches, step_ + 1, lr);
+  ++step_;
+  consumed_samples_ += job_.layout.global_batch;
+  consumed_tokens_ += result.tokens;
+  last_loss_ = result.loss;
+  return result;
+}
+
+double Trainer::worst_memory_gib() {
+  const at::Tensor bytes = at::tensor({executor_.measured_memory().total()}, at::kLong);
+  groups_.world()
+      .all_reduce(bytes, {.site = "memory", .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax})
+      .wait();
+  return static_cast<double>(bytes.item<int64_t>()) / static_cast<double>(kGiB);
+}
+
+void Trainer::log_step(const engine::StepResult& result, double lr, double seconds) {
+  const bool logged = step_ % config().train.log_every == 0 || step_ == resumed_at_ + 1 || step_ == config().train.steps;
+  const double memory_gib = logged ? worst_memory_gib() : 0;
+  if (!rank0_) return;
+  const auto tokens = static_cast<double>(result.tokens);
+  const double flops = tokens * arch::model_flops_per_token(job_.layout.model, job_.layout.seq_len);
+  const double mfu = flops / seconds / (gemm_rate_ * job_.world.size());
+  const StepRow row{.step = step_,
+                    .total_steps = config().train.steps,
+                    .loss = result.loss,
+                    .z = rank0_->statistics.add(result.loss),
+                    .grad_norm = result.grad_norm,
+                    .lr = lr,
+                    .tokens_per_s = tokens / seconds,
+                    .mfu = mfu,
+                    .step_seconds = seconds,
+                    .memory_gib = memory_gib,
+                    .eta_seconds = seconds * static_cast<double>(config().train.steps - step_)};
+  if (!logged) return rank0_->console.live(row);
+  rank0_->console.row(row);
+  rank0_->metrics.step(step_, consumed_tokens_,
+                       {{"train/loss", result.loss},
+                        {"train/grad_norm", result.grad_norm},
+                        {"train/lr", lr},
+                        {"perf/tokens_per_s", tokens / seconds},
+                        {"perf/step_ms", seconds * 1000},
+                        {"perf/mfu", mfu},
+                        {"perf/exposed_comm", result.exposed_comm_seconds / seconds},
+                        {"data/wait", data_seconds_ / seconds},
+                        {"mem/peak_gib", memory_gib}});
+  if (step_ == resumed_at_ + 1) compare_memory();
+}
+
+void Trainer::compare_memory() {
+  const std::string table = memory_comparison(
+      program::predict_memory(job_.layout, executor_.program(), job_.world.rank()), executor_.measured_memory());
+  for (const std::string& line : split(table, '\n')) note(line);
+}
+
+std::optional<double> Trainer::evaluate_if_due() {
+  const int64_t every = config().train.eval_every;
+  if (!validation_ || every == 0 || (step_ % every != 0 && step_ != config().train.steps)) return std::nullopt;
+  const auto begin = Clock::now();
+  const double loss = evaluate(executor_, groups_, *validation_, config().train.eval_samples, device_);
+  note(cat("validation loss ", number_text(static_cast<float>(loss)), " at step ", step_));
+  if (rank0_)
+    rank0_->metrics.event("eval", step_, {{"validation/loss", loss}, {"seconds", seconds_since(begin)}});
+  return loss;
+}
+
+void Trainer::save_if_due() {
+  const config::Interval& every = config().checkpoint.every;
+  if (step_ == config().train.steps) return;  // finish() saves the last one
+  if (every.steps) {
+    if (step_ % *every.steps == 0) save();
+    return;
+  }
+  // Clocks differ: rank 0's decides for all.
+  const at::Tensor due = at::tensor({seconds_since(last_save_) >= every.seconds.value_or(0) ? int64_t{1} : int64_t{0}}, at::kLong);
+  groups_.world().broadcast(due, 0, {.site = "checkpoint due", .algorithm = program::Algorithm::kDirect}).wait();
+  if (due.item<int64_t>() != 0) save();
+}
+
+checkpoint::TrainState Trainer::train_state() const {
+  return {.step = step_,
+          .consumed_samples = consumed_samples_,
+          .consumed_tokens = consumed_tokens_,
+          .seed = static_cast<uint64_t>(config().train.seed),
+          .data = data_identity(config(), job_.layout, sampler_),
+          .model = arch::model_json(job_.layout.model),
+          .version = job_.version,
+          .world_size = job_.world.size(),
+          .layout = program::describe(job_.layout)};
+}
+
+void Trainer::save() {
+  const auto begin = Clock::now();
+  const std::vector<engine::StateTensor> state = executor_.store().state();
+  const checkpoint::TrainState train_state = this->train_state();
+  const checkpoint::SaveResult saved = checkpoint::save({.directory = directory_.checkpoints(),
+                                                         .state = state,
+                                                         .train_state = train_state,
+                                                         .world = groups_.world(),
+                                                         .keep = static_cast<int>(config().checkpoint.keep)});
+  last_save_ = Clock::now();
+  saved_at_ = step_;
+  const double seconds = seconds_since(begin);
+  note(cat("checkpoint ", saved.path.string(), "  ", format_bytes(static_cast<double>(saved.bytes)), " in ",
+           format_duration(seconds)));
+  if (rank0_) rank0_->metrics.event("checkpoint", step_, {{"path", saved.path.string()}, {"seconds", seconds}});
+}
+
+void Trainer::finish() {
+  if (saved_at_ == config().train.steps && resumed_at_ == step_) {
+    note(cat("nothing to do: the run has its ", step_, " steps; raise train.steps to go on"));
+  } else if (saved_at_ != step_) {
+    save();
+  }
+  if (!rank0_) return;
+  rank0_->metrics.event("stop", step_, {{"code", 0}});
+  directory_.finish(step_, last_loss_);
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,86 @@
+// The training run around the step program: data in, metrics and checkpoints out.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/base/log.h"
+#include "lockstep/checkpoint/load.h"
+#include "lockstep/checkpoint/train_state.h"
+#include "lockstep/comm/world.h"
+#include "lockstep/config/load.h"
+#include "lockstep/data/sampler.h"
+#include "lockstep/engine/executor.h"
+#include "lockstep/program/layout.h"
+#include "lockstep/train/console.h"
+#include "lockstep/train/metrics.h"
+#include "lockstep/train/run_directory.h"
+
+namespace lockstep::train {
+
+struct TrainJob {
+  const config::LoadedConfig& loaded;
+  const program::Layout& layout;
+  comm::World& world;
+  std::string launcher{};  // who started the ranks, for env.json
+  std::string version{};   // of Lockstep
+};
+
+// One rank's part of a run. Rank 0 writes the run directory and the terminal; every rank writes its log.
+class Trainer {
+ public:
+  explicit Trainer(const TrainJob& job);
+  ~Trainer();
+
+  // From the newest checkpoint (as checkpoint.resume says) to the last step. Errors as Executor::step, checkpoint::save
+  // and checkpoint::resume; they are in the log when they leave here.
+  void run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Console0;  // what only rank 0 has
+
+  void open_run_directory();
+  void resume();
+  void check_resumed(const checkpoint::Resumed& resumed);
+  void train();
+  engine::StepResult train_step(double lr);
+  void log_step(const engine::StepResult& result, double lr, double seconds);
+  void compare_memory();
+  std::optional<double> evaluate_if_due();
+  void save_if_due();
+  void save();
+  void finish();
+  void note(const std::string& text);
+
+  bool is_rank0() const { return job_.world.rank() == 0; }
+  const config::RunConfig& config() const { return job_.loaded.config; }
+  checkpoint::TrainState train_state() const;
+  double worst_memory_gib();
+
+  TrainJob job_;
+  RunDirectory directory_;
+  Log log_;
+  engine::Groups groups_;
+  engine::Executor executor_;
+  at::Device device_;
+  data::Sampler sampler_;
+  std::optional<data::Sampler> validation_;
+  std::unique_ptr<Console0> rank0_;
+
+  // The position of the run: everything a checkpoint must remember.
+  int64_t step_ = 0;  // optimizer steps done
+  int64_t consumed_samples_ = 0;
+  int64_t consumed_tokens_ = 0;
+
+  int64_t resumed_at_ = 0;
+  int64_t saved_at_ = -1;
+  double last_loss_ = 0;
+  double data_seconds_ = 0;
+  double gemm_rate_ = 0;  // FLOP/s of this rank
+  Clock::time_point last_save_;
+};
+
+}  // namespace lockstep::train
