@@ -1,0 +1,50 @@
+// The folder `checkpoints/` of a run: step-00001200/{model,optim,train_state.json,manifest.json}, and what is being written
+// in .tmp-*. The newest step is found by reading manifests; the link `latest` is for people.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/checkpoint/manifest.h"
+#include "lockstep/checkpoint/train_state.h"
+
+namespace lockstep::checkpoint {
+
+std::string step_name(int64_t step);                       // "step-00001200"
+std::optional<int64_t> parse_step_name(std::string_view);  // nothing for any other name
+
+// The manifest of a step's folder, with all its files present and of the right size; checksums of tensors are not read.
+// CheckpointError LS1302, LS1303 (which file), LS1305.
+Manifest read_manifest(const std::filesystem::path& step_folder);
+TrainState read_train_state(const std::filesystem::path& step_folder, const Manifest& manifest);
+
+// Reads every byte of the checkpoint; one line per file or tensor that is not what was written, naming it.
+std::vector<std::string> verify_sums(const std::filesystem::path& step_folder, const Manifest& manifest);
+
+// One step-* folder; whole if `problem` is empty.
+struct StepFolder {
+  std::filesystem::path path;
+  int64_t step = 0;
+  std::string problem{};
+};
+// Newest first; empty where `directory` does not exist. Does not read tensors.
+std::vector<StepFolder> list_steps(const std::filesystem::path& directory);
+
+struct Latest {
+  std::optional<std::filesystem::path> path{};  // of the newest whole step
+  int64_t step = 0;
+  std::vector<StepFolder> skipped{};  // newer, but not whole: to be reported
+};
+Latest find_latest(const std::filesystem::path& directory);
+
+// Removes what unfinished saves left behind.
+void remove_temporary(const std::filesystem::path& directory);
+// Keeps step `newest` and the keep - 1 whole steps before it (0 = all); returns the names of the removed ones. Later
+// steps, which a run that went back left behind, and broken ones stay.
+std::vector<std::string> remove_old_steps(const std::filesystem::path& directory, int64_t newest, int keep);
+
+}  // namespace lockstep::checkpoint

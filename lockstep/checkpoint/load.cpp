@@ -1,0 +1,188 @@
+#include "lockstep/checkpoint/load.h"
+
+#include <map>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/text.h"
+#include "lockstep/checkpoint/agree.h"
+#include "lockstep/checkpoint/piece_reader.h"
+#include "lockstep/checkpoint/shard_writer.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using engine::StateKind;
+using engine::StateTensor;
+
+constexpr size_t kShown = 5;  // lines of a list of differences
+
+// At most kShown of them, indented, as further lines of a message.
+std::string listed(const std::vector<std::string>& lines) {
+  std::string text;
+  for (size_t i = 0; i < std::min(kShown, lines.size()); ++i) text += "\n  " + lines[i];
+  if (lines.size() > kShown) text += cat("   (first ", kShown, " of ", lines.size(), " shown)");
+  return text;
+}
+
+[[noreturn]] void other_model(const fs::path& folder, const std::string& how, const std::vector<std::string>& lines) {
+  throw CheckpointError({.code = "LS1307",
+                         .what = cat("checkpoint ", folder.string(), " belongs to another model (", how, ")", listed(lines)),
+                         .way_out = "set the model of the checkpoint in [model], or start afresh with checkpoint.resume = \"none\""});
+}
+
+// Which saved tensor fills this one: the most precise copy of what it stands for.
+const ManifestTensor* source_of(const StateTensor& target, const Manifest& manifest, std::string* name) {
+  StateTensor master = target, parameter = target;
+  master.kind = StateKind::kMaster;
+  parameter.kind = StateKind::kParameter;
+  std::vector<std::string> names = {saved_name(target)};
+  if (target.kind == StateKind::kMaster) names = {saved_name(master), saved_name(parameter)};
+  if (target.kind == StateKind::kParameter && target.local.scalar_type() == at::kFloat)
+    names = {saved_name(master), saved_name(parameter)};
+  for (const std::string& candidate : names) {
+    const auto found = manifest.tensors.find(candidate);
+    if (found == manifest.tensors.end()) continue;
+    *name = candidate;
+    return &found->second;
+  }
+  return nullptr;
+}
+
+struct PieceJob {
+  std::string name;
+  const Piece* piece = nullptr;
+  std::vector<Destination> destinations{};
+};
+using Jobs = std::map<std::string, std::map<const Piece*, PieceJob>>;  // by file
+
+// What to read for `state`, or the error that says why this checkpoint cannot give it.
+Jobs plan(const fs::path& folder, const Manifest& manifest, std::span<const StateTensor> state) {
+  Jobs jobs;
+  std::vector<std::string> different, missing;
+  for (const StateTensor& target : state) {
+    std::string name;
+    const ManifestTensor* source = source_of(target, manifest, &name);
+    if (source == nullptr) {
+      (target.kind == StateKind::kParameter ? different : missing)
+          .push_back(cat(saved_name(target), "   not in the checkpoint   config ", shape_text(target.global_shape)));
+      continue;
+    }
+    if (source->shape != target.global_shape) {
+      if (target.kind == StateKind::kParameter)
+        different.push_back(cat(target.name, "   checkpoint ", shape_text(source->shape), "   config ",
+                                shape_text(target.global_shape)));
+      continue;
+    }
+    const Box box{target.offset, target.local.sizes().vec()};
+    for (const Piece& piece : source->pieces) {
+      if (!intersect(piece.box, box)) continue;
+      PieceJob& job = jobs[piece.file][&piece];
+      job.name = name;
+      job.piece = &piece;
+      job.destinations.push_back({box, target.local});
+    }
+  }
+  const auto parameters = std::count_if(state.begin(), state.end(), [](const auto& t) { return t.kind == StateKind::kParameter; });
+  if (!different.empty()) other_model(folder, cat(different.size(), " of ", parameters, " shapes differ"), different);
+  if (!missing.empty())
+    throw CheckpointError({.code = "LS1308",
+                           .what = cat("checkpoint ", folder.string(), " lacks optimizer state", listed(missing)),
+                           .way_out = "it can be used for generation, but not to go on with training"});
+  return jobs;
+}
+
+TrainState load_into(const fs::path& folder, std::span<const StateTensor> state) {
+  const Manifest manifest = read_manifest(folder);
+  const TrainState train_state = read_train_state(folder, manifest);
+  for (const auto& [file, pieces] : plan(folder, manifest, state)) {
+    const PieceReader reader(folder, file, manifest);
+    for (const auto& [piece, job] : pieces) reader.read(job.name, *piece, job.destinations);
+  }
+  return train_state;
+}
+
+void compare_models(const fs::path& folder, const Json& wanted, const Json& saved) {
+  if (!wanted.is_object()) return;
+  std::vector<std::string> lines;
+  for (const auto& [key, value] : wanted.items()) {
+    const Json theirs = saved.is_object() && saved.contains(key) ? saved[key] : Json();
+    if (theirs != value) lines.push_back(cat(key, "   checkpoint ", theirs.dump(), "   config ", value.dump()));
+  }
+  if (!lines.empty()) other_model(folder, cat(lines.size(), " of ", wanted.size(), " settings differ"), lines);
+}
+
+// Whether a worse checkpoint explains the error, so that an older one may do.
+bool is_damage(const std::string& code) { return code != "LS1307" && code != "LS1308"; }
+
+// One step on all ranks. A problem is "" if it was loaded; an error that no older step would mend is thrown on all ranks.
+struct Attempt {
+  TrainState train_state{};
+  std::string problem{};
+};
+Attempt attempt(const ResumeRequest& request, const fs::path& folder) {
+  Attempt result;
+  std::optional<Error> mismatch;
+  const std::string wrong = agree(request.world, "checkpoint model", [&] {
+    try {
+      const Manifest manifest = read_manifest(folder);
+      compare_models(folder, request.model, read_train_state(folder, manifest).model);
+      plan(folder, manifest, request.state);
+    } catch (const CheckpointError& error) {
+      if (is_damage(error.message().code)) return;  // found again below
+      mismatch = error;
+      throw;
+    }
+  });
+  if (mismatch) throw CheckpointError(mismatch->message());
+  if (!wrong.empty()) throw CheckpointError({.code = "LS1307", .what = wrong});
+  result.problem = agree(request.world, "checkpoint load", [&] { result.train_state = load_into(folder, request.state); });
+  return result;
+}
+
+[[noreturn]] void none_whole(const fs::path& path, const std::vector<StepFolder>& skipped) {
+  std::vector<std::string> lines;
+  for (const StepFolder& step : skipped) lines.push_back(cat(step.path.filename().string(), ": ", step.problem));
+  throw CheckpointError({.code = "LS1301",
+                         .what = cat("no whole checkpoint in ", path.string(), listed(lines)),
+                         .way_out = "start afresh with checkpoint.resume = \"none\", or name a checkpoint of another run"});
+}
+
+}  // namespace
+
+TrainState load(const fs::path& step_folder, std::span<const StateTensor> state) { return load_into(step_folder, state); }
+
+TrainState load_parameters_only(const fs::path& step_folder, std::span<const StateTensor> state) {
+  std::vector<StateTensor> parameters;
+  std::copy_if(state.begin(), state.end(), std::back_inserter(parameters),
+               [](const StateTensor& tensor) { return tensor.kind == StateKind::kParameter; });
+  return load_into(step_folder, parameters);
+}
+
+std::optional<Resumed> resume(const ResumeRequest& request) {
+  std::vector<StepFolder> candidates;
+  if (request.world.rank() == 0) {
+    const bool one_step = parse_step_name(fs::weakly_canonical(request.path).filename().string()).has_value();
+    candidates = one_step ? std::vector<StepFolder>{{.path = request.path}} : list_steps(request.path);
+  }
+  Resumed resumed;
+  const int64_t count = broadcast_number(request.world, "checkpoint count", static_cast<int64_t>(candidates.size()));
+  for (int64_t i = 0; i < count; ++i) {
+    // Rank 0 alone has the list; the others learn the step, and -1 stands for the folder that the request names.
+    const StepFolder mine = request.world.rank() == 0 ? candidates[static_cast<size_t>(i)] : StepFolder{};
+    const bool whole_folder = mine.path == request.path;
+    const int64_t step = broadcast_number(request.world, "checkpoint step", whole_folder ? -1 : mine.step);
+    const fs::path folder = step < 0 ? request.path : request.path / step_name(step);
+    Attempt result = attempt(request, folder);
+    if (result.problem.empty()) {
+      resumed.path = folder;
+      resumed.train_state = std::move(result.train_state);
+      return resumed;
+    }
+    resumed.skipped.push_back({.path = folder, .step = step, .problem = result.problem});
+  }
+  if (count == 0) return std::nullopt;
+  none_whole(request.path, resumed.skipped);
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,79 @@
+#include "lockstep/checkpoint/piece_reader.h"
+
+#include <ATen/ops/empty.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/hash.h"
+#include "lockstep/base/text.h"
+#include "lockstep/checkpoint/dtype.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr int64_t kChunkBytes = int64_t{16} << 20;
+
+SafetensorsFile open(const std::filesystem::path& path) {
+  try {
+    return SafetensorsFile(path);
+  } catch (const DataError& error) {
+    throw CheckpointError({.code = "LS1303", .what = cat(path.string(), ": ", error.message().what)});
+  }
+}
+
+// `box`, of a tensor whose first element is at `origin` of the global tensor.
+at::Tensor view(at::Tensor tensor, const Sizes& origin, const Box& box) {
+  for (size_t dim = 0; dim < box.shape.size(); ++dim)
+    tensor = tensor.narrow(static_cast<int64_t>(dim), box.offset[dim] - origin[dim], box.shape[dim]);
+  return tensor;
+}
+
+// The same as a box of at least one dim, so that a scalar is one row.
+int64_t num_rows(const Box& box) { return box.shape.empty() ? 1 : box.shape[0]; }
+
+Box rows_of(Box box, int64_t first, int64_t count) {
+  if (box.shape.empty()) return box;
+  box.offset[0] += first;
+  box.shape[0] = count;
+  return box;
+}
+
+}  // namespace
+
+PieceReader::PieceReader(const std::filesystem::path& step_folder, const std::string& file, const Manifest& manifest)
+    : file_(open(step_folder / file)) {
+  const ManifestFile& expected = manifest.files.at(file);
+  if (file_.size() != expected.size || file_.header_hash() != expected.hash)
+    throw CheckpointError({.code = "LS1303",
+                           .what = cat(file_.path().string(), ": its header does not match the checksum in the manifest")});
+}
+
+void PieceReader::read(const std::string& name, const Piece& piece, const std::vector<Destination>& destinations) const {
+  const SafetensorsEntry* entry = file_.find(name);
+  if (entry == nullptr || entry->shape != piece.box.shape)
+    throw CheckpointError({.code = "LS1303",
+                           .what = cat(file_.path().string(), ": no piece of shape ", shape_text(piece.box.shape),
+                                       " of tensor '", name, "', which the manifest promises")});
+  const int64_t rows = num_rows(piece.box);
+  const int64_t row_bytes = static_cast<int64_t>(entry->end - entry->begin) / rows;
+  const int64_t chunk_rows = std::min(rows, std::max<int64_t>(1, kChunkBytes / row_bytes));
+  const auto options = at::TensorOptions().dtype(scalar_type(entry->dtype).value());
+  const at::Tensor buffer = at::empty(rows_of(piece.box, 0, chunk_rows).shape, options);
+  Hasher hasher;
+  for (int64_t row = 0; row < rows; row += chunk_rows) {
+    const Box chunk = rows_of(piece.box, row, std::min(chunk_rows, rows - row));
+    const auto bytes = static_cast<size_t>(num_rows(chunk) * row_bytes);
+    file_.read(*entry, static_cast<uint64_t>(row * row_bytes), buffer.mutable_data_ptr(), bytes);
+    hasher.update(buffer.const_data_ptr(), bytes);
+    for (const Destination& destination : destinations) {
+      const auto common = intersect(chunk, destination.box);
+      if (!common) continue;
+      view(destination.tensor, destination.box.offset, *common).copy_(view(buffer, chunk.offset, *common));
+    }
+  }
+  if (hasher.hash() != piece.hash)
+    throw CheckpointError({.code = "LS1304",
+                           .what = cat(file_.path().string(), ": tensor '", name, "' is damaged: xxh3 ",
+                                       hash_text(hasher.hash()), ", ", hash_text(piece.hash), " was written")});
+}
+
+}  // namespace lockstep::checkpoint

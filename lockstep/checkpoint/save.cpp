@@ -1,0 +1,113 @@
+#include "lockstep/checkpoint/save.h"
+
+#include <unistd.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/file.h"
+#include "lockstep/base/hash.h"
+#include "lockstep/base/text.h"
+#include "lockstep/checkpoint/agree.h"
+#include "lockstep/checkpoint/directory.h"
+#include "lockstep/checkpoint/shard_writer.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Saver {
+ public:
+  explicit Saver(const SaveRequest& request)
+      : request_(request),
+        final_(request.directory / step_name(request.train_state.step)),
+        temporary_(request.directory / cat(".tmp-", step_name(request.train_state.step))) {}
+
+  SaveResult run() {
+    together("checkpoint prepare", [this] { on_rank_0(&Saver::prepare); });
+    together("checkpoint write", [this] { write_own(); });
+    together("checkpoint publish", [this] { on_rank_0(&Saver::publish); });
+    result_.path = final_;
+    result_.bytes = static_cast<uint64_t>(
+        broadcast_number(request_.world, "checkpoint bytes", static_cast<int64_t>(result_.bytes)));
+    return std::move(result_);
+  }
+
+ private:
+  void together(const std::string& site, const std::function<void()>& work) {
+    const std::string problem = agree(request_.world, site, work);
+    if (problem.empty()) return;
+    throw CheckpointError({.code = "LS1306",
+                           .what = cat("checkpoint of step ", request_.train_state.step, " was not written: ", problem),
+                           .way_out = cat("earlier checkpoints in ", request_.directory.string(), " are untouched")});
+  }
+  void on_rank_0(void (Saver::*work)()) {
+    if (request_.world.rank() == 0) (this->*work)();
+  }
+
+  void prepare() {
+    fs::create_directories(request_.directory);
+    remove_temporary(request_.directory);
+    fs::create_directory(temporary_);
+  }
+
+  // Not named *.safetensors: readers of the folder take every such file.
+  fs::path fragment(int rank) const { return temporary_ / cat("fragment-", rank, ".json"); }
+
+  void write_own() {
+    const int rank = request_.world.rank();
+    if (!fs::is_directory(temporary_))
+      throw CheckpointError({.code = "LS1306", .what = cat("cannot see ", temporary_.string(), ", which rank 0 made: ",
+                                                           "checkpoints need a file system that all ranks share")});
+    Manifest own = write_shards(temporary_, request_.state, rank);
+    own.step = request_.train_state.step;
+    write_file(fragment(rank), manifest_text(own));
+  }
+
+  Manifest gather() const {
+    Manifest manifest{.step = request_.train_state.step, .version = request_.train_state.version};
+    for (int rank = 0; rank < request_.world.size(); ++rank) {
+      const std::string path = fragment(rank).string();
+      manifest.merge(parse_manifest(read_file(path), path, /*partial=*/true));
+    }
+    check_cover(manifest, temporary_.string());
+    return manifest;
+  }
+
+  void publish() {
+    Manifest manifest = gather();
+    const std::string state = train_state_text(request_.train_state);
+    write_file(temporary_ / kTrainStateName, state);
+    manifest.files[kTrainStateName] = {.size = state.size(), .hash = hash64(state)};
+    for (int rank = 0; rank < request_.world.size(); ++rank) fs::remove(fragment(rank));
+    for (const char* sub : {"model", "optim"}) {
+      if (fs::exists(temporary_ / sub)) sync_directory(temporary_ / sub);
+    }
+    write_file(temporary_ / kManifestName, manifest_text(manifest));
+    rename_into_place();
+    read_manifest(final_);
+    result_.bytes = manifest.total_bytes();
+    result_.removed = remove_old_steps(request_.directory, manifest.step, request_.keep);
+  }
+
+  void rename_into_place() {
+    const fs::path replaced = request_.directory / cat(".tmp-replaced-", final_.filename().string());
+    if (fs::exists(final_)) fs::rename(final_, replaced);
+    fs::rename(temporary_, final_);
+    sync_directory(request_.directory);
+    fs::remove_all(replaced);
+    const fs::path link = request_.directory / ".tmp-latest";
+    fs::create_directory_symlink(final_.filename(), link);
+    fs::rename(link, request_.directory / "latest");
+  }
+
+  const SaveRequest& request_;
+  fs::path final_;
+  fs::path temporary_;
+  SaveResult result_{};
+};
+
+}  // namespace
+
+SaveResult save(const SaveRequest& request) { return Saver(request).run(); }
+
+}  // namespace lockstep::checkpoint

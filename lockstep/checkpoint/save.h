@@ -1,0 +1,36 @@
+// Saving a checkpoint: all ranks write their shares at once, and it exists from the moment its folder is renamed.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/train_state.h"
+#include "lockstep/comm/communicator.h"
+#include "lockstep/engine/state.h"
+
+namespace lockstep::checkpoint {
+
+struct SaveRequest {
+  std::filesystem::path directory;  // RUN/checkpoints, on a file system that all ranks share; made where missing
+  std::span<const engine::StateTensor> state;  // of this rank; together the ranks must hold every tensor whole
+  const TrainState& train_state;               // rank 0's is written
+  comm::Communicator& world;
+  int keep = 0;  // how many steps to keep, this one included; 0 = all
+};
+
+struct SaveResult {
+  std::filesystem::path path;  // .../step-00001200
+  uint64_t bytes = 0;          // of all files, on every rank
+  std::vector<std::string> removed{};  // names of old steps, on rank 0
+};
+
+// Collective. Every rank writes into .tmp-step-00001200, rank 0 gathers the manifest, writes it last and renames the
+// folder; older steps are removed only after the new one was read back. If any rank fails, every rank throws CheckpointError
+// LS1306 with that rank's reason, and older steps are untouched. A step of the same number is replaced.
+// The deadline of `world` bounds how much longer one rank may write than another.
+SaveResult save(const SaveRequest& request);
+
+}  // namespace lockstep::checkpoint
