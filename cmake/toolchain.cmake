@@ -11,8 +11,8 @@ if(LOCKSTEP_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
 
-# -Wrestrict: false positives of g++ 12 on std::string (gcc bug 105651).
-add_compile_options(-Wall -Wextra -Wpedantic -Werror -Wno-restrict -fno-plt
+# -Wrestrict, -Warray-bounds: false positives of g++ 12 on std::string (gcc bugs 105651, 105329).
+add_compile_options(-Wall -Wextra -Wpedantic -Werror -Wno-restrict -Wno-array-bounds -fno-plt
                     -fstack-protector-strong -fpch-preprocess)
 add_compile_definitions(_GLIBCXX_ASSERTIONS)
 if(LOCKSTEP_SANITIZE)
