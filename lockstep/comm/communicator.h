@@ -7,16 +7,15 @@
 
 #include <chrono>
 #include <memory>
-#include <span>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/elements.h"
 #include "lockstep/comm/transport.h"
 #include "lockstep/program/ledger.h"
 
 namespace lockstep::comm {
-
-enum class ReduceOp { kSum, kMax };
 
 // A collective in flight. Copyable handle; the tensors stay alive until it is done. wait() rethrows what went wrong
 // (PeerLostError naming the missing rank). A default-constructed Work is done.
@@ -30,6 +29,7 @@ class Work {
 
  private:
   friend class Communicator;
+  friend class CallQueue;
   struct State;
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
   std::shared_ptr<State> state_;
@@ -37,7 +37,9 @@ class Work {
 
 struct CallOptions {
   std::string site;  // what it is for; the key of the ledger and the text of errors: "reduce_grad bucket 0"
-  program::Algorithm algorithm = program::Algorithm::kRing;
+  // Unset: ring for all_reduce, all_gather and reduce_scatter, tree for reduce and broadcast; the others know only kDirect.
+  // InternalError for one that the collective does not have (program::supports).
+  std::optional<program::Algorithm> algorithm{};
   ReduceOp op = ReduceOp::kSum;
 };
 
@@ -48,9 +50,14 @@ struct CommunicatorOptions {
 };
 
 // Calls of one communicator run in the order in which they were made, on its own progress thread; all ranks of the group
-// must make the same calls in the same order. Sums are in a fixed order: the same bits on every run and on every rank.
-// Tensors: contiguous, fp32, fp64, bf16 or int64 (else InternalError naming site and dtype); in place where not said otherwise.
+// must make the same calls in the same order, with the same site. Ranks that do not are told so (InternalError with both
+// calls). Sums are in a fixed order: the same bits on every run and on every rank.
+// Tensors: contiguous, fp32, fp64, bf16 or int64 (else InternalError naming site and dtype); in place where not said otherwise;
+// not touched by the caller until wait(). One on a GPU goes through a copy on the host, taken when the call is made and
+// written back before wait() returns.
 // A group of one returns its input and records nothing.
+// After a failure every later call fails alike. The destructor lets calls in flight end, or cuts them short where it runs
+// because of an exception; it never waits longer than the deadline of each wait.
 class Communicator {
  public:
   Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options);
@@ -70,14 +77,18 @@ class Communicator {
   Work reduce_scatter(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
   // Part p of input goes to rank p; part p of output comes from rank p. Equal parts.
   Work all_to_all(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
+  // Equal parts; the full tensor (gather's output, scatter's input) is read on root only and may be undefined elsewhere.
   Work gather(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options);
   Work scatter(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options);
+  // Between two ranks; sites may differ.
   Work send(const at::Tensor& tensor, int peer, const CallOptions& options);
   Work recv(const at::Tensor& tensor, int peer, const CallOptions& options);
   Work barrier(const CallOptions& options);
 
   // What this rank put on the links since the last call; the caller owns the result. Waits for calls in flight.
   program::Ledger take_ledger();
+  // The last calls, one per line, for a report.
+  std::string last_calls() const;
 
  private:
   struct Impl;

@@ -1,0 +1,244 @@
+#include "lockstep/comm/algorithms.h"
+
+#include <bit>
+#include <cstring>
+#include <functional>
+#include <memory>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/mesh/placement.h"
+
+namespace lockstep::comm {
+namespace {
+
+using program::Algorithm;
+using Bytes = std::span<std::byte>;
+
+// A buffer cut into chunks.
+class Chunks {
+ public:
+  Chunks(const Elements& buffer, int parts) : buffer_(buffer), parts_(parts) {}
+  Bytes operator[](int chunk) const { return window(chunk, 1); }
+  // `count` chunks from `first` on: they lie side by side.
+  Bytes window(int first, int count) const {
+    const int64_t begin = mesh::shard_range(buffer_.numel, parts_, first).begin;
+    const int64_t end = mesh::shard_range(buffer_.numel, parts_, first + count - 1).end;
+    return {buffer_.data + static_cast<size_t>(begin) * buffer_.size, static_cast<size_t>(end - begin) * buffer_.size};
+  }
+
+ private:
+  const Elements& buffer_;
+  int parts_;
+};
+
+Bytes all_of(const Elements& buffer) { return {buffer.data, static_cast<size_t>(buffer.numel) * buffer.size}; }
+
+// The consumer that writes own (op) arriving to `out`.
+auto combine_into(std::byte* out, const std::byte* own, Combine combine) {
+  return [=](std::span<const std::byte> piece, size_t offset) {
+    combine(out + offset, own + offset, piece.data(), piece.size());
+  };
+}
+
+// Where a rank puts the sum of its own chunk and what arrived, in each step of a ring.
+using Destination = std::function<std::byte*(int step, Bytes own)>;
+
+void ring_reduce_scatter(Link& link, const Chunks& input, Combine combine, const Destination& destination) {
+  const int n = link.size();
+  const int r = link.rank();
+  std::span<const std::byte> outgoing = input[link.wrap(r - 1)];
+  for (int step = 0; step < n - 1; ++step) {
+    const Bytes own = input[link.wrap(r - step - 2)];
+    std::byte* sum = destination(step, own);
+    link.send_recv(link.wrap(r + 1), outgoing, link.wrap(r - 1), own.size(), combine_into(sum, own.data(), combine));
+    outgoing = {sum, own.size()};
+  }
+}
+
+void ring_all_gather(Link& link, const Chunks& chunks) {
+  const int r = link.rank();
+  for (int step = 0; step < link.size() - 1; ++step)
+    link.send_recv(link.wrap(r + 1), chunks[link.wrap(r - step)], link.wrap(r - 1), chunks[link.wrap(r - step - 1)]);
+}
+
+// The sum of what every rank has, in rank order: `own` here, the rest as `receive` hands it over. `sum` may be `own`.
+void sum_in_rank_order(Link& link, Bytes own, std::byte* sum, Combine combine,
+                       const std::function<void(int peer, const Transport::Consumer&)>& exchange) {
+  const int r = link.rank();
+  // Up to rank 1 an addition may take its own term where it stands, since two terms commute.
+  std::unique_ptr<std::byte[]> copy;
+  const std::byte* mine = own.data();
+  if (r > 1 && sum == own.data()) {
+    copy = std::make_unique_for_overwrite<std::byte[]>(own.size());
+    std::memcpy(copy.get(), own.data(), own.size());
+    mine = copy.get();
+  }
+  for (int peer = 0; peer < link.size(); ++peer) {
+    if (peer == r) {
+      exchange(peer, {});
+      if (r > 1) combine(sum, sum, mine, own.size());
+    } else if (peer == 0 && r > 1) {
+      exchange(peer, [&](std::span<const std::byte> piece, size_t offset) { std::memcpy(sum + offset, piece.data(), piece.size()); });
+    } else {
+      const bool first = (peer == 0 && r == 1) || (peer == 1 && r == 0);
+      exchange(peer, combine_into(sum, first ? mine : sum, combine));
+    }
+  }
+}
+
+// Rank k sends in step k, so that each owner can add in rank order without keeping what came early.
+void direct_reduce_scatter(Link& link, const Chunks& input, std::byte* output, Combine combine) {
+  const Bytes own = input[link.rank()];
+  sum_in_rank_order(link, own, output, combine, [&](int peer, const Transport::Consumer& consume) {
+    if (peer != link.rank()) return link.recv(peer, own.size(), consume);
+    for (int other = 0; other < link.size(); ++other)
+      if (other != peer) link.send(other, input[other]);
+  });
+}
+
+void direct_all_gather(Link& link, const Chunks& chunks) {
+  const int r = link.rank();
+  for (int step = 1; step < link.size(); ++step)
+    link.send_recv(link.wrap(r + step), chunks[r], link.wrap(r - step), chunks[link.wrap(r - step)]);
+}
+
+int lowest_bit(int v, int n) { return v == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(n))) : (v & -v); }
+
+void tree_reduce(Link& link, const Elements& buffer, int root, Combine combine) {
+  const Bytes bytes = all_of(buffer);
+  const int v = link.wrap(link.rank() - root);
+  for (int m = 1; m < lowest_bit(v, link.size()) && v + m < link.size(); m *= 2)
+    link.recv(link.wrap(root + v + m), bytes.size(), combine_into(bytes.data(), bytes.data(), combine));
+  if (v > 0) link.send(link.wrap(root + v - lowest_bit(v, link.size())), bytes);
+}
+
+void tree_broadcast(Link& link, const Elements& buffer, int root) {
+  const Bytes bytes = all_of(buffer);
+  const int v = link.wrap(link.rank() - root);
+  if (v > 0) link.recv(link.wrap(root + v - lowest_bit(v, link.size())), bytes);
+  for (int m = lowest_bit(v, link.size()) / 2; m > 0; m /= 2)
+    if (v + m < link.size()) link.send(link.wrap(root + v + m), bytes);
+}
+
+void halving_doubling(Link& link, const Elements& buffer, Combine combine) {
+  const int p = static_cast<int>(std::bit_floor(static_cast<unsigned>(link.size())));
+  const int r = link.rank();
+  const Bytes bytes = all_of(buffer);
+  if (r >= p) {  // folded into rank r - p
+    link.send(r - p, bytes);
+    link.recv(r - p, bytes);
+    return;
+  }
+  if (r + p < link.size()) link.recv(r + p, bytes.size(), combine_into(bytes.data(), bytes.data(), combine));
+  const Chunks chunks(buffer, p);
+  for (int d = p / 2; d > 0; d /= 2) {
+    const int partner = r ^ d;
+    const Bytes kept = chunks.window(r & ~(d - 1), d);
+    link.send_recv(partner, chunks.window(partner & ~(d - 1), d), partner, kept.size(),
+                   combine_into(kept.data(), kept.data(), combine));
+  }
+  for (int d = 1; d < p; d *= 2) {
+    const int partner = r ^ d;
+    link.send_recv(partner, chunks.window(r & ~(d - 1), d), partner, chunks.window(partner & ~(d - 1), d));
+  }
+  if (r + p < link.size()) link.send(r + p, bytes);
+}
+
+[[noreturn]] void no_such(const char* collective, Algorithm algorithm) {
+  throw InternalError(cat(collective, " has no algorithm ", program::algorithm_name(algorithm)));
+}
+
+}  // namespace
+
+void all_reduce(Link& link, Algorithm algorithm, const Elements& buffer, Combine combine) {
+  const Chunks chunks(buffer, link.size());
+  switch (algorithm) {
+    case Algorithm::kRing:
+      ring_reduce_scatter(link, chunks, combine, [](int, Bytes own) { return own.data(); });
+      return ring_all_gather(link, chunks);
+    case Algorithm::kTree:
+      tree_reduce(link, buffer, 0, combine);
+      return tree_broadcast(link, buffer, 0);
+    case Algorithm::kHalvingDoubling: return halving_doubling(link, buffer, combine);
+    case Algorithm::kDirect:
+      direct_reduce_scatter(link, chunks, chunks[link.rank()].data(), combine);
+      return direct_all_gather(link, chunks);
+  }
+}
+
+void reduce(Link& link, Algorithm algorithm, const Elements& buffer, int root, Combine combine) {
+  if (algorithm == Algorithm::kTree) return tree_reduce(link, buffer, root, combine);
+  if (algorithm != Algorithm::kDirect) no_such("reduce", algorithm);
+  const Bytes bytes = all_of(buffer);
+  if (link.rank() != root) return link.send(root, bytes);
+  sum_in_rank_order(link, bytes, bytes.data(), combine, [&](int peer, const Transport::Consumer& consume) {
+    if (peer != root) link.recv(peer, bytes.size(), consume);
+  });
+}
+
+void broadcast(Link& link, Algorithm algorithm, const Elements& buffer, int root) {
+  if (algorithm == Algorithm::kTree) return tree_broadcast(link, buffer, root);
+  if (algorithm != Algorithm::kDirect) no_such("broadcast", algorithm);
+  if (link.rank() != root) return link.recv(root, all_of(buffer));
+  for (int peer = 0; peer < link.size(); ++peer)
+    if (peer != root) link.send(peer, all_of(buffer));
+}
+
+void all_gather(Link& link, Algorithm algorithm, const Elements& buffer) {
+  const Chunks chunks(buffer, link.size());
+  if (algorithm == Algorithm::kRing) return ring_all_gather(link, chunks);
+  if (algorithm == Algorithm::kDirect) return direct_all_gather(link, chunks);
+  no_such("all_gather", algorithm);
+}
+
+void reduce_scatter(Link& link, Algorithm algorithm, const Elements& input, std::byte* output, Combine combine) {
+  const Chunks chunks(input, link.size());
+  if (algorithm == Algorithm::kDirect) return direct_reduce_scatter(link, chunks, output, combine);
+  if (algorithm != Algorithm::kRing) no_such("reduce_scatter", algorithm);
+  // Two places in turn for the sums that pass through: one is sent while the other is written.
+  const int passing = link.size() - 2;
+  const size_t largest = chunks[0].size();
+  std::unique_ptr<std::byte[]> sums[2];
+  for (int i = 0; i < std::min(passing, 2); ++i) sums[i] = std::make_unique_for_overwrite<std::byte[]>(largest);
+  ring_reduce_scatter(link, chunks, combine,
+                      [&](int step, Bytes) { return step == passing ? output : sums[step % 2].get(); });
+}
+
+void all_to_all(Link& link, const Elements& input, std::byte* output) {
+  const int r = link.rank();
+  const Chunks in(input, link.size());
+  const Elements result{.data = output, .numel = input.numel, .size = input.size};
+  const Chunks out(result, link.size());
+  std::memcpy(out[r].data(), in[r].data(), in[r].size());
+  for (int step = 1; step < link.size(); ++step)
+    link.send_recv(link.wrap(r + step), in[link.wrap(r + step)], link.wrap(r - step), out[link.wrap(r - step)]);
+}
+
+void gather(Link& link, const std::byte* part, const Elements& full, int root) {
+  const Chunks chunks(full, link.size());
+  const Bytes own = chunks[link.rank()];
+  if (link.rank() != root) return link.send(root, {part, own.size()});
+  for (int peer = 0; peer < link.size(); ++peer) {
+    if (peer != root) link.recv(peer, chunks[peer]);
+    else if (own.data() != part) std::memcpy(own.data(), part, own.size());
+  }
+}
+
+void scatter(Link& link, const Elements& full, std::byte* part, int root) {
+  const Chunks chunks(full, link.size());
+  const Bytes own = chunks[link.rank()];
+  if (link.rank() != root) return link.recv(root, {part, own.size()});
+  for (int peer = 0; peer < link.size(); ++peer) {
+    if (peer != root) link.send(peer, chunks[peer]);
+    else if (own.data() != part) std::memcpy(part, own.data(), own.size());
+  }
+}
+
+void barrier(Link& link) {
+  int64_t nothing = 0;
+  const Elements buffer{.data = reinterpret_cast<std::byte*>(&nothing), .numel = 1, .size = sizeof nothing};
+  all_reduce(link, Algorithm::kDirect, buffer, combine_function(ElementType::kInt64, ReduceOp::kSum));
+}
+
+}  // namespace lockstep::comm

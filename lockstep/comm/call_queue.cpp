@@ -1,0 +1,102 @@
+#include "lockstep/comm/call_queue.h"
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::comm {
+
+CallQueue::CallQueue(std::unique_ptr<Transport> transport, const CommunicatorOptions& options)
+    : transport_(std::move(transport)), options_(options) {
+  if (transport_->size() > 1) thread_ = std::thread([this] { work_off(); });
+}
+
+CallQueue::~CallQueue() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    if (std::uncaught_exceptions() > exceptions_at_start_) {
+      transport_->cancel();
+      if (!failure_)
+        failure_ = std::make_exception_ptr(PeerLostError({.code = "LS3003", .what = "the communicator was closed by an error"}));
+    }
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+std::shared_ptr<Work::State> CallQueue::push(Call call) {
+  auto state = std::make_shared<Work::State>();
+  const std::lock_guard lock(mutex_);
+  entries_.push_back({std::move(call), state});
+  changed_.notify_all();
+  return state;
+}
+
+program::Ledger CallQueue::take_ledger() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return entries_.empty() && !busy_; });
+  return std::exchange(ledger_, {});
+}
+
+void CallQueue::work_off() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return !entries_.empty() || closing_; });
+    if (entries_.empty()) return;
+    Entry entry = std::move(entries_.front());
+    entries_.pop_front();
+    std::exception_ptr problem = failure_;
+    if (!problem) {
+      busy_ = true;
+      lock.unlock();
+      try {
+        run(entry.call);
+      } catch (...) {
+        problem = explained(std::current_exception());
+      }
+      entry.call.body = {};  // lets the tensors go before the waiter goes on
+      lock.lock();
+      busy_ = false;
+      if (problem && !failure_) failure_ = problem;
+    }
+    entry.state->finish(problem);
+    changed_.notify_all();
+  }
+}
+
+void CallQueue::run(Call& call) {
+  const int64_t flight = flights_.enter(call.progress.call, call.payload);
+  call.progress.inside = true;
+  transport_->publish(call.progress);
+  Link link(*transport_, call.header, options_.deadline);
+  call.body(link);
+  call.progress.inside = false;
+  transport_->publish(call.progress);
+  flights_.leave(flight);
+  const std::lock_guard lock(mutex_);
+  ledger_.add(call.key, call.payload, by_world_rank(link.sent()));
+}
+
+// A lost peer is reported with the last calls of this rank.
+std::exception_ptr CallQueue::explained(std::exception_ptr problem) const {
+  try {
+    std::rethrow_exception(problem);
+  } catch (const PeerLostError& error) {
+    Message message = error.message();
+    std::string calls = flights_.text(4);
+    if (!calls.empty()) calls.pop_back();
+    message.what += cat("\n  its last calls on this group:\n  ", join(split(calls, '\n'), "\n  "));
+    return std::make_exception_ptr(PeerLostError(message));
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+std::map<int, int64_t> CallQueue::by_world_rank(const std::map<int, int64_t>& sent) const {
+  std::map<int, int64_t> result;
+  for (const auto& [peer, bytes] : sent) result[options_.ranks[static_cast<size_t>(peer)]] += bytes;
+  return result;
+}
+
+}  // namespace lockstep::comm

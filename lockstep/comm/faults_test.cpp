@@ -1,0 +1,246 @@
+// Ranks that disagree, throw, never come or die.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "lockstep/base/text.h"
+#include "support/run_ranks.h"
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using std::chrono::milliseconds;
+using testing::run_ranks;
+
+at::Tensor ones(int64_t numel) { return at::full({numel}, 1.0, at::kFloat); }
+
+template <typename Kind>
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Kind& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Mismatch, OfSizesShowsBothCalls) {
+  const std::string text = message_of<InternalError>([] {
+    run_ranks(2, [](World& world) {
+      const auto group = world.communicator({0, 1}, "dp");
+      group->all_reduce(ones(100 + world.rank()), {.site = "grad"}).wait();
+    });
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("all_reduce #1 'grad' of 100 fp32"), HasSubstr("all_reduce #1 'grad' of 101 fp32")));
+}
+
+TEST(Mismatch, OfOperationsSitesAndTypesIsFound) {
+  const auto differ = [](const std::function<void(Communicator&)>& first, const std::function<void(Communicator&)>& second) {
+    return message_of<InternalError>([&] {
+      run_ranks(2, [&](World& world) {
+        const auto group = world.communicator({0, 1}, "dp");
+        (world.rank() == 0 ? first : second)(*group);
+      });
+    });
+  };
+  EXPECT_THAT(differ([](Communicator& c) { c.all_reduce(ones(8), {.site = "a"}).wait(); },
+                     [](Communicator& c) { c.broadcast(ones(8), 1, {.site = "a"}).wait(); }),
+              AllOf(HasSubstr("all_reduce #1 'a'"), HasSubstr("broadcast #1 'a'")));
+  EXPECT_THAT(differ([](Communicator& c) { c.all_reduce(ones(8), {.site = "a"}).wait(); },
+                     [](Communicator& c) { c.all_reduce(ones(8), {.site = "b"}).wait(); }),
+              AllOf(HasSubstr("'a'"), HasSubstr("'b'")));
+  EXPECT_THAT(differ([](Communicator& c) { c.all_reduce(ones(8), {.site = "a"}).wait(); },
+                     [](Communicator& c) { c.all_reduce(ones(8), {.site = "a", .op = ReduceOp::kMax}).wait(); }),
+              HasSubstr("max"));
+  EXPECT_THAT(differ([](Communicator& c) { c.send(ones(8), 1, {.site = "a"}).wait(); },
+                     [](Communicator& c) { c.recv(at::empty({4}, at::kFloat), 0, {.site = "a"}).wait(); }),
+              AllOf(HasSubstr("send and recv #1"), HasSubstr("of 8"), HasSubstr("of 4")));
+}
+
+TEST(Checks, RefuseTensorsThatCannotBeSent) {
+  run_ranks(1, [](World& world) {
+    const auto group = world.communicator({0}, "dp");
+    EXPECT_THAT(message_of<InternalError>([&] { group->all_reduce(at::empty({2}, at::kHalf), {.site = "x"}); }),
+                AllOf(HasSubstr("all_reduce 'x'"), HasSubstr("Half")));
+    EXPECT_THAT(message_of<InternalError>([&] { group->all_reduce(at::empty({4, 4}, at::kFloat).t(), {.site = "x"}); }),
+                HasSubstr("not contiguous"));
+    EXPECT_THAT(message_of<InternalError>([&] { group->all_gather(ones(2), ones(3), {.site = "x"}); }),
+                AllOf(HasSubstr("all_gather 'x'"), HasSubstr("(2) == full.numel() (3)")));
+  });
+  EXPECT_THAT(message_of<InternalError>([] {
+                run_ranks(2, [](World& world) {
+                  const auto group = world.communicator({0, 1}, "dp");
+                  group->broadcast(ones(2), 0, {.site = "x", .algorithm = program::Algorithm::kRing}).wait();
+                });
+              }),
+              AllOf(HasSubstr("broadcast 'x'"), HasSubstr("ring")));
+}
+
+TEST(MissingRank, IsNamedWithWhatItDidLast) {
+  const std::string text = message_of<PeerLostError>([] {
+    run_ranks(3, [](World& world) {
+      const auto group = world.communicator({0, 1, 2}, "dp");
+      group->all_reduce(ones(10), {.site = "grad"}).wait();
+      // Rank 2 is busy with something else; ranks 0 and 1 wait for it, 0 only by way of 1.
+      if (world.rank() == 2) std::this_thread::sleep_for(milliseconds(1200));
+      else group->all_reduce(ones(10), {.site = "loss"}).wait();
+    }, {.deadline = milliseconds(300)});
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("LS3002"), HasSubstr("rank 2 never entered all_reduce #2 'loss' of group dp[0,1,2]"),
+                          HasSubstr("last seen when it left all_reduce #1 'grad'"), HasSubstr("has waited"),
+                          HasSubstr("its last calls on this group"), HasSubstr("still inside")));
+}
+
+TEST(MissingRank, ThatNeverJoinedIsNamed) {
+  const auto region = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
+  SharedMemoryWorld world(region, 0, 2, {.deadline = milliseconds(100)});
+  const auto group = world.communicator({0, 1}, "dp");
+  EXPECT_THAT(message_of<PeerLostError>([&] { group->barrier({.site = "start"}).wait(); }),
+              HasSubstr("rank 1 never joined the job; barrier #1 'start' of group dp[0,1] lacks it"));
+  // What failed once stays failed, at once.
+  EXPECT_THROW(group->barrier({.site = "again"}).wait(), PeerLostError);
+}
+
+TEST(MissingRank, ThatLeftIsNoticedLongBeforeTheDeadline) {
+  const std::string text = message_of<PeerLostError>([] {
+    run_ranks(2, [](World& world) {
+      const auto group = world.communicator({0, 1}, "dp");
+      group->barrier({.site = "start"}).wait();
+      if (world.rank() == 0) group->recv(at::empty({1}, at::kFloat), 1, {.site = "act"}).wait();
+    }, {.deadline = milliseconds(60000), .limit = std::chrono::seconds(20)});
+  });
+  EXPECT_THAT(text, HasSubstr("rank 1 has closed the group; recv #1 'act' from rank 1 of group dp[0,1] lacks it"));
+}
+
+TEST(Failure, OfOneRankReleasesTheOthers) {
+  std::atomic<int> released = 0;
+  const std::string text = message_of<DataError>([&] {
+    run_ranks(4, [&](World& world) {
+      const auto group = world.communicator({0, 1, 2, 3}, "dp");
+      if (world.rank() == 3) throw DataError({.code = "LS1200", .what = "no such file"});
+      try {
+        group->all_reduce(ones(10), {.site = "grad"}).wait();
+      } catch (const PeerLostError& error) {
+        ++released;
+        throw;
+      }
+    }, {.deadline = milliseconds(60000), .limit = std::chrono::seconds(20)});
+  });
+  EXPECT_THAT(text, HasSubstr("no such file"));
+  EXPECT_EQ(released, 3);
+}
+
+TEST(Failure, OfARankWithCallsInFlightDoesNotHoldItUp) {
+  // Rank 0's call can never end; the exception closes its communicator nevertheless.
+  EXPECT_THAT(message_of<DataError>([] {
+                run_ranks(2, [](World& world) {
+                  const auto group = world.communicator({0, 1}, "dp");
+                  if (world.rank() == 1) return std::this_thread::sleep_for(milliseconds(300));
+                  group->all_reduce(ones(10), {.site = "grad"});
+                  throw DataError({.code = "LS1200", .what = "too short"});
+                }, {.deadline = milliseconds(60000), .limit = std::chrono::seconds(20)});
+              }),
+              HasSubstr("too short"));
+}
+
+TEST(Failure, ReasonReachesThePeers) {
+  const auto region = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
+  SharedMemoryWorld first(region, 0, 2);
+  SharedMemoryWorld second(region, 1, 2);
+  const auto group = first.communicator({0, 1}, "dp");
+  Work work = group->barrier({.site = "end"});
+  second.abort("no space left on the disk");
+  EXPECT_THAT(message_of<PeerLostError>([&] { work.wait(); }),
+              AllOf(HasSubstr("LS3003"), HasSubstr("rank 1 stopped the job while rank 0 was in barrier #1 'end'"),
+                    HasSubstr("no space left on the disk")));
+}
+
+TEST(World, RefusesRanksThatDoNotAgree) {
+  const auto region = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
+  const SharedMemoryWorld first(region, 0, 2);
+  EXPECT_THROW(SharedMemoryWorld(region, 1, 3), ConfigError);
+  EXPECT_THROW(SharedMemoryWorld(region, 0, 2), ConfigError);
+}
+
+TEST(World, SaysWhenTheRegionIsFull) {
+  const auto region = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
+  SharedMemoryWorld world(region, 0, 2);
+  EXPECT_THAT(message_of<EnvironmentError>([&] {
+                for (int i = 0; i < 100; ++i) world.communicator({0, 1}, "again");
+              }),
+              AllOf(HasSubstr("LS3006"), HasSubstr("no room for another group")));
+}
+
+// Runs `body` as `n` forked processes over a memfd; what they exit with.
+std::vector<pid_t> fork_ranks(int n, const launch::SharedRegion& region, const std::function<int(World&)>& body) {
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < n; ++rank) {
+    children.push_back(fork());
+    if (children.back() != 0) continue;
+    int code = 70;
+    try {
+      const auto mine = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::from_descriptor(dup(region.descriptor())));
+      SharedMemoryWorld world(mine, rank, n);
+      code = body(world);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    }
+    _exit(code);
+  }
+  return children;
+}
+
+int code_of(pid_t pid) {
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+TEST(Processes, AllReduceOverAMemfd) {
+  constexpr int n = 4;
+  const launch::SharedRegion region = launch::SharedRegion::memfd(launch::region_bytes(n));
+  const auto children = fork_ranks(n, region, [](World& world) {
+    const auto group = world.communicator({0, 1, 2, 3}, "world");
+    for (const int64_t numel : {1, 1000, 1000003}) {
+      const at::Tensor tensor = ones(numel);
+      group->all_reduce(tensor, {.site = "sum"}).wait();
+      const float* data = tensor.const_data_ptr<float>();
+      for (int64_t i = 0; i < numel; ++i)
+        if (data[i] != n) return 1;
+    }
+    return 0;
+  });
+  for (const pid_t child : children) EXPECT_EQ(code_of(child), 0);
+}
+
+TEST(Processes, AKilledOneIsNamedByTheOthersLongBeforeTheDeadline) {
+  constexpr int n = 3;
+  const launch::SharedRegion region = launch::SharedRegion::memfd(launch::region_bytes(n));
+  const auto children = fork_ranks(n, region, [](World& world) {
+    const auto group = world.communicator({0, 1, 2}, "world");
+    group->barrier({.site = "start"}).wait();
+    if (world.rank() == 2) raise(SIGKILL);
+    const std::string text = message_of<PeerLostError>([&] {
+      for (;;) group->all_reduce(ones(10), {.site = "grad"}).wait();
+    });
+    const bool named = text.find(cat("rank 2 (process ")) != std::string::npos && text.find("died") != std::string::npos;
+    // Who learns of it from a peer that has gone already is told by way of that peer, or that it has closed the group.
+    if (!named) std::fprintf(stderr, "rank %d: %s\n", world.rank(), text.c_str());
+    return named ? 0 : 1;
+  });
+  // Rank 2 stays unreaped until the end: even then its peers see that it has ended.
+  EXPECT_EQ(code_of(children[0]), 0);
+  EXPECT_EQ(code_of(children[1]), 0);
+  EXPECT_EQ(code_of(children[2]), -SIGKILL);
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,34 @@
+#include "lockstep/comm/flight_ring.h"
+
+#include <algorithm>
+
+#include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
+
+namespace lockstep::comm {
+
+int64_t FlightRing::enter(const std::string& call, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  flights_[static_cast<size_t>(count_ % kCalls)] = {.call = call, .bytes = bytes, .entered = Clock::now()};
+  return count_++;
+}
+
+void FlightRing::leave(int64_t number) {
+  const std::lock_guard lock(mutex_);
+  flights_[static_cast<size_t>(number % kCalls)].left = Clock::now();
+}
+
+std::string FlightRing::text(int calls) const {
+  const std::lock_guard lock(mutex_);
+  const auto seconds = [](Clock::duration time) { return format_duration(std::chrono::duration<double>(time).count()); };
+  std::string text;
+  for (int64_t i = std::max<int64_t>(0, count_ - std::min(calls, kCalls)); i < count_; ++i) {
+    const Flight& flight = flights_[static_cast<size_t>(i % kCalls)];
+    text += cat("  ", flight.call, ", ", format_bytes(static_cast<double>(flight.bytes)), ", entered ",
+                seconds(Clock::now() - flight.entered), " ago, ",
+                flight.left == Clock::time_point{} ? "still inside" : cat("took ", seconds(flight.left - flight.entered)), "\n");
+  }
+  return text;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,36 @@
+// The last calls of one communicator, kept always: what a rank did before something went wrong.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace lockstep::comm {
+
+// Thread-safe.
+class FlightRing {
+ public:
+  static constexpr int kCalls = 64;
+
+  // A call begins; its number is handed to leave().
+  int64_t enter(const std::string& call, int64_t bytes);
+  void leave(int64_t number);
+  // The last `calls` calls, oldest first, one per line: "  all_reduce #3 'loss', 4 B, entered 1.20 s ago, took 2 ms".
+  std::string text(int calls = kCalls) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Flight {
+    std::string call;
+    int64_t bytes = 0;
+    Clock::time_point entered{};
+    Clock::time_point left{};  // zero: still inside
+  };
+  mutable std::mutex mutex_;
+  std::array<Flight, kCalls> flights_;
+  int64_t count_ = 0;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,111 @@
+// What lies where in the region that the ranks of one host share. Zero bytes are the valid initial state, so whoever comes
+// first finds it ready. Everything is an atomic that needs no lock, or is guarded by one.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+namespace lockstep::comm {
+
+static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+inline constexpr size_t kLine = 64;  // bytes of a cache line: what two ranks write lies on different ones
+
+// Text that one rank writes and others may read meanwhile, for messages only: a torn read is possible and harmless.
+template <size_t kBytes>
+class SharedText {
+ public:
+  void set(const std::string& text) {
+    std::array<char, kBytes> bytes{};
+    std::memcpy(bytes.data(), text.data(), std::min(text.size(), kBytes - 1));
+    for (size_t i = 0; i < words_.size(); ++i) {
+      uint64_t word;
+      std::memcpy(&word, bytes.data() + 8 * i, 8);
+      words_[i].store(word, std::memory_order_relaxed);
+    }
+  }
+  std::string get() const {
+    std::array<char, kBytes> bytes{};
+    for (size_t i = 0; i < words_.size(); ++i) {
+      const uint64_t word = words_[i].load(std::memory_order_relaxed);
+      std::memcpy(bytes.data() + 8 * i, &word, 8);
+    }
+    return std::string(bytes.data(), strnlen(bytes.data(), kBytes - 1));
+  }
+
+ private:
+  std::array<std::atomic<uint64_t>, kBytes / 8> words_;
+};
+
+enum class RankState : int32_t { kUnknown = 0, kJoined, kLeft };
+
+struct alignas(kLine) RankRecord {
+  std::atomic<RankState> state;
+  std::atomic<int32_t> pid;
+};
+
+// Where the block of one group lies. Claimed by writing the key; `offset` follows when the block is there.
+struct GroupSlot {
+  std::atomic<uint64_t> key;
+  std::atomic<int64_t> offset;
+  std::atomic<int32_t> size;
+};
+
+inline constexpr int kMaxRanks = 1024;
+inline constexpr int kMaxGroups = 1024;
+
+enum class AbortState : int32_t { kNone = 0, kWriting, kReadable };
+
+struct RegionHeader {
+  std::atomic<int32_t> world_size;
+  std::atomic<AbortState> abort;
+  std::atomic<int32_t> abort_rank;
+  std::atomic<int64_t> used;  // bytes given to groups
+  SharedText<2048> abort_reason;
+  std::array<GroupSlot, kMaxGroups> groups;
+  std::array<RankRecord, kMaxRanks> ranks;
+};
+
+// A rank as a member of one group. Its bell is rung by peers after they moved bytes to or from it.
+struct Member {
+  alignas(kLine) std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> sleeping;
+  alignas(kLine) std::atomic<int64_t> sequence;
+  std::atomic<int64_t> changed_at;   // nanoseconds of the steady clock, which all processes of a host share
+  std::atomic<int32_t> inside;
+  std::atomic<int32_t> waits_for;    // group rank + 1; 0: for nobody
+  std::atomic<int32_t> left;         // the communicator is closed
+  SharedText<256> call;
+};
+
+// Positions of one ring, in bytes since its beginning: written up to head, read up to tail.
+struct Ring {
+  alignas(kLine) std::atomic<uint64_t> head;
+  alignas(kLine) std::atomic<uint64_t> tail;
+};
+
+// The block of a group of n: n members, n * n rings (row = sender), then their bytes.
+struct GroupBlock {
+  std::byte* base = nullptr;
+  int size = 0;
+  int64_t ring_bytes = 0;
+
+  static int64_t control_bytes(int size) {
+    const int64_t bytes = size * static_cast<int64_t>(sizeof(Member)) + int64_t{size} * size * static_cast<int64_t>(sizeof(Ring));
+    return (bytes + 4095) / 4096 * 4096;
+  }
+  static int64_t bytes(int size, int64_t ring_bytes) { return control_bytes(size) + int64_t{size} * size * ring_bytes; }
+
+  Member& member(int rank) const { return reinterpret_cast<Member*>(base)[rank]; }
+  Ring& ring(int from, int to) const {
+    return reinterpret_cast<Ring*>(base + static_cast<size_t>(size) * sizeof(Member))[from * size + to];
+  }
+  std::byte* ring_data(int from, int to) const {
+    return base + control_bytes(size) + (int64_t{from} * size + to) * ring_bytes;
+  }
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,27 @@
+// The shared state of a Work and the communicator that completes it.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+
+#include "lockstep/comm/communicator.h"
+
+namespace lockstep::comm {
+
+struct Work::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::exception_ptr failure;
+  double exposed_seconds = 0;
+
+  void finish(std::exception_ptr problem) {
+    const std::lock_guard lock(mutex);
+    done = true;
+    failure = std::move(problem);
+    changed.notify_all();
+  }
+};
+
+}  // namespace lockstep::comm
