@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <exception>
 #include <set>
 #include <thread>
 
@@ -132,6 +133,8 @@ class SharedMemoryTransport : public Transport {
                         int rank, std::string name)
       : region_(std::move(region)), block_(block), ranks_(std::move(ranks)), rank_(rank), name_(std::move(name)) {}
   ~SharedMemoryTransport() override {
+    // While an exception unwinds, its reason is still to be told by World::abort: "closed the group" must not come first.
+    if (std::uncaught_exceptions() > exceptions_at_start_) return;
     me().left.store(1);
     for (int peer = 0; peer < size(); ++peer) ring_bell(block_.member(peer));
   }
@@ -281,6 +284,7 @@ class SharedMemoryTransport : public Transport {
   std::string name_;
   std::string call_ = "a call";
   std::atomic<bool> cancelled_ = false;
+  int exceptions_at_start_ = std::uncaught_exceptions();
 };
 
 // The block of the group with this key: the first member to come takes it from the region, the others find it.
