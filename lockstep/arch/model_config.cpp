@@ -188,8 +188,7 @@ void check_sizes(const config::ModelSection& section) {
   if (!problems.empty()) refuse(problems);
 }
 
-std::vector<std::string> contradictions(const config::ModelSection& section, const ModelConfig& model,
-                                        int64_t tokenizer_vocab_size) {
+std::vector<std::string> contradictions(const config::ModelSection& section, const ModelConfig& model) {
   std::vector<std::string> problems;
   const auto expect = [&](bool holds, std::string text) {
     if (!holds) problems.push_back(std::move(text));
@@ -206,8 +205,6 @@ std::vector<std::string> contradictions(const config::ModelSection& section, con
   } else {
     expect(model.head_size % 2 == 0, cat("head_size(", model.head_size, ") is odd: rotary positions turn pairs"));
   }
-  expect(model.vocab_size >= tokenizer_vocab_size,
-         cat("vocab_size(", model.vocab_size, ") < ", tokenizer_vocab_size, " tokens of the tokenizer"));
   expect(model.dropout >= 0 && model.dropout < 1, cat("dropout(", number_text(model.dropout), ") is not in [0, 1)"));
   const double block =
       static_cast<double>(model.hidden) * (2.0 * static_cast<double>(model.head_size * (model.heads + model.kv_heads)) +
@@ -242,7 +239,7 @@ ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer
                                    " from the tokenizer, and none is given"),
                        .way_out = "set data.tokenizer, or model.vocab_size"});
   }
-  const std::vector<std::string> problems = contradictions(section, model, tokenizer_vocab_size);
+  const std::vector<std::string> problems = contradictions(section, model);
   if (!problems.empty()) refuse(problems);
   return model;
 }

@@ -8,11 +8,16 @@ namespace lockstep::mesh {
 
 std::string_view axis_name(Axis axis) {
   switch (axis) {
-    case Axis::kPp: return "pp";
-    case Axis::kDpReplicate: return "dp_replicate";
-    case Axis::kDpShard: return "dp_shard";
-    case Axis::kCp: return "cp";
-    case Axis::kTp: return "tp";
+    case Axis::kPp:
+      return "pp";
+    case Axis::kDpReplicate:
+      return "dp_replicate";
+    case Axis::kDpShard:
+      return "dp_shard";
+    case Axis::kCp:
+      return "cp";
+    case Axis::kTp:
+      return "tp";
   }
   throw InternalError(cat("no such axis: ", static_cast<int>(axis)));
 }

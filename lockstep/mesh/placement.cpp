@@ -8,9 +8,12 @@ namespace lockstep::mesh {
 
 std::string Placement::describe() const {
   switch (kind_) {
-    case Kind::kReplicate: return "Replicate";
-    case Kind::kShard: return cat("Shard(", dim_, ")");
-    case Kind::kPartial: return "Partial";
+    case Kind::kReplicate:
+      return "Replicate";
+    case Kind::kShard:
+      return cat("Shard(", dim_, ")");
+    case Kind::kPartial:
+      return "Partial";
   }
   throw InternalError("no such placement");
 }

@@ -41,12 +41,15 @@ Layout reference_layout(const Layout& layout) {
 }
 
 std::string describe(const Layout& layout) {
+  const auto several = [](int64_t count, const char* what, const char* plural) {
+    return cat(count, " ", count == 1 ? what : plural);
+  };
   const int data = layout.mesh.degree(mesh::kDataAxes);
-  const int64_t microbatches = layout.num_microbatches();
   const char* kind = layout.data_parallel == config::DataParallel::kRing ? "ring" : "parameter server";
-  return cat(data == 1 ? "1 rank" : cat("dp ", data, " (", kind, ")"), ", ", microbatches,
-             microbatches == 1 ? " microbatch x " : " microbatches x ", layout.micro_batch, " sequences x ",
-             layout.seq_len, " tokens, ", layout.precision == config::Precision::kBf16 ? "bf16" : "fp32");
+  return cat(data == 1 ? "1 rank" : cat("dp ", data, " (", kind, ")"), ", ",
+             several(layout.num_microbatches(), "microbatch", "microbatches"), " x ",
+             several(layout.micro_batch, "sequence", "sequences"), " x ", several(layout.seq_len, "token", "tokens"),
+             ", ", layout.precision == config::Precision::kBf16 ? "bf16" : "fp32");
 }
 
 SampleRange microbatch_samples(const Layout& layout, int rank, int64_t microbatch) {

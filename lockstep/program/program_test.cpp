@@ -117,9 +117,13 @@ TEST(ProgramTextTest, CompactFormNamesRunsOnce) {
             "m0..m2 (F embed..head, B head..embed) | LOSS | NORM | STEP");
   const Layout two = small_layout(4, 2, 3);
   EXPECT_EQ(program_text(build_program(two), two, 1, {.compact = true}),
-            "m0..m1 (F embed..head, B head..embed) | F embed..head m2 | B head m2 | REDUCE_GRAD head | B b3 m2 | "
-            "REDUCE_GRAD b3 | B b2 m2 | REDUCE_GRAD b2 | B b1 m2 | REDUCE_GRAD b1 | B b0 m2 | REDUCE_GRAD b0 | "
-            "B embed m2 | REDUCE_GRAD embed | LOSS | NORM | STEP");
+            "m0..m1 (F embed..head, B head..embed) | F embed..head m2 | (B, REDUCE_GRAD) of each of head..embed m2 | "
+            "LOSS | NORM | STEP");
+  Layout server = small_layout(4, 2, 1, DataParallel::kParameterServer);
+  server.overlap = false;
+  EXPECT_EQ(program_text(build_program(server), server, 1, {.compact = true}),
+            "F embed..head m0 | B head..embed m0 | PUSH head | PUSH b3 | PUSH b2 | PUSH b1 | PUSH b0 | PUSH embed | "
+            "LOSS | NORM | PULL of buckets 0..5");
 }
 
 TEST(ProgramTextTest, WrapsBetweenActions) {

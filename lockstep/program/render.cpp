@@ -28,6 +28,25 @@ size_t end_of_run(const std::vector<Action>& actions, size_t i) {
   return end;
 }
 
+// The pairs "B of a layer, then what is done with the bucket that is this layer" from action i on, layer after layer;
+// returns the end of the run, i where there is none.
+size_t end_of_pairs(const std::vector<Action>& actions, size_t i, const std::vector<Bucket>& buckets) {
+  size_t end = i;
+  while (end + 1 < actions.size() && actions[end].kind == ActionKind::kBackward && actions[end + 1].bucket >= 0 &&
+         buckets[static_cast<size_t>(actions[end + 1].bucket)].layers == std::vector<int>{actions[end].layer} &&
+         (end == i || actions[end].layer == actions[end - 2].layer - 1)) {
+    end += 2;
+  }
+  return end > i + 2 ? end : i;
+}
+
+// PULL after PULL.
+size_t end_of_pulls(const std::vector<Action>& actions, size_t i) {
+  size_t end = i;
+  while (end < actions.size() && actions[end].kind == ActionKind::kPull) ++end;
+  return end;
+}
+
 // One entry of the compact form: its text without the microbatch, and the microbatch (-1 = none).
 struct Entry {
   std::string text;
@@ -38,13 +57,22 @@ std::vector<Entry> runs_of_layers(const std::vector<Action>& actions, const std:
                                   int num_layers) {
   std::vector<Entry> entries;
   for (size_t i = 0; i < actions.size();) {
-    const size_t end = end_of_run(actions, i);
-    if (is_pass(actions[i])) {
+    const Action& first = actions[i];
+    size_t end = end_of_run(actions, i);
+    if (const size_t pairs = end_of_pairs(actions, i, buckets); pairs > i) {
+      end = pairs;
+      entries.push_back({cat("(B, ", action_name(actions[i + 1].kind), ") of each of ",
+                             label_range(first.layer, actions[end - 2].layer, num_layers)),
+                         first.microbatch});
+    } else if (const size_t pulls = end_of_pulls(actions, i); pulls > i + 1) {
+      end = pulls;
+      entries.push_back({cat("PULL of buckets ", first.bucket, "..", actions[end - 1].bucket), -1});
+    } else if (is_pass(first)) {
       entries.push_back(
-          {cat(action_name(actions[i].kind), " ", label_range(actions[i].layer, actions[end - 1].layer, num_layers)),
-           actions[i].microbatch});
+          {cat(action_name(first.kind), " ", label_range(first.layer, actions[end - 1].layer, num_layers)),
+           first.microbatch});
     } else {
-      entries.push_back({action_text(actions[i], buckets, num_layers), -1});
+      entries.push_back({action_text(first, buckets, num_layers), -1});
     }
     i = end;
   }

@@ -32,9 +32,10 @@ std::string program_text(const Program& program, const Layout& layout, int rank,
 // scale: every action is one slot. Communication starts once all its ranks have come to it, one call after the other.
 std::string draw_program(const Program& program, const Layout& layout, int max_ranks = 4);
 
-// Who holds what: rank, coordinates, layers, sequences of the global batch, predicted bytes by category. Ranks from
-// `max_ranks` on are left out, with a line that says so.
-std::string layout_table(const Program& program, const Layout& layout, int max_ranks = 32);
+// Who holds what, for `ranks`: coordinates, layers, sequences of the global batch, predicted bytes by category. Beyond
+// `max_rows` they are left out, with a line that says so.
+std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks,
+                         int max_rows = 32);
 // Predicted memory of one rank by category, with what each is made of.
 std::string memory_table(const Program& program, const Layout& layout, int rank);
 // The predicted ledger of one rank, a row per site; with `buckets` a row for each bucket.

@@ -36,7 +36,8 @@ std::string bytes_text(int64_t bytes) {
 }
 
 // Bytes as the literature counts them: powers of ten.
-std::string decimal_bytes(double bytes) {
+std::string decimal_bytes(auto count) {
+  double bytes = static_cast<double>(count);
   const char* units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
   size_t unit = 0;
   for (; bytes >= 999.5 && unit + 1 < std::size(units); ++unit) bytes /= 1000;
@@ -53,7 +54,7 @@ bool is_server_mode(const Layout& layout) {
   return layout.data_parallel == config::DataParallel::kParameterServer && layout.mesh.degree(mesh::kDataAxes) > 1;
 }
 
-std::string left_out(int shown, int ranks) {
+std::string left_out(size_t shown, size_t ranks) {
   return shown < ranks ? cat("... ", ranks - shown, " more ranks; --rank R shows any of them\n") : "";
 }
 
@@ -80,13 +81,14 @@ int64_t sent_for_buckets(const Layout& layout, int rank) {
 
 }  // namespace
 
-std::string layout_table(const Program& program, const Layout& layout, int max_ranks) {
+std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks, int max_rows) {
   const int num_layers = static_cast<int>(arch::layer_table(layout.model).size());
-  const int shown = std::min(max_ranks, layout.mesh.world_size());
+  const size_t shown = std::min(static_cast<size_t>(max_rows), ranks.size());
   std::vector<Row> rows = {{"rank", "coordinates", "layers", "sequences"}};
   for (MemoryCategory category : kCategories) rows[0].emplace_back(category_name(category));
   rows[0].emplace_back("total");
-  for (int rank = 0; rank < shown; ++rank) {
+  for (size_t i = 0; i < shown; ++i) {
+    const int rank = ranks[i];
     const SampleRange first = microbatch_samples(layout, rank, 0);
     const SampleRange last = microbatch_samples(layout, rank, layout.num_microbatches() - 1);
     std::string coordinates = layout.mesh.describe(rank);
@@ -99,7 +101,7 @@ std::string layout_table(const Program& program, const Layout& layout, int max_r
     row.push_back(bytes_text(bytes.total()));
     rows.push_back(std::move(row));
   }
-  return table(rows, 4, std::size(kCategories) + 1) + left_out(shown, layout.mesh.world_size());
+  return table(rows, 4, std::size(kCategories) + 1) + left_out(shown, ranks.size());
 }
 
 std::string memory_table(const Program& program, const Layout& layout, int rank) {
@@ -143,12 +145,12 @@ std::string ledger_table(const Program& program, const Layout& layout, int rank,
     const LedgerEntry& entry = entries[key];
     std::vector<std::string> links;
     for (const auto& [peer, bytes] : entry.sent) {
-      if (links.size() < 4) links.push_back(cat("to ", peer, ": ", bytes_text(bytes)));
+      if (links.size() < 4) links.push_back(cat("to ", peer, ": ", decimal_bytes(bytes)));
     }
     if (entry.sent.size() > 4) links.push_back(cat("and ", entry.sent.size() - 4, " more"));
     rows.push_back({key.site, std::string(collective_name(key.collective)), key.axis,
-                    std::string(algorithm_name(key.algorithm)), cat(entry.count), bytes_text(entry.payload),
-                    bytes_text(entry.sent_total()), join(links, ", ")});
+                    std::string(algorithm_name(key.algorithm)), cat(entry.count), decimal_bytes(entry.payload),
+                    decimal_bytes(entry.sent_total()), join(links, ", ")});
   }
   return cat("rank ", rank, "\n", table(rows, 4, 3));
 }
@@ -174,7 +176,7 @@ std::string traffic_summary(const Layout& layout) {
       {"parameter server: the server's link", "2(n-1) S", decimal_bytes(server_link_bytes(gradient_bytes, n)),
        decimal_bytes(server_predicted), decimal_bytes(server_link_bytes(fp16, n))},
   };
-  return cat("one synchronisation of the gradients of ", format_count(parameters), " parameters over n = ", n,
+  return cat("one synchronisation of the gradients of ", arch::num_parameters(layout.model), " parameters over n = ", n,
              n == 1 ? " rank" : " ranks", "\n", table(rows, 2, 3));
 }
 
