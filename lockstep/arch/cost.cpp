@@ -3,7 +3,306 @@
 #include <algorithm>
 
 namespace lockstep::arch {
+namespace {
+
+// Bytes alive while a layer runs, in the order in which the code of nn/ and model/ allocates and releases.
+class Memory {
+ public:
+  explicit Memory(int64_t now) : now_(now), peak_(now) {}
+  void take(int64_t bytes) { peak_ = std::max(peak_, now_ += bytes); }
+  void drop(int64_t bytes) { now_ -= bytes; }
+  void scratch(int64_t bytes) { take(bytes), drop(bytes); }
+  int64_t now() const { return now_; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t now_;
+  int64_t peak_;
+};
+
+// The sizes of one microbatch of one layer, in bytes where not said otherwise.
+struct Sizes {
+  Sizes(const ModelConfig& m, const CostInput& in)
+      : model(m),
+        input(in),
+        tokens(in.batch * in.seq_len),
+        gpt2(m.family == Family::kGpt2),
+        fp32(in.element_size == 4),
+        q_width(m.heads * m.head_size),
+        qkv_width(q_width + 2 * m.kv_heads * m.head_size),
+        up_width(gpt2 ? m.ffn : 2 * m.ffn),
+        hidden(activations(m.hidden)),
+        q(activations(q_width)),
+        qkv(activations(qkv_width)),
+        up(activations(up_width)),
+        ffn(activations(m.ffn)),
+        logsumexp(4 * tokens * m.heads),
+        // LayerNorm: mean and rstd in the dtype of x; RMSNorm: rstd in fp32.
+        statistics(gpt2 ? 2 * activations(1) : 4 * tokens),
+        mask(m.dropout > 0 ? tokens * m.hidden : 0) {}
+
+  int64_t activations(int64_t width) const { return tokens * width * input.element_size; }
+  int64_t hidden_fp32() const { return 4 * tokens * model.hidden; }
+
+  const ModelConfig& model;
+  const CostInput& input;
+  int64_t tokens;  // M = B S
+  bool gpt2;
+  bool fp32;
+  int64_t q_width;    // elements a token
+  int64_t qkv_width;  // elements a token
+  int64_t up_width;   // elements a token
+  int64_t hidden;
+  int64_t q;
+  int64_t qkv;
+  int64_t up;
+  int64_t ffn;
+  int64_t logsumexp;
+  int64_t statistics;
+  int64_t mask;  // 0 without dropout
+};
+
+// ---- Memory. Each function stands for the one of the same name in nn/.
+
+void norm_forward(const Sizes& s, Memory& memory) {
+  memory.take(s.hidden + s.statistics);
+  if (!s.gpt2 && !s.fp32) memory.scratch(s.hidden_fp32());
+}
+
+// Leaves dx; the statistics and both operands stay for W.
+void norm_backward_input(const Sizes& s, Memory& memory) {
+  if (!s.gpt2 && !s.fp32) memory.scratch(3 * s.hidden_fp32());  // g, x and g * x in fp32
+  memory.take(s.hidden);
+  if (!s.gpt2 && s.fp32) memory.scratch(s.hidden);  // g * x; g itself becomes dx
+}
+
+void norm_backward_weight(const Sizes& s, Memory& memory) {
+  if (s.gpt2) {
+    memory.scratch(2 * (s.input.threads + 1) * s.model.hidden * s.input.element_size);
+  } else {
+    memory.scratch((s.fp32 ? 1 : 3) * s.hidden_fp32());
+  }
+}
+
+// Packing areas of a bf16 product (oneDNN): bounded, whatever the sizes.
+constexpr int64_t kPackingBytes = 128 * 1024;
+
+void linear(const Sizes& s, int64_t bytes_out, Memory& memory) {
+  memory.take(bytes_out);
+  if (!s.fp32) memory.scratch(kPackingBytes);
+}
+
+// The product is added straight into an fp32 gradient when the operands are fp32. The sum for the bias casts bf16 first.
+void linear_backward_weight(const Sizes& s, int64_t in, int64_t out, Memory& memory) {
+  if (s.gpt2) memory.scratch(4 * out + (s.fp32 ? 0 : 4 * s.tokens * out));
+  if (!s.fp32) memory.scratch(in * out * s.input.element_size + kPackingBytes);
+}
+
+// Scratch of the CPU's flash attention: per thread one block of scores (two in backward), in bf16 once more in bf16.
+int64_t attention_scratch(const Sizes& s, int64_t blocks) {
+  const int64_t seq = s.input.seq_len;
+  const int64_t rows = std::min<int64_t>(seq, seq >= 768 ? 256 : seq >= 192 ? 64 : 32);
+  const int64_t scores = blocks * rows * std::min<int64_t>(seq, 512);
+  return s.input.threads * (4 * (scores + rows * (2 + s.model.head_size)) + (s.fp32 ? 0 : 2 * scores));
+}
+
+// A copy of half of q and k.
+int64_t rotary_scratch(const Sizes& s) { return s.activations((s.model.heads + s.model.kv_heads) * s.model.head_size) / 2; }
+
+// The mask, kept, and for the product a copy of it in the dtype of x.
+void dropout_forward(const Sizes& s, Memory& memory) {
+  memory.take(s.mask);
+  if (s.mask > 0) memory.scratch(s.hidden);
+}
+
+// A masked copy of dy; nothing without dropout. Releases the mask.
+void dropout_backward(const Sizes& s, Memory& memory) {
+  if (s.mask == 0) return;
+  memory.take(s.hidden);
+  memory.scratch(s.hidden);
+  memory.drop(s.mask);
+}
+
+int64_t block_kept(const Sizes& s) {
+  const int64_t attention = s.hidden + s.statistics + s.hidden + s.qkv + s.q + s.logsumexp;  // x, norm, q k v, mixed
+  const int64_t mlp = s.hidden + s.statistics + s.hidden + s.up + s.ffn;
+  return attention + mlp + 2 * s.mask;
+}
+
+int64_t block_forward_peak(const Sizes& s) {
+  Memory memory(s.hidden);  // x
+  norm_forward(s, memory);
+  linear(s, s.qkv, memory);
+  if (!s.gpt2) memory.scratch(rotary_scratch(s));
+  memory.take(s.q + s.logsumexp);
+  memory.scratch(attention_scratch(s, 1));
+  linear(s, s.hidden, memory);  // becomes the sum after attention
+  dropout_forward(s, memory);
+  norm_forward(s, memory);
+  linear(s, s.up, memory);
+  memory.take(s.ffn);
+  linear(s, s.hidden, memory);  // becomes the output
+  dropout_forward(s, memory);
+  return memory.peak();
+}
+
+void block_backward_input(const Sizes& s, Memory& memory) {
+  dropout_backward(s, memory);
+  linear(s, s.ffn, memory);  // of the nonlinearity's output
+  if (!s.gpt2) memory.scratch(s.ffn);
+  memory.drop(s.ffn);
+  linear(s, s.hidden, memory);  // of the norm's output
+  norm_backward_input(s, memory);
+  dropout_backward(s, memory);
+  linear(s, s.q, memory);  // of mixed
+  memory.take(s.qkv);      // dq, dk, dv, then copied over q, k, v
+  memory.scratch(attention_scratch(s, 2));
+  memory.drop(s.logsumexp + s.q);
+  if (!s.gpt2) memory.scratch(rotary_scratch(s));
+  memory.drop(s.qkv);
+  linear(s, s.hidden, memory);
+  norm_backward_input(s, memory);
+}
+
+void block_backward_weight(const Sizes& s, Memory& memory) {
+  const ModelConfig& m = s.model;
+  const int64_t dropped = s.mask > 0 ? s.hidden : 0;
+  linear_backward_weight(s, m.ffn, m.hidden, memory);  // down
+  memory.drop(s.ffn + dropped);
+  linear_backward_weight(s, m.hidden, s.up_width, memory);
+  memory.drop(s.hidden + s.up);
+  norm_backward_weight(s, memory);
+  memory.drop(2 * s.hidden + s.statistics);
+  linear_backward_weight(s, s.q_width, m.hidden, memory);  // attention's out
+  memory.drop(s.q + s.hidden);
+  linear_backward_weight(s, m.hidden, s.qkv_width, memory);
+  memory.drop(s.hidden + s.qkv);
+  norm_backward_weight(s, memory);
+}
+
+void block_memory(const Sizes& s, LayerCost& cost) {
+  cost.kept = block_kept(s);
+  cost.output = s.hidden;
+  cost.forward_workspace = block_forward_peak(s) - cost.kept - cost.output;
+  Memory memory(cost.kept + cost.output);  // with dy
+  block_backward_input(s, memory);
+  block_backward_weight(s, memory);
+  cost.backward_workspace = memory.peak() - cost.kept - 2 * cost.output;
+}
+
+void embedding_memory(const Sizes& s, LayerCost& cost) {
+  cost.kept = s.mask;
+  cost.output = s.hidden;
+  cost.forward_workspace = s.mask > 0 ? s.hidden : 0;
+  Memory memory(cost.kept + cost.output);
+  dropout_backward(s, memory);
+  const int64_t rows_fp32 = s.fp32 ? 0 : s.hidden_fp32();
+  memory.scratch(rows_fp32 + (s.gpt2 ? 4 * s.input.seq_len * s.model.hidden : 0));
+  cost.backward_workspace = memory.peak() - cost.kept - cost.output;  // no dx
+}
+
+void head_memory(const Sizes& s, LayerCost& cost) {
+  const ModelConfig& m = s.model;
+  const int64_t logits = std::min(head_chunk_rows(m.vocab_size), s.tokens) * m.vocab_size;  // elements of a chunk
+  cost.kept = s.hidden + s.statistics + s.hidden;  // x, statistics, gradient of the norm's output
+  cost.output = 4;
+  Memory forward(s.hidden);
+  norm_forward(s, forward);
+  forward.scratch(2 * 4 * logits);
+  if (!s.fp32) forward.scratch((2 * logits) + 2 * m.vocab_size * m.hidden);
+  cost.forward_workspace = forward.peak() - cost.kept;
+  Memory backward(cost.kept);
+  norm_backward_input(s, backward);
+  norm_backward_weight(s, backward);
+  cost.backward_workspace = backward.peak() - cost.kept - s.hidden;
+}
+
+// ---- GEMMs and traffic
+
+// y = x W^T for all tokens, and its two gradients.
+void add_linear(const std::string& name, const Sizes& s, int64_t in, int64_t out, LayerCost& cost) {
+  cost.forward.push_back({.name = name, .m = s.tokens, .n = out, .k = in});
+  cost.backward.push_back({.name = name + ".dx", .m = s.tokens, .n = in, .k = out});
+  cost.backward.push_back({.name = name + ".dw", .m = out, .n = in, .k = s.tokens});
+}
+
+// Flash attention: two products forward; backward those of q, k, v and of the probabilities, and the scores once more.
+void add_attention_core(const Sizes& s, LayerCost& cost) {
+  const int64_t seq = s.input.seq_len;
+  const int64_t half = (seq + 1) / 2;  // causal: of the S keys a query sees half on average
+  const auto product = [&](std::string name) {
+    return Gemm{.name = std::move(name), .m = seq, .n = half, .k = s.model.head_size, .count = s.input.batch * s.model.heads};
+  };
+  cost.forward.push_back(product("scores"));
+  cost.forward.push_back(product("mix"));
+  for (const char* name : {"scores.again", "scores.dq", "scores.dk", "mix.dp", "mix.dv"}) cost.backward.push_back(product(name));
+}
+
+void block_work(const Sizes& s, LayerCost& cost) {
+  const ModelConfig& m = s.model;
+  add_linear("qkv", s, m.hidden, s.qkv_width, cost);
+  add_attention_core(s, cost);
+  add_linear("out", s, s.q_width, m.hidden, cost);
+  add_linear(s.gpt2 ? "up" : "gate_up", s, m.hidden, s.up_width, cost);
+  add_linear("down", s, m.ffn, m.hidden, cost);
+  const int64_t rotary = s.gpt2 ? 0 : 5 * s.activations((m.heads + m.kv_heads) * m.head_size);
+  const int64_t norms_and_sums = 2 * (2 + 3) * s.hidden;
+  cost.memory_traffic = norms_and_sums + rotary + s.qkv + s.q + s.up + s.ffn + 4 * s.mask;
+}
+
+// All three products run in forward: see nn/head.h.
+void head_work(const Sizes& s, LayerCost& cost) {
+  const ModelConfig& m = s.model;
+  cost.forward = {{.name = "logits", .m = s.tokens, .n = m.vocab_size, .k = m.hidden},
+                  {.name = "logits.dx", .m = s.tokens, .n = m.hidden, .k = m.vocab_size},
+                  {.name = "logits.dw", .m = m.vocab_size, .n = m.hidden, .k = s.tokens}};
+  const int64_t passes = 4;  // log softmax and exponential: read and write
+  cost.memory_traffic = 4 * s.hidden + passes * 4 * s.tokens * m.vocab_size;
+}
+
+double sum_flops(const std::vector<Gemm>& gemms) {
+  double sum = 0;
+  for (const Gemm& gemm : gemms) sum += gemm.flops();
+  return sum;
+}
+
+}  // namespace
+
+double LayerCost::forward_flops() const { return sum_flops(forward); }
+double LayerCost::backward_flops() const { return sum_flops(backward); }
 
 int64_t head_chunk_rows(int64_t vocab_size) { return std::max<int64_t>(128, 16 * 1024 * 1024 / (4 * vocab_size)); }
+
+LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input) {
+  const Sizes sizes(model, input);
+  LayerCost cost;
+  switch (layer.kind) {
+    case LayerKind::kEmbedding:
+      embedding_memory(sizes, cost);
+      cost.memory_traffic = (sizes.gpt2 ? 3 : 2) * sizes.hidden;
+      break;
+    case LayerKind::kBlock:
+      block_memory(sizes, cost);
+      block_work(sizes, cost);
+      break;
+    case LayerKind::kHead:
+      head_memory(sizes, cost);
+      head_work(sizes, cost);
+      break;
+  }
+  return cost;
+}
+
+double model_flops_per_token(const ModelConfig& model, int64_t seq_len, bool causal) {
+  const auto number = [](int64_t value) { return static_cast<double>(value); };
+  const double hidden = number(model.hidden);
+  const double q_width = number(model.heads * model.head_size);
+  const double kv_width = number(model.kv_heads * model.head_size);
+  const double projections = hidden * (2 * q_width + 2 * kv_width);
+  const double core = 2 * q_width * number(seq_len) * (causal ? 0.5 : 1);
+  const double matrices = model.family == Family::kLlama ? 3 : 2;
+  const double mlp = matrices * hidden * number(model.ffn);
+  return 6 * (number(model.layers) * (projections + core + mlp) + hidden * number(model.vocab_size));
+}
 
 }  // namespace lockstep::arch

@@ -17,7 +17,7 @@ struct Gemm {
   double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(count); }
 };
 
-// What one layer does for one microbatch of [B, S] tokens on one rank.
+// What one layer does for one microbatch of [B, S] tokens on one rank. Scratch inside kernels is that of the CPU's.
 struct LayerCost {
   std::vector<Gemm> forward;         // GEMMs of the forward pass; attention's causal half counted as such
   std::vector<Gemm> backward;        // of both backward parts together

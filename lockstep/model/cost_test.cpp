@@ -1,0 +1,110 @@
+// The cost list against the running layers: bytes kept, workspace, FLOPs.
+#include "lockstep/arch/cost.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/text.h"
+#include "lockstep/model/model.h"
+#include "support/tensors.h"
+#include "support/counting_allocator.h"
+#include "support/model_parameters.h"
+
+namespace lockstep::model {
+namespace {
+
+using testing::CountingAllocator;
+
+struct Case {
+  arch::Family family = arch::Family::kGpt2;
+  at::ScalarType dtype = at::kFloat;
+  double dropout = 0;
+  int64_t batch = 3;
+  int64_t seq = 65;
+};
+
+arch::ModelConfig model_of(const Case& c) {
+  arch::ModelConfig model{.family = c.family,
+                          .layers = 1,
+                          .hidden = 96,
+                          .heads = 6,
+                          .kv_heads = 6,
+                          .head_size = 16,
+                          .ffn = 384,
+                          .vocab_size = 1003,
+                          .max_seq_len = 1024,
+                          .dropout = c.dropout};
+  if (c.family == arch::Family::kLlama) model.kv_heads = 2, model.ffn = 200;
+  return model;
+}
+
+const std::vector<Case> kCases = {
+    {},
+    {.family = arch::Family::kLlama},
+    {.dtype = at::kBFloat16, .batch = 16, .seq = 200},
+    {.family = arch::Family::kLlama, .dtype = at::kBFloat16, .batch = 16, .seq = 200},
+    {.dropout = 0.1},
+    {.family = arch::Family::kLlama, .dropout = 0.1},
+    {.batch = 1, .seq = 700},
+    {.family = arch::Family::kLlama, .batch = 8, .seq = 256},
+    {.dtype = at::kBFloat16, .dropout = 0.1, .batch = 16, .seq = 256},
+    {.batch = 1, .seq = 1},
+};
+
+struct Measured {
+  int64_t kept = 0, output = 0, forward_peak = 0, backward_peak = 0;
+};
+
+// Runs one layer alone; every number counts x and dy, which the caller holds.
+Measured measure(nn::Layer& layer, const nn::Microbatch& microbatch, const at::Tensor& x, bool keeps_x) {
+  CountingAllocator& allocator = CountingAllocator::instance();
+  const int64_t x_bytes = x.defined() ? static_cast<int64_t>(x.nbytes()) : 0;
+  const int64_t before = allocator.live() - x_bytes;
+  std::unique_ptr<nn::Saved> saved;
+  allocator.reset_peak();
+  at::Tensor y = layer.forward(x, microbatch, &saved);
+  Measured m;
+  m.forward_peak = allocator.peak() - before;
+  m.output = static_cast<int64_t>(y.nbytes());
+  m.kept = allocator.live() - before - m.output - (keeps_x ? 0 : x_bytes);
+  // dy: as the engine hands it over, the only thing alive besides what was kept.
+  at::Tensor dy = y.dim() == 0 ? at::Tensor() : testing::random("dy", y.sizes()).to(y.scalar_type());
+  y.reset();
+  allocator.reset_peak();
+  const at::Tensor dx = layer.backward_input(dy, *saved);
+  layer.backward_weight(*saved);
+  m.backward_peak = allocator.peak() - before - (keeps_x ? 0 : x_bytes);
+  return m;
+}
+
+void expect_within(int64_t predicted, int64_t measured, const std::string& what) {
+  EXPECT_NEAR(static_cast<double>(predicted), static_cast<double>(measured), 0.05 * static_cast<double>(measured)) << what;
+}
+
+TEST(Cost, BytesAreThoseOfTheRunningLayers) {
+  at::set_num_threads(1);
+  for (const Case& c : kCases) {
+    const arch::ModelConfig model = model_of(c);
+    testing::ModelParameters parameters(model, 1, c.dtype);
+    const auto layers = build_layers(model, parameters, {});
+    const nn::Microbatch microbatch = testing::random_microbatch(model, c.batch, c.seq, 4);
+    const arch::CostInput input{.batch = c.batch, .seq_len = c.seq, .element_size = c.dtype == at::kFloat ? 4 : 2};
+    for (const arch::LayerSpec& spec : arch::layer_table(model)) {
+      const bool first = spec.kind == arch::LayerKind::kEmbedding;
+      const at::Tensor x = first ? at::Tensor() : testing::random("x", {c.batch, c.seq, model.hidden}).to(c.dtype);
+      const arch::LayerCost cost = arch::layer_cost(model, spec, input);
+      const Measured m = measure(*layers[static_cast<size_t>(spec.index)], microbatch, x, !first);
+      const std::string what = cat(spec.name, " ", arch::family_name(c.family), " ", c.dtype, " B", c.batch, " S", c.seq,
+                                   c.dropout > 0 ? " dropout" : "");
+      EXPECT_EQ(cost.kept, m.kept) << what;
+      EXPECT_EQ(cost.output, m.output) << what;
+      expect_within(cost.kept + cost.output + cost.forward_workspace, m.forward_peak, what + " forward");
+      const int64_t dy = first || spec.kind == arch::LayerKind::kBlock ? cost.output : 0;
+      const int64_t dx = first ? 0 : static_cast<int64_t>(x.nbytes());
+      expect_within(cost.kept + dy + dx + cost.backward_workspace, m.backward_peak, what + " backward");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::model
