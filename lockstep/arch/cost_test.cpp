@@ -1,0 +1,77 @@
+// The cost list against sums made by hand; bytes are held against the running layers in model/cost_test.cpp.
+#include "lockstep/arch/cost.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep::arch {
+namespace {
+
+// GPT-3 175B (Brown et al. 2020, table 2.1).
+ModelConfig gpt3() {
+  return {.family = Family::kGpt2, .layers = 96, .hidden = 12288, .heads = 96, .kv_heads = 96, .head_size = 128,
+          .ffn = 49152, .vocab_size = 51200, .max_seq_len = 2048};
+}
+
+// Llama 3 8B (Grattafiori et al. 2024, table 3).
+ModelConfig llama3() {
+  return {.family = Family::kLlama, .layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8, .head_size = 128,
+          .ffn = 14336, .vocab_size = 128256, .max_seq_len = 8192, .tied = false};
+}
+
+TEST(ModelFlops, FollowTheClosedForms) {
+  // 72 L h^2 (1 + s/6h + V/12Lh) a token, attention not halved (Narayanan et al. 2021, without recomputation).
+  const double h = 12288, layers = 96, s = 2048, v = 51200;
+  const double closed = 72 * layers * h * h * (1 + s / (6 * h) + v / (12 * layers * h));
+  EXPECT_NEAR(model_flops_per_token(gpt3(), 2048, /*causal=*/false), closed, 1e-9 * closed);
+  // What halving the core takes away.
+  const auto excess = [](const ModelConfig& m, int64_t seq) {
+    return model_flops_per_token(m, seq, false) / model_flops_per_token(m, seq, true) - 1;
+  };
+  EXPECT_NEAR(excess(gpt3(), 2048), 0.013, 0.001);
+  EXPECT_NEAR(excess(llama3(), 8192), 0.125, 0.002);
+}
+
+TEST(ModelFlops, LlamaByHand) {
+  // Multiply-adds a token: q and out 2 x 4096 x 4096, k and v 2 x 4096 x 1024, MLP 3 x 4096 x 14336, head 4096 x 128256;
+  // core 2 x 4096 x 8192 / 2.
+  const double layer = 2.0 * 4096 * 4096 + 2.0 * 4096 * 1024 + 3.0 * 4096 * 14336 + 4096.0 * 8192;
+  EXPECT_DOUBLE_EQ(model_flops_per_token(llama3(), 8192), 6 * (32 * layer + 4096.0 * 128256));
+}
+
+// The lists hold the model FLOPs (forward 2 and backward 4 a multiply-add) and the scores a second time in backward.
+TEST(LayerCost, ListsAddUpToModelFlops) {
+  for (const ModelConfig& model : {gpt3(), llama3()}) {
+    const int64_t batch = 3, seq = 512;
+    double sum = 0;
+    for (const LayerSpec& layer : layer_table(model)) {
+      const LayerCost cost = layer_cost(model, layer, {.batch = batch, .seq_len = seq});
+      sum += cost.forward_flops() + cost.backward_flops();
+    }
+    const double tokens = static_cast<double>(batch * seq);
+    const double scores_again = 2 * tokens * static_cast<double>(seq) / 2 *
+                                static_cast<double>(model.heads * model.head_size * model.layers);
+    const double expected = tokens * model_flops_per_token(model, seq) + scores_again;
+    EXPECT_NEAR(sum, expected, 1e-9 * expected);
+  }
+}
+
+// The modern block of planning by hand, bf16, no dropout: x, norm, sum, norm: 4D; q, k, v and mixed; gate, up, product.
+TEST(LayerCost, KeptBytesOfALlamaBlock) {
+  const LayerCost cost = layer_cost(llama3(), layer_table(llama3())[1], {.batch = 2, .seq_len = 100, .element_size = 2});
+  const int64_t a_token = 2 * (4 * 4096 + (32 + 2 * 8) * 128 + 32 * 128 + 3 * 14336) + 4 * 32 + 2 * 4;
+  EXPECT_EQ(cost.kept, 200 * a_token);
+  EXPECT_EQ(cost.output, 200 * 2 * 4096);
+}
+
+TEST(LayerCost, HeadHoldsAChunkOfLogits) {
+  EXPECT_EQ(head_chunk_rows(8192), 512);
+  EXPECT_EQ(head_chunk_rows(128256), 128);
+  const LayerSpec head = layer_table(llama3()).back();
+  const int64_t small = layer_cost(llama3(), head, {.batch = 1, .seq_len = 4096}).forward_workspace;
+  const int64_t large = layer_cost(llama3(), head, {.batch = 8, .seq_len = 4096}).forward_workspace;
+  EXPECT_LE(small, 2 * 4 * 128 * 128256);
+  EXPECT_LE(large, small);
+}
+
+}  // namespace
+}  // namespace lockstep::arch
