@@ -1,0 +1,151 @@
+#include "lockstep/program/predict.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/program/memory.h"
+
+namespace lockstep::program {
+namespace {
+
+using config::DataParallel;
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::Pair;
+
+Layout layout_of(const std::string& preset, int dp, int microbatches, DataParallel kind = DataParallel::kRing) {
+  return {.model = arch::resolve_model({.preset = preset}),
+          .mesh = mesh::Mesh::data_parallel(dp),
+          .global_batch = 2 * dp * microbatches,
+          .micro_batch = 2,
+          .seq_len = 32,
+          .data_parallel = kind,
+          .bucket_bytes = 64 * 1024};
+}
+
+int64_t sent(const Layout& layout, const Program& program, int from, const std::string& site, int to = -1) {
+  int64_t bytes = 0;
+  const Ledger ledger = predict_ledger(layout, program, from);
+  for (const auto& [key, entry] : ledger.entries()) {
+    if (!key.site.starts_with(site)) continue;
+    for (const auto& [peer, count] : entry.sent) bytes += to < 0 || peer == to ? count : 0;
+  }
+  return bytes;
+}
+
+TEST(PredictLedgerTest, RingLinksTogetherCarryTwiceNMinus1TimesTheGradients) {
+  for (int n : {2, 3, 4, 5}) {
+    const Layout layout = layout_of("llama-test", n, 3);
+    const Program program = build_program(layout);
+    EXPECT_GT(program.buckets.size(), 2u);
+    int64_t all = 0;
+    for (int rank = 0; rank < n; ++rank) {
+      const int64_t link = sent(layout, program, rank, "reduce_grad");
+      EXPECT_EQ(link, sent(layout, program, rank, "reduce_grad", (rank + 1) % n)) << "only to the next rank";
+      const double formula = ring_link_bytes(4.0 * static_cast<double>(arch::num_parameters(layout.model)), n);
+      EXPECT_NEAR(static_cast<double>(link) / formula, 1.0, 1e-3);  // chunks differ by one element
+      all += link;
+    }
+    EXPECT_EQ(all, 2 * (n - 1) * 4 * arch::num_parameters(layout.model));
+  }
+}
+
+TEST(PredictLedgerTest, TheServersLinkCarriesTwiceNMinus1TimesTheGradients) {
+  for (int n : {2, 3, 4}) {
+    const Layout layout = layout_of("gpt2-test", n, 2, DataParallel::kParameterServer);
+    const Program program = build_program(layout);
+    int64_t link = sent(layout, program, 0, "pull");
+    EXPECT_EQ(sent(layout, program, 0, "push"), 0);
+    for (int rank = 1; rank < n; ++rank) {
+      link += sent(layout, program, rank, "push", 0);
+      EXPECT_EQ(sent(layout, program, rank, "pull"), 0);
+    }
+    EXPECT_EQ(static_cast<double>(link),
+              server_link_bytes(4.0 * static_cast<double>(arch::num_parameters(layout.model)), n));
+  }
+}
+
+TEST(PredictLedgerTest, AServerSendsParametersInTheComputePrecision) {
+  Layout layout = layout_of("gpt2-test", 2, 1, DataParallel::kParameterServer);
+  layout.precision = config::Precision::kBf16;
+  const Program program = build_program(layout);
+  EXPECT_EQ(sent(layout, program, 0, "pull"), 2 * arch::num_parameters(layout.model));
+  EXPECT_EQ(sent(layout, program, 1, "push"), 4 * arch::num_parameters(layout.model));
+}
+
+TEST(PredictLedgerTest, AccumulationOverMicrobatchesAddsNoTraffic) {
+  const Layout one = layout_of("gpt2-test", 2, 1);
+  const Layout five = layout_of("gpt2-test", 2, 5);
+  EXPECT_EQ(predict_ledger(one, build_program(one), 0), predict_ledger(five, build_program(five), 0));
+}
+
+TEST(PredictLedgerTest, LossAndNorm) {
+  const Layout layout = layout_of("gpt2-test", 3, 1, DataParallel::kParameterServer);
+  const Ledger ledger = predict_ledger(layout, build_program(layout), 0);
+  const LedgerEntry& loss = ledger.entries().at(
+      {.site = "loss", .collective = Collective::kAllReduce, .axis = "dp", .algorithm = Algorithm::kDirect});
+  EXPECT_EQ(loss.payload, 24);
+  EXPECT_THAT(loss.sent, ElementsAre(Pair(1, 16), Pair(2, 16)));  // a chunk of one fp64, and the sum of the own one
+  const LedgerEntry& norm = ledger.entries().at(
+      {.site = "norm", .collective = Collective::kBroadcast, .axis = "dp", .algorithm = Algorithm::kDirect});
+  EXPECT_THAT(norm.sent, ElementsAre(Pair(1, 8), Pair(2, 8)));
+}
+
+TEST(PredictLedgerTest, OneRankCommunicatesNothing) {
+  for (DataParallel kind : {DataParallel::kRing, DataParallel::kParameterServer}) {
+    const Layout layout = layout_of("gpt2-test", 1, 2, kind);
+    EXPECT_THAT(predict_ledger(layout, build_program(layout), 0).entries(), IsEmpty());
+  }
+}
+
+TEST(PredictLedgerTest, AHundredBillionParametersInFp16) {
+  const double bytes = 2.0 * static_cast<double>(arch::num_parameters(arch::resolve_model({.preset = "gpt-100b"})));
+  EXPECT_NEAR(bytes, 200e9, 0.2e9);
+  EXPECT_NEAR(ring_link_bytes(bytes, 8), 350e9, 0.4e9);
+  EXPECT_NEAR(server_link_bytes(bytes, 8), 2.8e12, 0.003e12);
+}
+
+TEST(PredictMemoryTest, BytesPerParameter) {
+  Layout layout = layout_of("gpt2-test", 2, 1);
+  const int64_t numel = arch::num_parameters(layout.model);
+  const MemoryBytes fp32 = predict_memory(layout, build_program(layout), 1);
+  EXPECT_EQ(fp32[MemoryCategory::kParameters], 4 * numel);
+  EXPECT_EQ(fp32[MemoryCategory::kGradients], 4 * numel);
+  EXPECT_EQ(fp32[MemoryCategory::kOptimizer], 8 * numel);
+  layout.precision = config::Precision::kBf16;
+  const MemoryBytes bf16 = predict_memory(layout, build_program(layout), 1);
+  EXPECT_EQ(bf16[MemoryCategory::kParameters], 2 * numel);
+  EXPECT_EQ(bf16[MemoryCategory::kGradients], 4 * numel);
+  EXPECT_EQ(bf16[MemoryCategory::kOptimizer], 12 * numel);
+  EXPECT_LT(bf16[MemoryCategory::kActivations], fp32[MemoryCategory::kActivations]);
+}
+
+TEST(PredictMemoryTest, OnlyTheServerHoldsOptimizerState) {
+  const Layout layout = layout_of("gpt2-test", 2, 1, DataParallel::kParameterServer);
+  const Program program = build_program(layout);
+  EXPECT_EQ(predict_memory(layout, program, 0)[MemoryCategory::kOptimizer], 8 * arch::num_parameters(layout.model));
+  EXPECT_EQ(predict_memory(layout, program, 1)[MemoryCategory::kOptimizer], 0);
+}
+
+TEST(PredictMemoryTest, ActivationsPeakWhereBackwardBegins) {
+  const Layout layout = layout_of("llama-test", 1, 1);
+  const arch::CostInput input{.batch = 2, .seq_len = 32, .element_size = 4};
+  int64_t kept = 0;
+  for (const arch::LayerSpec& layer : arch::layer_table(layout.model)) {
+    kept += arch::layer_cost(layout.model, layer, input).kept;
+  }
+  const int64_t tokens = 2 * 2 * 32 * 8;  // ids and targets, int64
+  const int64_t dx = 2 * 32 * 48 * 4;     // what the head hands down
+  EXPECT_EQ(predict_memory(layout, build_program(layout), 0)[MemoryCategory::kActivations], kept + tokens + dx);
+}
+
+TEST(PredictMemoryTest, MicrobatchesAddOnlyTheirTokens) {
+  const Layout one = layout_of("gpt2-test", 1, 1);
+  const Layout four = layout_of("gpt2-test", 1, 4);
+  EXPECT_EQ(predict_memory(four, build_program(four), 0)[MemoryCategory::kActivations] -
+                predict_memory(one, build_program(one), 0)[MemoryCategory::kActivations],
+            3 * 2 * 2 * 32 * 8);
+}
+
+}  // namespace
+}  // namespace lockstep::program
