@@ -1,5 +1,6 @@
 // The program `lockstep`: finds the verb, takes its command line apart and runs it. What goes wrong is told on stderr
 // and by the exit code.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -25,10 +26,12 @@ int fail(ExitCode code, const std::string& text) {
 }
 
 int run(std::vector<std::string> arguments) {
-  const launch::Identity identity = launch::take_identity(arguments);
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") return print(overview());
   if (arguments[0] == "--version") return print("lockstep " LOCKSTEP_VERSION "\n");
   const Verb& verb = find_verb(arguments[0]);
+  // A verb with a flag --rank of its own is never started as one rank of several.
+  const bool own_rank = std::any_of(verb.flags.begin(), verb.flags.end(), [](auto& flag) { return flag.name == "rank"; });
+  const launch::Identity identity = own_rank ? launch::Identity{} : launch::take_identity(arguments);
   CommandLine command_line = parse_command_line(verb, {arguments.begin() + 1, arguments.end()});
   command_line.written = arguments;
   command_line.identity = identity;

@@ -1,0 +1,113 @@
+// lockstep show as a person calls it, and the pages under docs/ that quote it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+
+#include "lockstep/base/file.h"
+#include "lockstep/base/json.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::apps {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Outcome {
+  int code;
+  std::string output;
+};
+
+Outcome show(const std::string& arguments) {
+  FILE* pipe = ::popen((LOCKSTEP_PROGRAM " show " + arguments + " 2>&1").c_str(), "r");
+  std::string output;
+  char buffer[4096];
+  while (const size_t count = std::fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, count);
+  const int status = ::pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
+}
+
+TEST(Show, WorksWithAPresetAlone) {
+  for (const char* what : {"program", "layout", "memory", "traffic"}) {
+    for (const char* preset : {"gpt2-test", "llama-test", "gpt2-124m", "llama3-8b", "gpt-100b"}) {
+      for (const char* ranks : {"1", "3"}) {
+        const Outcome outcome = show(cat(what, " -n ", ranks, " --model.preset=", preset));
+        EXPECT_EQ(outcome.code, 0) << outcome.output;
+      }
+    }
+  }
+}
+
+TEST(Show, ReadsARunFile) {
+  const auto folder = std::filesystem::temp_directory_path() / cat("lockstep-show-test-", ::getpid());
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "run.toml") << "[model]\npreset = \"gpt2-test\"\n[train]\nseq_len = 32\nglobal_batch = 12\n"
+                                        "micro_batch = 2\n[parallel]\ndp = 3\n";
+  const std::string file = (folder / "run.toml").string();
+  EXPECT_THAT(show(file + " layout").output, HasSubstr("dp 3 (ring), 2 microbatches x 2 sequences x 32 tokens, fp32"));
+  const Outcome refused = show(file + " layout -n 2");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.output, HasSubstr("[mesh] dp(3) = 3, but 2 ranks were started"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Show, OneRankAlone) {
+  const std::string layout = "--model.preset=gpt2-test -n 3 --parallel.data_parallel=parameter_server";
+  EXPECT_THAT(show("program --rank 0 " + layout).output, HasSubstr("STEP"));
+  EXPECT_THAT(show("program --rank 2 " + layout).output, Not(HasSubstr("STEP")));
+  EXPECT_THAT(show("memory --rank 2 " + layout).output, HasSubstr("held by the server"));
+  const Outcome refused = show("program --rank 3 " + layout);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.output, HasSubstr("the layout has ranks 0 to 2"));
+}
+
+TEST(Show, RefusesWhatItCannotShow) {
+  EXPECT_EQ(show("--model.preset=gpt2-test").code, 2);
+  EXPECT_THAT(show("trafic --model.preset=gpt2-test").output, HasSubstr("LS1004"));
+  EXPECT_THAT(show("layout --model.preset=gpt2-1234m").output, HasSubstr("LS1111"));
+  EXPECT_THAT(show("layout --model.preset=gpt2-10m").output, HasSubstr("LS1114"));
+}
+
+TEST(Show, Json) {
+  const std::string layout = " --json -n 2 --model.preset=gpt2-test";
+  const Json program = parse_json(show("program" + layout).output, "program");
+  EXPECT_EQ(program["ranks"].size(), 2u);
+  EXPECT_EQ(program["ranks"][1]["actions"].back(), "STEP");
+  const Json memory = parse_json(show("memory" + layout).output, "memory");
+  EXPECT_EQ(memory["ranks"][0]["bytes"]["parameters"], 4 * 84288);
+  const Json held = parse_json(show("layout" + layout).output, "layout");
+  EXPECT_EQ(held["ranks"][1]["layers"].size(), 4u);
+  EXPECT_EQ(held["ranks"][1]["sequences"], Json({1, 2}));
+  const Json traffic = parse_json(show("traffic" + layout).output, "traffic");
+  EXPECT_EQ(traffic["synchronisation"]["fp32"]["gradient_bytes"], 4.0 * 84288);
+  int64_t sent = 0;
+  for (const Json& call : traffic["ranks"][0]["calls"]) {
+    if (call["site"].get<std::string>().starts_with("reduce_grad")) sent += call["sent"]["1"].get<int64_t>();
+  }
+  EXPECT_EQ(sent, 4 * 84288);  // 2 (n - 1) / n S for n = 2
+}
+
+// Every block "<!-- lockstep show ... -->" followed by a text fence holds what the command prints.
+TEST(Docs, QuoteWhatTheProgramPrints) {
+  const std::filesystem::path docs = std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "docs" / "parallelism";
+  const std::regex quote("<!-- lockstep show ([^\n]*) -->\n```text\n");
+  int quotes = 0;
+  for (const auto& page : std::filesystem::directory_iterator(docs)) {
+    const std::string text = read_file(page.path());
+    for (std::sregex_iterator it(text.begin(), text.end(), quote), end; it != end; ++it, ++quotes) {
+      const size_t begin = static_cast<size_t>(it->position() + it->length());
+      const std::string quoted = text.substr(begin, text.find("```", begin) - begin);
+      EXPECT_EQ(quoted, show((*it)[1].str()).output) << page.path() << ": scripts/quote_output.py renews it";
+    }
+  }
+  EXPECT_GE(quotes, 4);
+}
+
+}  // namespace
+}  // namespace lockstep::apps
