@@ -7,6 +7,10 @@ namespace lockstep::apps {
 
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> table = {
+      {.name = "checkpoint",
+       .help = "say what a checkpoint holds, and which steps of a run are whole",
+       .usage = "inspect RUN | STEP",
+       .has_json = true},
       {.name = "config",
        .help = "print the resolved configuration with the origin of each value, or the reference page",
        .usage = "show run.toml... | docs",

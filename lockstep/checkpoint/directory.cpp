@@ -55,6 +55,8 @@ Manifest read_manifest(const fs::path& step_folder) {
     throw CheckpointError({.code = "LS1302", .what = cat(step_folder.string(), " has no ", kManifestName,
                                                          ": it is not a checkpoint, or its writing was interrupted")});
   const Manifest manifest = parse_manifest(read_file(path), path.string());
+  const auto step = parse_step_name(fs::weakly_canonical(step_folder).filename().string());
+  if (step && *step != manifest.step) damaged(path, cat("it is of step ", manifest.step, ", not of ", *step));
   check_files(step_folder, manifest);
   return manifest;
 }
@@ -100,9 +102,7 @@ std::vector<StepFolder> list_steps(const fs::path& directory) {
     if (!step || entry.is_symlink() || !entry.is_directory()) continue;
     StepFolder folder{.path = entry.path(), .step = *step};
     try {
-      const Manifest manifest = read_manifest(folder.path);
-      if (manifest.step != folder.step)
-        damaged(folder.path / kManifestName, cat("it is of step ", manifest.step, ", not of ", folder.step));
+      read_manifest(folder.path);
     } catch (const Error& error) {
       folder.problem = error.message().what;
     }

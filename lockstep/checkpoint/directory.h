@@ -17,7 +17,8 @@ namespace lockstep::checkpoint {
 std::string step_name(int64_t step);                       // "step-00001200"
 std::optional<int64_t> parse_step_name(std::string_view);  // nothing for any other name
 
-// The manifest of a step's folder, with all its files present and of the right size; checksums of tensors are not read.
+// The manifest of a step's folder, whose name must not contradict it, with all its files present and of the right size;
+// tensors are not read.
 // CheckpointError LS1302, LS1303 (which file), LS1305.
 Manifest read_manifest(const std::filesystem::path& step_folder);
 TrainState read_train_state(const std::filesystem::path& step_folder, const Manifest& manifest);

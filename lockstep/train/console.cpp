@@ -152,7 +152,7 @@ std::string Console::painted(const StepRow& row) const {
   std::string line = format_row(row);
   if (options_.terminal) line.resize(std::min(line.size(), static_cast<size_t>(options_.columns)));
   const bool unusual = !std::isfinite(row.loss) || (row.z && std::abs(*row.z) > kUnusual);
-  return options_.color && unusual ? "\x1b[33m" + line + "\x1b[0m" : line;
+  return options_.color && unusual ? cat("\x1b[33m", line, "\x1b[0m") : line;
 }
 
 void Console::print(const std::string& line) {

@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "lockstep/base/text.h"
+
 namespace lockstep::train {
 namespace {
 
@@ -102,8 +104,8 @@ TEST(Console, TerminalRedrawsInPlace) {
     console.live(example());
     console.row(spike);
   });
-  EXPECT_THAT(text, HasSubstr("\r" + format_row(example()).substr(0, 29) + "\x1b[K\r\x1b[K"));
-  EXPECT_THAT(text, HasSubstr("\x1b[33m" + format_row(spike).substr(0, 30) + "\x1b[0m\n"));
+  EXPECT_THAT(text, HasSubstr(cat("\r", format_row(example()).substr(0, 29), "\x1b[K\r\x1b[K")));
+  EXPECT_THAT(text, HasSubstr(cat("\x1b[33m", format_row(spike).substr(0, 30), "\x1b[0m\n")));
 }
 
 TEST(Console, AFileIsNoTerminal) {

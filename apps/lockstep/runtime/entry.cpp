@@ -10,6 +10,7 @@ namespace {
 
 const std::vector<RuntimeVerbRow>& runtime_verbs() {
   static const std::vector<RuntimeVerbRow> table = {
+      {"checkpoint", verb_checkpoint},
       {"generate", verb_generate},
       {"train", verb_train_on_rank},
       {"verify", verb_verify_on_rank},

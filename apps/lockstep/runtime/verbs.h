@@ -10,6 +10,7 @@ struct RuntimeVerbRow {
   int (*function)(const CommandLine&);
 };
 
+int verb_checkpoint(const CommandLine& command_line);
 int verb_generate(const CommandLine& command_line);
 int verb_train_on_rank(const CommandLine& command_line);
 int verb_verify_on_rank(const CommandLine& command_line);
