@@ -82,7 +82,7 @@ void allow_flags(const CommandLine& line, const std::vector<std::string>& allowe
     if (std::find(allowed.begin(), allowed.end(), flag) == allowed.end())
       throw ConfigError({.code = "LS1002",
                          .what = cat("--", flag, " is not a flag of lockstep data ", line.arguments[0]),
-                         .way_out = cat("it takes --", join(allowed, ", --"))});
+                         .way_out = allowed.empty() ? "it takes none" : cat("it takes --", join(allowed, ", --"))});
 }
 
 void make_folder_of(const fs::path& file) {
