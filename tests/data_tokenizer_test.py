@@ -1,7 +1,10 @@
-"""The tokenizer and its trainer against Hugging Face `tokenizers`: data_tokenizer_test.py PATH_OF_LOCKSTEP [MORE_TEXT...]
+"""The tokenizer and its trainer against Hugging Face `tokenizers`.
 
-On the excerpt and on text that is hard for tokenizers: the trained vocabulary and merges, the ids, the decoded text; and
-for files in the style of GPT-2, Llama 3 and Qwen, which the library itself writes, the ids. MORE_TEXT are files to train on and compare whole, such as those of `lockstep data demo`.
+data_tokenizer_test.py PATH_OF_LOCKSTEP [MORE_TEXT...]
+
+On the excerpt and on text that is hard for tokenizers: the trained vocabulary and merges, the ids, the decoded text;
+and for files in the style of GPT-2, Llama 3 and Qwen, which the library itself writes, the ids. MORE_TEXT are files to
+train on and compare whole, such as those of `lockstep data demo`.
 """
 import json
 import random

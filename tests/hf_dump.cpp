@@ -1,6 +1,6 @@
-// hf_dump FOLDER SIZES: runs one small model forward, backward and one update, and writes what hf_reference_test.py compares with
-// Hugging Face transformers: index.json (sizes and tensor names with shapes and offsets) and data.bin (fp32, row-major;
-// tokens and targets are written as fp32 too).
+// hf_dump FOLDER SIZES: runs one small model forward, backward and one update, and writes what hf_reference_test.py
+// compares with Hugging Face transformers: index.json (sizes and tensor names with shapes and offsets) and data.bin
+// (fp32, row-major; tokens and targets are written as fp32 too).
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -70,10 +70,12 @@ void update(testing::ModelParameters& parameters, const nn::Microbatch& microbat
   for (const arch::ParamSpec& spec : parameters.table()) {
     const nn::Parameter p = parameters.parameter(spec.name);
     const auto zeros = [&] { return at::zeros(spec.shape); };
-    list.push_back({.value = p.value, .grad = p.grad, .exp_avg = zeros(), .exp_avg_sq = zeros(), .decay = spec.weight_decay});
+    list.push_back(
+        {.value = p.value, .grad = p.grad, .exp_avg = zeros(), .exp_avg_sq = zeros(), .decay = spec.weight_decay});
   }
   const double tokens = microbatch.targets.ne(-100).sum().item<double>();
-  optim::adamw_step(list, {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1}, /*lr=*/0.01, /*step=*/1, 1 / tokens);
+  optim::adamw_step(list, {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1}, /*lr=*/0.01, /*step=*/1,
+                    1 / tokens);
 }
 
 void run(const std::filesystem::path& folder, const Json& sizes) {
@@ -90,7 +92,8 @@ void run(const std::filesystem::path& folder, const Json& sizes) {
     model::initial_values(noise, 1, 0, {random.data_ptr<float>(), static_cast<size_t>(random.numel())});
     value.add_(random);
   }
-  const nn::Microbatch microbatch = testing::random_microbatch(model, sizes.at("batch"), sizes.at("seq"), /*ignore_every=*/5);
+  const nn::Microbatch microbatch =
+      testing::random_microbatch(model, sizes.at("batch"), sizes.at("seq"), /*ignore_every=*/5);
 
   Dump dump;
   dump.add("tokens", microbatch.tokens);

@@ -109,14 +109,4 @@ CommandLine parse_command_line(const Verb& verb, const std::vector<std::string>&
   return Parser(verb, arguments).parse();
 }
 
-config::LoadedConfig load_config(const CommandLine& command_line) {
-  const auto files = command_line.config_files();
-  if (files.empty()) {
-    throw ConfigError({.code = "LS1004",
-                       .what = cat("lockstep ", command_line.verb, " needs a configuration, and none was named"),
-                       .way_out = cat("lockstep ", command_line.verb, " run.toml; docs/config.md lists the keys")});
-  }
-  return config::load_config(files, command_line.overrides);
-}
-
 }  // namespace lockstep::apps

@@ -84,6 +84,14 @@ struct Verb;
 CommandLine parse_command_line(const Verb& verb, const std::vector<std::string>& arguments);
 
 // The configuration of the command line's files and overrides; ConfigError LS1004 where it names no file.
-config::LoadedConfig load_config(const CommandLine& command_line);
+inline config::LoadedConfig load_config(const CommandLine& command_line) {
+  const auto files = command_line.config_files();
+  if (files.empty() && command_line.overrides.empty()) {
+    throw ConfigError({.code = "LS1004",
+                       .what = "lockstep " + command_line.verb + " needs a configuration, and none was named",
+                       .way_out = "lockstep " + command_line.verb + " run.toml; docs/config.md lists what it may say"});
+  }
+  return config::load_config(files, command_line.overrides);
+}
 
 }  // namespace lockstep::apps

@@ -63,7 +63,9 @@ std::string bytes_per_token(int64_t bytes, int64_t tokens) {
 }
 
 // What each sub-verb takes: its files behind its own name, and its flags.
-std::vector<fs::path> files_of(const CommandLine& line) { return {line.arguments.begin() + 1, line.arguments.end()}; }
+std::vector<fs::path> files_of(const CommandLine& line) {
+  return {line.arguments.begin() + 1, line.arguments.end()};
+}
 
 void require_files(const CommandLine& line) {
   if (line.arguments.size() > 1) return;
@@ -122,7 +124,9 @@ int data_tokenizer(const CommandLine& line) {
   print_row("compression", cat(bytes_per_token(bytes, tokens), " bytes/token"));
   if (vocabulary.size() < wanted)
     std::fputs(cat("warning: the text has merges for ", vocabulary.size(), " ids only, ", wanted,
-                   " were asked for; set model.vocab_size to ", vocabulary.size(), " or more\n").c_str(), stderr);
+                   " were asked for; set model.vocab_size to ", vocabulary.size(), " or more\n")
+                   .c_str(),
+               stderr);
   return 0;
 }
 
@@ -141,10 +145,13 @@ int data_prepare(const CommandLine& line) {
   std::fputs(cat(out.string(), ".bin, ", out.string(), ".idx\n").c_str(), stdout);
   print_row("documents", cat(counts.documents));
   print_row("tokens", cat(counts.tokens, ", ids below ", tokenizer.vocab_size()));
-  print_row("text", cat(counts.text_bytes, " bytes, ", bytes_per_token(counts.text_bytes, counts.tokens), " bytes/token"));
+  print_row("text",
+            cat(counts.text_bytes, " bytes, ", bytes_per_token(counts.text_bytes, counts.tokens), " bytes/token"));
   if (counts.repaired_documents > 0)
-    std::fputs(cat("warning: ", counts.repaired_documents,
-                   " documents held malformed UTF-8, which was read as U+FFFD\n").c_str(), stderr);
+    std::fputs(
+        cat("warning: ", counts.repaired_documents, " documents held malformed UTF-8, which was read as U+FFFD\n")
+            .c_str(),
+        stderr);
   return 0;
 }
 
@@ -166,9 +173,10 @@ void fetch_demo_corpus(const fs::path& cache) {
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
-  throw EnvironmentError({.code = "LS3103",
-                          .what = "the demo text could not be fetched; the reason is above",
-                          .way_out = "any text will do instead: lockstep data tokenizer FILE..., lockstep data prepare FILE..."});
+  throw EnvironmentError(
+      {.code = "LS3103",
+       .what = "the demo text could not be fetched; the reason is above",
+       .way_out = "any text will do instead: lockstep data tokenizer FILE..., lockstep data prepare FILE..."});
 }
 
 int data_demo(const CommandLine& line) {

@@ -54,10 +54,12 @@ TEST_F(DataVerb, FromTextToTokens) {
   EXPECT_EQ(stderr_, "");  // no progress where stderr is no terminal
   EXPECT_EQ(data::Tokenizer::load(path("new/tokenizer.json")).vocab_size(), 512);
 
-  EXPECT_THAT(run({"prepare", kExcerpt, kExcerpt, "--tokenizer", path("new/tokenizer.json"), "--out", path("sub/train")}),
-              AllOf(HasSubstr("documents       2\n"), HasSubstr("130874 bytes")));
+  EXPECT_THAT(
+      run({"prepare", kExcerpt, kExcerpt, "--tokenizer", path("new/tokenizer.json"), "--out", path("sub/train")}),
+      AllOf(HasSubstr("documents       2\n"), HasSubstr("130874 bytes")));
   const data::TokenFile with_eod(path("sub/train"));
-  run({"prepare", kExcerpt, kExcerpt, "--tokenizer", path("new/tokenizer.json"), "--out", path("plain"), "--no-append-eod"});
+  run({"prepare", kExcerpt, kExcerpt, "--tokenizer", path("new/tokenizer.json"), "--out", path("plain"),
+       "--no-append-eod"});
   EXPECT_EQ(data::TokenFile(path("plain")).num_tokens(), with_eod.num_tokens() - 2);
 
   EXPECT_THAT(run({"inspect", path("sub/train"), path("new/tokenizer.json")}),
@@ -77,7 +79,8 @@ TEST_F(DataVerb, RefusesWhatIsMissingOrNotItsOwn) {
   EXPECT_THAT(run({"tokenizer", kExcerpt}), HasSubstr("needs --out"));
   EXPECT_THAT(run({"prepare", kExcerpt, "--out", path("x")}), HasSubstr("needs --tokenizer"));
   EXPECT_THAT(run({"inspect", kExcerpt, "--out", path("x")}), AllOf(StartsWith("LS1002"), HasSubstr("--out")));
-  EXPECT_THAT(run({"tokenizer", kExcerpt, "--vocab-sise", "5"}), AllOf(StartsWith("LS1002"), HasSubstr("--vocab-size")));
+  EXPECT_THAT(run({"tokenizer", kExcerpt, "--vocab-sise", "5"}),
+              AllOf(StartsWith("LS1002"), HasSubstr("--vocab-size")));
   EXPECT_THAT(run({"tokenizer", kExcerpt, "--vocab-size", "many", "--out", path("t.json")}), StartsWith("LS1005"));
   EXPECT_THAT(run({"tokenizer", path("none.txt"), "--out", path("t.json")}), StartsWith("LS1203"));
   EXPECT_THAT(run({"demo", "a.txt", "--out", path("d")}), HasSubstr("takes no file"));
@@ -89,8 +92,9 @@ TEST_F(DataVerb, DemoTellsWhyItCannotFetch) {
   EXPECT_THAT(run({"demo"}), HasSubstr("needs --out"));
   write_file(path("apt-get"), "#!/bin/sh\necho 'E: no network in this test'\nexit 100\n");
   fs::permissions(path("apt-get"), fs::perms::owner_all);
-  const std::string command = "PATH='" + folder_.string() + "':\"$PATH\" bash " LOCKSTEP_SOURCE_DIR
-                              "/scripts/demo_corpus.sh '" + path("cache") + "' 2>'" + path("message") + "'";
+  const std::string command = "PATH='" + folder_.string() +
+                              "':\"$PATH\" bash " LOCKSTEP_SOURCE_DIR "/scripts/demo_corpus.sh '" + path("cache") +
+                              "' 2>'" + path("message") + "'";
   const int status = std::system(command.c_str());
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 3);

@@ -92,7 +92,8 @@ void linear(const Sizes& s, int64_t bytes_out, Memory& memory) {
   if (!s.fp32) memory.scratch(kPackingBytes);
 }
 
-// The product is added straight into an fp32 gradient when the operands are fp32. The sum for the bias casts bf16 first.
+// The product is added straight into an fp32 gradient when the operands are fp32. The sum for the bias casts bf16
+// first.
 void linear_backward_weight(const Sizes& s, int64_t in, int64_t out, Memory& memory) {
   if (s.gpt2) memory.scratch(4 * out + (s.fp32 ? 0 : 4 * s.tokens * out));
   if (!s.fp32) memory.scratch(in * out * s.input.element_size + kPackingBytes);
@@ -107,7 +108,9 @@ int64_t attention_scratch(const Sizes& s, int64_t blocks) {
 }
 
 // A copy of half of q and k.
-int64_t rotary_scratch(const Sizes& s) { return s.activations((s.model.heads + s.model.kv_heads) * s.model.head_size) / 2; }
+int64_t rotary_scratch(const Sizes& s) {
+  return s.activations((s.model.heads + s.model.kv_heads) * s.model.head_size) / 2;
+}
 
 // The mask, kept, and for the product a copy of it in the dtype of x.
 void dropout_forward(const Sizes& s, Memory& memory) {
@@ -231,11 +234,13 @@ void add_attention_core(const Sizes& s, LayerCost& cost) {
   const int64_t seq = s.input.seq_len;
   const int64_t half = (seq + 1) / 2;  // causal: of the S keys a query sees half on average
   const auto product = [&](std::string name) {
-    return Gemm{.name = std::move(name), .m = seq, .n = half, .k = s.model.head_size, .count = s.input.batch * s.model.heads};
+    return Gemm{
+        .name = std::move(name), .m = seq, .n = half, .k = s.model.head_size, .count = s.input.batch * s.model.heads};
   };
   cost.forward.push_back(product("scores"));
   cost.forward.push_back(product("mix"));
-  for (const char* name : {"scores.again", "scores.dq", "scores.dk", "mix.dp", "mix.dv"}) cost.backward.push_back(product(name));
+  for (const char* name : {"scores.again", "scores.dq", "scores.dk", "mix.dp", "mix.dv"})
+    cost.backward.push_back(product(name));
 }
 
 void block_work(const Sizes& s, LayerCost& cost) {
@@ -268,10 +273,16 @@ double sum_flops(const std::vector<Gemm>& gemms) {
 
 }  // namespace
 
-double LayerCost::forward_flops() const { return sum_flops(forward); }
-double LayerCost::backward_flops() const { return sum_flops(backward); }
+double LayerCost::forward_flops() const {
+  return sum_flops(forward);
+}
+double LayerCost::backward_flops() const {
+  return sum_flops(backward);
+}
 
-int64_t head_chunk_rows(int64_t vocab_size) { return std::max<int64_t>(128, 16 * 1024 * 1024 / (4 * vocab_size)); }
+int64_t head_chunk_rows(int64_t vocab_size) {
+  return std::max<int64_t>(128, 16 * 1024 * 1024 / (4 * vocab_size));
+}
 
 LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input) {
   const Sizes sizes(model, input);

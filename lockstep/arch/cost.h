@@ -14,20 +14,22 @@ struct Gemm {
   std::string name;  // "qkv", "scores"
   int64_t m = 0, n = 0, k = 0;
   int64_t count = 1;  // batched
-  double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(count); }
+  double flops() const {
+    return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(count);
+  }
 };
 
 // What one layer does for one microbatch of [B, S] tokens on one rank. Scratch inside kernels is that of the CPU's.
 struct LayerCost {
-  std::vector<Gemm> forward;         // GEMMs of the forward pass; attention's causal half counted as such
-  std::vector<Gemm> backward;        // of both backward parts together
-  int64_t memory_traffic = 0;        // bytes of pointwise work, forward
-  int64_t kept = 0;                  // bytes alive for backward after forward: everything in its Saved, so a block's and the
-                                     // head's input x is in it and the output is not (it is the next layer's input).
-                                     // Tokens and targets belong to the microbatch and are not counted.
-  int64_t output = 0;                // bytes of the layer's output: the activation handed on, and of its gradient
-  int64_t forward_workspace = 0;     // peak inside a training forward, less x, kept (x in it counted once) and output
-  int64_t backward_workspace = 0;    // peak inside I then W, less what was kept, dy and dx
+  std::vector<Gemm> forward;   // GEMMs of the forward pass; attention's causal half counted as such
+  std::vector<Gemm> backward;  // of both backward parts together
+  int64_t memory_traffic = 0;  // bytes of pointwise work, forward
+  int64_t kept = 0;            // bytes alive for backward after forward: everything in its Saved, so a block's and the
+                               // head's input x is in it and the output is not (it is the next layer's input).
+                               // Tokens and targets belong to the microbatch and are not counted.
+  int64_t output = 0;          // bytes of the layer's output: the activation handed on, and of its gradient
+  int64_t forward_workspace = 0;   // peak inside a training forward, less x, kept (x in it counted once) and output
+  int64_t backward_workspace = 0;  // peak inside I then W, less what was kept, dy and dx
   double forward_flops() const;
   double backward_flops() const;
 };

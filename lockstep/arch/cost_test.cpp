@@ -8,14 +8,29 @@ namespace {
 
 // GPT-3 175B (Brown et al. 2020, table 2.1).
 ModelConfig gpt3() {
-  return {.family = Family::kGpt2, .layers = 96, .hidden = 12288, .heads = 96, .kv_heads = 96, .head_size = 128,
-          .ffn = 49152, .vocab_size = 51200, .max_seq_len = 2048};
+  return {.family = Family::kGpt2,
+          .layers = 96,
+          .hidden = 12288,
+          .heads = 96,
+          .kv_heads = 96,
+          .head_size = 128,
+          .ffn = 49152,
+          .vocab_size = 51200,
+          .max_seq_len = 2048};
 }
 
 // Llama 3 8B (Grattafiori et al. 2024, table 3).
 ModelConfig llama3() {
-  return {.family = Family::kLlama, .layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8, .head_size = 128,
-          .ffn = 14336, .vocab_size = 128256, .max_seq_len = 8192, .tied = false};
+  return {.family = Family::kLlama,
+          .layers = 32,
+          .hidden = 4096,
+          .heads = 32,
+          .kv_heads = 8,
+          .head_size = 128,
+          .ffn = 14336,
+          .vocab_size = 128256,
+          .max_seq_len = 8192,
+          .tied = false};
 }
 
 TEST(ModelFlops, FollowTheClosedForms) {
@@ -32,8 +47,8 @@ TEST(ModelFlops, FollowTheClosedForms) {
 }
 
 TEST(ModelFlops, LlamaByHand) {
-  // Multiply-adds a token: q and out 2 x 4096 x 4096, k and v 2 x 4096 x 1024, MLP 3 x 4096 x 14336, head 4096 x 128256;
-  // core 2 x 4096 x 8192 / 2.
+  // Multiply-adds a token: q and out 2 x 4096 x 4096, k and v 2 x 4096 x 1024, MLP 3 x 4096 x 14336, head 4096 x
+  // 128256; core 2 x 4096 x 8192 / 2.
   const double layer = 2.0 * 4096 * 4096 + 2.0 * 4096 * 1024 + 3.0 * 4096 * 14336 + 4096.0 * 8192;
   EXPECT_DOUBLE_EQ(model_flops_per_token(llama3(), 8192), 6 * (32 * layer + 4096.0 * 128256));
 }
@@ -48,8 +63,8 @@ TEST(LayerCost, ListsAddUpToModelFlops) {
       sum += cost.forward_flops() + cost.backward_flops();
     }
     const double tokens = static_cast<double>(batch * seq);
-    const double scores_again = 2 * tokens * static_cast<double>(seq) / 2 *
-                                static_cast<double>(model.heads * model.head_size * model.layers);
+    const double scores_again =
+        2 * tokens * static_cast<double>(seq) / 2 * static_cast<double>(model.heads * model.head_size * model.layers);
     const double expected = tokens * model_flops_per_token(model, seq) + scores_again;
     EXPECT_NEAR(sum, expected, 1e-9 * expected);
   }
@@ -57,7 +72,8 @@ TEST(LayerCost, ListsAddUpToModelFlops) {
 
 // The modern block of planning by hand, bf16, no dropout: x, norm, sum, norm: 4D; q, k, v and mixed; gate, up, product.
 TEST(LayerCost, KeptBytesOfALlamaBlock) {
-  const LayerCost cost = layer_cost(llama3(), layer_table(llama3())[1], {.batch = 2, .seq_len = 100, .element_size = 2});
+  const LayerCost cost =
+      layer_cost(llama3(), layer_table(llama3())[1], {.batch = 2, .seq_len = 100, .element_size = 2});
   const int64_t a_token = 2 * (4 * 4096 + (32 + 2 * 8) * 128 + 32 * 128 + 3 * 14336) + 4 * 32 + 2 * 4;
   EXPECT_EQ(cost.kept, 200 * a_token);
   EXPECT_EQ(cost.output, 200 * 2 * 4096);

@@ -32,7 +32,9 @@ class Chunks {
   int parts_;
 };
 
-Bytes all_of(const Elements& buffer) { return {buffer.data, static_cast<size_t>(buffer.numel) * buffer.size}; }
+Bytes all_of(const Elements& buffer) {
+  return {buffer.data, static_cast<size_t>(buffer.numel) * buffer.size};
+}
 
 // The consumer that writes own (op) arriving to `out`.
 auto combine_into(std::byte* out, const std::byte* own, Combine combine) {
@@ -79,7 +81,9 @@ void sum_in_rank_order(Link& link, Bytes own, std::byte* sum, Combine combine,
       exchange(peer, {});
       if (r > 1) combine(sum, sum, mine, own.size());
     } else if (peer == 0 && r > 1) {
-      exchange(peer, [&](std::span<const std::byte> piece, size_t offset) { std::memcpy(sum + offset, piece.data(), piece.size()); });
+      exchange(peer, [&](std::span<const std::byte> piece, size_t offset) {
+        std::memcpy(sum + offset, piece.data(), piece.size());
+      });
     } else {
       const bool first = (peer == 0 && r == 1) || (peer == 1 && r == 0);
       exchange(peer, combine_into(sum, first ? mine : sum, combine));
@@ -103,7 +107,9 @@ void direct_all_gather(Link& link, const Chunks& chunks) {
     link.send_recv(link.wrap(r + step), chunks[r], link.wrap(r - step), chunks[link.wrap(r - step)]);
 }
 
-int lowest_bit(int v, int n) { return v == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(n))) : (v & -v); }
+int lowest_bit(int v, int n) {
+  return v == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(n))) : (v & -v);
+}
 
 void tree_reduce(Link& link, const Elements& buffer, int root, Combine combine) {
   const Bytes bytes = all_of(buffer);
@@ -160,7 +166,8 @@ void all_reduce(Link& link, Algorithm algorithm, const Elements& buffer, Combine
     case Algorithm::kTree:
       tree_reduce(link, buffer, 0, combine);
       return tree_broadcast(link, buffer, 0);
-    case Algorithm::kHalvingDoubling: return halving_doubling(link, buffer, combine);
+    case Algorithm::kHalvingDoubling:
+      return halving_doubling(link, buffer, combine);
     case Algorithm::kDirect:
       direct_reduce_scatter(link, chunks, chunks[link.rank()].data(), combine);
       return direct_all_gather(link, chunks);
@@ -220,8 +227,10 @@ void gather(Link& link, const std::byte* part, const Elements& full, int root) {
   const Bytes own = chunks[link.rank()];
   if (link.rank() != root) return link.send(root, {part, own.size()});
   for (int peer = 0; peer < link.size(); ++peer) {
-    if (peer != root) link.recv(peer, chunks[peer]);
-    else if (own.data() != part) std::memcpy(own.data(), part, own.size());
+    if (peer != root)
+      link.recv(peer, chunks[peer]);
+    else if (own.data() != part)
+      std::memcpy(own.data(), part, own.size());
   }
 }
 
@@ -230,8 +239,10 @@ void scatter(Link& link, const Elements& full, std::byte* part, int root) {
   const Bytes own = chunks[link.rank()];
   if (link.rank() != root) return link.recv(root, {part, own.size()});
   for (int peer = 0; peer < link.size(); ++peer) {
-    if (peer != root) link.send(peer, chunks[peer]);
-    else if (own.data() != part) std::memcpy(part, own.data(), own.size());
+    if (peer != root)
+      link.send(peer, chunks[peer]);
+    else if (own.data() != part)
+      std::memcpy(part, own.data(), own.size());
   }
 }
 

@@ -1,7 +1,7 @@
 // Collective algorithms, written once over a Link's send and recv: what each does step by step is defined in
-// program/ledger.h. `numel` is that of the full buffer, cut into chunks by mesh::shard_range. Additions have a fixed order
-// and every element is summed by one rank only, so that all ranks end with the same bits.
-// Papers: Patarasuk and Yuan 2009 (ring); Thakur, Rabenseifner and Gropp 2005 (binomial tree, halving and doubling).
+// program/ledger.h. `numel` is that of the full buffer, cut into chunks by mesh::shard_range. Additions have a fixed
+// order and every element is summed by one rank only, so that all ranks end with the same bits. Papers: Patarasuk and
+// Yuan 2009 (ring); Thakur, Rabenseifner and Gropp 2005 (binomial tree, halving and doubling).
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,8 @@ void broadcast(Link& link, program::Algorithm algorithm, const Elements& buffer,
 // In place: this rank's chunk is there already.
 void all_gather(Link& link, program::Algorithm algorithm, const Elements& buffer);
 // `input` is left as it is, unless `output` lies in it.
-void reduce_scatter(Link& link, program::Algorithm algorithm, const Elements& input, std::byte* output, Combine combine);
+void reduce_scatter(Link& link, program::Algorithm algorithm, const Elements& input, std::byte* output,
+                    Combine combine);
 void all_to_all(Link& link, const Elements& input, std::byte* output);
 // `full` counts on root only, `part` is this rank's chunk; chunks of equal size.
 void gather(Link& link, const std::byte* part, const Elements& full, int root);

@@ -18,7 +18,8 @@ CallQueue::~CallQueue() {
     if (std::uncaught_exceptions() > exceptions_at_start_) {
       transport_->cancel();
       if (!failure_)
-        failure_ = std::make_exception_ptr(PeerLostError({.code = "LS3003", .what = "the communicator was closed by an error"}));
+        failure_ = std::make_exception_ptr(
+            PeerLostError({.code = "LS3003", .what = "the communicator was closed by an error"}));
     }
     changed_.notify_all();
   }

@@ -21,8 +21,8 @@ struct Call {
   program::LedgerKey key;
   CallHeader header;
   Progress progress;
-  int64_t payload = 0;               // bytes of the full tensor
-  std::function<void(Link&)> body;   // holds the tensors alive
+  int64_t payload = 0;              // bytes of the full tensor
+  std::function<void(Link&)> body;  // holds the tensors alive
 };
 
 class CallQueue {

@@ -19,7 +19,8 @@ using program::Algorithm;
 using program::Collective;
 using testing::run_ranks;
 
-constexpr std::array kAlgorithms = {Algorithm::kRing, Algorithm::kTree, Algorithm::kHalvingDoubling, Algorithm::kDirect};
+constexpr std::array kAlgorithms = {Algorithm::kRing, Algorithm::kTree, Algorithm::kHalvingDoubling,
+                                    Algorithm::kDirect};
 constexpr std::array kRanks = {1, 2, 3, 4, 5, 8};
 constexpr std::array<int64_t, 6> kSizes = {0, 1, 2, 3, 1000, (1 << 20) + 1};
 
@@ -30,8 +31,12 @@ std::vector<int> all_ranks(int n) {
 }
 
 // Element i of rank r: small whole numbers, so that sums are exact in every type but bf16 beyond 256.
-double value(int rank, int64_t i) { return static_cast<double>((rank + 1) * ((i % 7) + 1)); }
-double sum_of(int n, int64_t i) { return n * (n + 1) / 2.0 * static_cast<double>((i % 7) + 1); }
+double value(int rank, int64_t i) {
+  return static_cast<double>((rank + 1) * ((i % 7) + 1));
+}
+double sum_of(int n, int64_t i) {
+  return n * (n + 1) / 2.0 * static_cast<double>((i % 7) + 1);
+}
 
 template <typename T>
 at::Tensor filled(int64_t numel, at::ScalarType type, const std::function<double(int64_t)>& element) {
@@ -83,8 +88,11 @@ TEST_P(Collectives, AllReduce) {
       const std::string site = cat(program::algorithm_name(algorithm), " ", numel);
       const at::Tensor tensor = floats(numel, [&](int64_t i) { return value(group.rank(), i); });
       group.all_reduce(tensor, {.site = site, .algorithm = algorithm}).wait();
-      expect(tensor, [&](int64_t i) { return sum_of(n, i); }, site);
-      expect_ledger(group, {.collective = Collective::kAllReduce, .algorithm = algorithm, .group = all_ranks(n), .numel = numel}, site);
+      expect(
+          tensor, [&](int64_t i) { return sum_of(n, i); }, site);
+      expect_ledger(
+          group, {.collective = Collective::kAllReduce, .algorithm = algorithm, .group = all_ranks(n), .numel = numel},
+          site);
     }
   });
 }
@@ -96,12 +104,27 @@ TEST_P(Collectives, ReduceAndBroadcast) {
         const std::string site = cat(program::algorithm_name(algorithm), " ", numel, " root ", root);
         const at::Tensor tensor = floats(numel, [&](int64_t i) { return value(group.rank(), i); });
         group.reduce(tensor, root, {.site = site, .algorithm = algorithm}).wait();
-        if (group.rank() == root) expect(tensor, [&](int64_t i) { return sum_of(n, i); }, site);
-        expect_ledger(group, {.collective = Collective::kReduce, .algorithm = algorithm, .group = all_ranks(n), .numel = numel, .root = root}, site);
+        if (group.rank() == root)
+          expect(
+              tensor, [&](int64_t i) { return sum_of(n, i); }, site);
+        expect_ledger(group,
+                      {.collective = Collective::kReduce,
+                       .algorithm = algorithm,
+                       .group = all_ranks(n),
+                       .numel = numel,
+                       .root = root},
+                      site);
 
         group.broadcast(tensor, root, {.site = site, .algorithm = algorithm}).wait();
-        expect(tensor, [&](int64_t i) { return sum_of(n, i); }, site);
-        expect_ledger(group, {.collective = Collective::kBroadcast, .algorithm = algorithm, .group = all_ranks(n), .numel = numel, .root = root}, site);
+        expect(
+            tensor, [&](int64_t i) { return sum_of(n, i); }, site);
+        expect_ledger(group,
+                      {.collective = Collective::kBroadcast,
+                       .algorithm = algorithm,
+                       .group = all_ranks(n),
+                       .numel = numel,
+                       .root = root},
+                      site);
       }
   });
 }
@@ -116,14 +139,24 @@ TEST_P(Collectives, ReduceScatterAndAllGather) {
         const at::Tensor input = floats(numel, [&](int64_t i) { return value(group.rank(), i); });
         const at::Tensor sums = in_place ? own(input) : at::empty({part}, at::kFloat);
         group.reduce_scatter(input, sums, {.site = site, .algorithm = algorithm}).wait();
-        expect(sums, [&](int64_t i) { return sum_of(n, group.rank() * part + i); }, site);
-        if (!in_place) expect(input, [&](int64_t i) { return value(group.rank(), i); }, site + ", input");
-        expect_ledger(group, {.collective = Collective::kReduceScatter, .algorithm = algorithm, .group = all_ranks(n), .numel = numel}, site);
+        expect(
+            sums, [&](int64_t i) { return sum_of(n, group.rank() * part + i); }, site);
+        if (!in_place)
+          expect(
+              input, [&](int64_t i) { return value(group.rank(), i); }, site + ", input");
+        expect_ledger(
+            group,
+            {.collective = Collective::kReduceScatter, .algorithm = algorithm, .group = all_ranks(n), .numel = numel},
+            site);
 
         const at::Tensor output = in_place ? input : at::empty({numel}, at::kFloat);
         group.all_gather(sums, output, {.site = site, .algorithm = algorithm}).wait();
-        expect(output, [&](int64_t i) { return sum_of(n, i); }, site);
-        expect_ledger(group, {.collective = Collective::kAllGather, .algorithm = algorithm, .group = all_ranks(n), .numel = numel}, site);
+        expect(
+            output, [&](int64_t i) { return sum_of(n, i); }, site);
+        expect_ledger(
+            group,
+            {.collective = Collective::kAllGather, .algorithm = algorithm, .group = all_ranks(n), .numel = numel},
+            site);
       }
   });
 }
@@ -139,19 +172,38 @@ TEST_P(Collectives, AllToAllGatherScatter) {
     const at::Tensor input = floats(numel, [&](int64_t i) { return between(r, peer(i), i % part); });
     const at::Tensor output = at::empty({numel}, at::kFloat);
     group.all_to_all(input, output, {.site = site}).wait();
-    expect(output, [&](int64_t i) { return between(peer(i), r, i % part); }, site);
-    expect_ledger(group, {.collective = Collective::kAllToAll, .algorithm = Algorithm::kDirect, .group = all_ranks(n), .numel = numel}, site);
+    expect(
+        output, [&](int64_t i) { return between(peer(i), r, i % part); }, site);
+    expect_ledger(
+        group,
+        {.collective = Collective::kAllToAll, .algorithm = Algorithm::kDirect, .group = all_ranks(n), .numel = numel},
+        site);
 
     const int root = n / 2;
     const at::Tensor own = at::empty({part}, at::kFloat);
     group.scatter(r == root ? input : at::Tensor(), own, root, {.site = site}).wait();
-    expect(own, [&](int64_t i) { return between(root, r, i); }, site);
-    expect_ledger(group, {.collective = Collective::kScatter, .algorithm = Algorithm::kDirect, .group = all_ranks(n), .numel = numel, .root = root}, site);
+    expect(
+        own, [&](int64_t i) { return between(root, r, i); }, site);
+    expect_ledger(group,
+                  {.collective = Collective::kScatter,
+                   .algorithm = Algorithm::kDirect,
+                   .group = all_ranks(n),
+                   .numel = numel,
+                   .root = root},
+                  site);
 
     const at::Tensor back = r == root ? at::empty({numel}, at::kFloat) : at::Tensor();
     group.gather(own, back, root, {.site = site}).wait();
-    if (r == root) expect(back, [&](int64_t i) { return between(root, peer(i), i % part); }, site);
-    expect_ledger(group, {.collective = Collective::kGather, .algorithm = Algorithm::kDirect, .group = all_ranks(n), .numel = numel, .root = root}, site);
+    if (r == root)
+      expect(
+          back, [&](int64_t i) { return between(root, peer(i), i % part); }, site);
+    expect_ledger(group,
+                  {.collective = Collective::kGather,
+                   .algorithm = Algorithm::kDirect,
+                   .group = all_ranks(n),
+                   .numel = numel,
+                   .root = root},
+                  site);
   });
 }
 
@@ -169,8 +221,13 @@ TEST_P(Collectives, SendReceiveAndBarrier) {
         group.recv(in, 0, {.site = site});
         group.send(out, 0, {.site = site}).wait();
       }
-      expect(in, [&](int64_t i) { return value(1 - r, i); }, site);
-      program::CollectiveCall call{.collective = Collective::kSend, .algorithm = Algorithm::kDirect, .group = all_ranks(n), .numel = numel, .root = 1 - r};
+      expect(
+          in, [&](int64_t i) { return value(1 - r, i); }, site);
+      program::CollectiveCall call{.collective = Collective::kSend,
+                                   .algorithm = Algorithm::kDirect,
+                                   .group = all_ranks(n),
+                                   .numel = numel,
+                                   .root = 1 - r};
       program::Ledger predicted;
       predicted.add({.site = site, .collective = Collective::kSend, .axis = "world", .algorithm = Algorithm::kDirect},
                     program::payload(call), program::predicted_sends(call, r));
@@ -180,7 +237,8 @@ TEST_P(Collectives, SendReceiveAndBarrier) {
       EXPECT_EQ(predicted, group.take_ledger());
     }
     group.barrier({.site = site}).wait();
-    expect_ledger(group, {.collective = Collective::kBarrier, .algorithm = Algorithm::kDirect, .group = all_ranks(n)}, site);
+    expect_ledger(group, {.collective = Collective::kBarrier, .algorithm = Algorithm::kDirect, .group = all_ranks(n)},
+                  site);
   });
 }
 
@@ -193,7 +251,8 @@ std::vector<std::string> sums(int n, Algorithm algorithm, at::ScalarType type) {
     at::Tensor tensor = at::empty({kNumel}, at::kFloat);
     const std::span<float> values(tensor.mutable_data_ptr<float>(), kNumel);
     RandomStream(1, cat("rank ", world.rank())).normal(0, values);
-    for (int64_t i = 0; i < kNumel; ++i) values[static_cast<size_t>(i)] *= std::pow(10.0f, static_cast<float>((i + world.rank()) % 9 - 4));
+    for (int64_t i = 0; i < kNumel; ++i)
+      values[static_cast<size_t>(i)] *= std::pow(10.0f, static_cast<float>((i + world.rank()) % 9 - 4));
     tensor = tensor.to(type);
     group->all_reduce(tensor, {.site = "bits", .algorithm = algorithm}).wait();
     bits[static_cast<size_t>(world.rank())].assign(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
@@ -206,7 +265,8 @@ TEST(Bits, AreTheSameOnEveryRankAndInEveryRun) {
     for (const Algorithm algorithm : kAlgorithms)
       for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
         const std::vector<std::string> first = sums(n, algorithm, type);
-        for (const std::string& other : first) EXPECT_EQ(other, first[0]) << n << " " << program::algorithm_name(algorithm);
+        for (const std::string& other : first)
+          EXPECT_EQ(other, first[0]) << n << " " << program::algorithm_name(algorithm);
         EXPECT_EQ(sums(n, algorithm, type), first) << n << " " << program::algorithm_name(algorithm);
       }
 }
@@ -214,16 +274,21 @@ TEST(Bits, AreTheSameOnEveryRankAndInEveryRun) {
 // Direct sums are taken in rank order: the bits of a loop.
 TEST(Bits, OfADirectSumAreThoseOfALoopOverRanks) {
   constexpr int n = 5;
-  const auto term = [](int rank, int64_t i) { return std::pow(10.0f, static_cast<float>((rank * 3 + i) % 9 - 4)) * 1.1f; };
+  const auto term = [](int rank, int64_t i) {
+    return std::pow(10.0f, static_cast<float>((rank * 3 + i) % 9 - 4)) * 1.1f;
+  };
   run_ranks(n, [&](World& world) {
     const auto group = world.communicator(all_ranks(n), "world");
     const at::Tensor tensor = floats(1003, [&](int64_t i) { return term(world.rank(), i); });
     group->all_reduce(tensor, {.site = "loop", .algorithm = Algorithm::kDirect}).wait();
-    expect(tensor, [&](int64_t i) {
-      float sum = term(0, i);
-      for (int rank = 1; rank < n; ++rank) sum += term(rank, i);
-      return static_cast<double>(sum);
-    }, "direct");
+    expect(
+        tensor,
+        [&](int64_t i) {
+          float sum = term(0, i);
+          for (int rank = 1; rank < n; ++rank) sum += term(rank, i);
+          return static_cast<double>(sum);
+        },
+        "direct");
   });
 }
 
@@ -250,7 +315,8 @@ TEST(Elements, OtherTypesAndTheMaximum) {
     const int r = world.rank();
     const at::Tensor whole = filled<int64_t>(5, at::kLong, [&](int64_t i) { return static_cast<double>((r + 1) * i); });
     group->all_reduce(whole, {.site = "int64"}).wait();
-    const at::Tensor fine = filled<double>(5, at::kDouble, [&](int64_t i) { return (r + 1) * 0.25 * static_cast<double>(i); });
+    const at::Tensor fine =
+        filled<double>(5, at::kDouble, [&](int64_t i) { return (r + 1) * 0.25 * static_cast<double>(i); });
     group->all_reduce(fine, {.site = "fp64"}).wait();
     const at::Tensor largest = floats(4, [&](int64_t i) { return i == 3 && r == 1 ? NAN : i == r ? 10.0 + r : -1.0; });
     group->all_reduce(largest, {.site = "max", .op = ReduceOp::kMax}).wait();
@@ -273,7 +339,8 @@ TEST(InFlight, ManyCallsOfSeveralGroupsAtOnce) {
     for (int call = 0; call < 100; ++call) {
       tensors.push_back(floats(1 + call * 97, [&](int64_t i) { return value(world.rank(), i + call); }));
       Communicator& group = call % 2 ? *pair : *everyone;
-      works.push_back(group.all_reduce(tensors.back(), {.site = cat("call ", call), .algorithm = kAlgorithms[static_cast<size_t>(call % 4)]}));
+      works.push_back(group.all_reduce(
+          tensors.back(), {.site = cat("call ", call), .algorithm = kAlgorithms[static_cast<size_t>(call % 4)]}));
     }
     for (int call = 99; call >= 0; --call) {
       Work& work = works[static_cast<size_t>(call)];
@@ -281,7 +348,9 @@ TEST(InFlight, ManyCallsOfSeveralGroupsAtOnce) {
       EXPECT_TRUE(work.done());
       EXPECT_GE(work.exposed_seconds(), 0);
       const double ranks = call % 2 ? (world.rank() < 2 ? 1 + 2 : 3 + 4) : 1 + 2 + 3 + 4;
-      expect(tensors[static_cast<size_t>(call)], [&](int64_t i) { return ranks * value(0, i + call); }, cat("call ", call));
+      expect(
+          tensors[static_cast<size_t>(call)], [&](int64_t i) { return ranks * value(0, i + call); },
+          cat("call ", call));
     }
     EXPECT_EQ(everyone->take_ledger().entries().size(), 50u);
     EXPECT_EQ(everyone->take_ledger().entries().size(), 0u);

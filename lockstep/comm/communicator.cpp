@@ -14,12 +14,17 @@ using program::Collective;
 
 ElementType element_type(const at::Tensor& tensor, const std::string& name) {
   switch (tensor.scalar_type()) {
-    case at::ScalarType::Float: return ElementType::kFloat32;
-    case at::ScalarType::Double: return ElementType::kFloat64;
-    case at::ScalarType::BFloat16: return ElementType::kBFloat16;
-    case at::ScalarType::Long: return ElementType::kInt64;
+    case at::ScalarType::Float:
+      return ElementType::kFloat32;
+    case at::ScalarType::Double:
+      return ElementType::kFloat64;
+    case at::ScalarType::BFloat16:
+      return ElementType::kBFloat16;
+    case at::ScalarType::Long:
+      return ElementType::kInt64;
     default:
-      throw InternalError(cat(name, ": elements of type ", tensor.scalar_type(), " cannot be communicated; use fp32, fp64, bf16 or int64"));
+      throw InternalError(cat(name, ": elements of type ", tensor.scalar_type(),
+                              " cannot be communicated; use fp32, fp64, bf16 or int64"));
   }
 }
 
@@ -88,11 +93,14 @@ struct Communicator::Impl {
   // `sample`: any tensor of the call, for the element type.
   Call make_call(const Request& request, const at::Tensor& sample, std::function<void(Link&)> body) {
     const Algorithm algorithm = request.options.algorithm.value_or(default_algorithm(request.collective));
-    LOCKSTEP_CHECK(program::supports(request.collective, algorithm), name(request), " by ", program::algorithm_name(algorithm));
-    LOCKSTEP_CHECK(request.root >= 0 && request.root < size(), name(request), ": root or peer ", request.root, " of ", size());
+    LOCKSTEP_CHECK(program::supports(request.collective, algorithm), name(request), " by ",
+                   program::algorithm_name(algorithm));
+    LOCKSTEP_CHECK(request.root >= 0 && request.root < size(), name(request), ": root or peer ", request.root, " of ",
+                   size());
     const ElementType type = sample.defined() ? element_type(sample, name(request)) : ElementType::kInt64;
     Call call;
-    call.key = {.site = request.options.site, .collective = request.collective, .axis = options.axis, .algorithm = algorithm};
+    call.key = {
+        .site = request.options.site, .collective = request.collective, .axis = options.axis, .algorithm = algorithm};
     call.header = {.numel = request.numel,
                    .root = request.root,
                    .collective = static_cast<int8_t>(request.collective),
@@ -144,10 +152,18 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOpt
 }
 Communicator::~Communicator() = default;
 
-int Communicator::rank() const { return impl_->queue.transport().rank(); }
-int Communicator::size() const { return impl_->size(); }
-program::Ledger Communicator::take_ledger() { return impl_->queue.take_ledger(); }
-std::string Communicator::last_calls() const { return impl_->queue.last_calls(); }
+int Communicator::rank() const {
+  return impl_->queue.transport().rank();
+}
+int Communicator::size() const {
+  return impl_->size();
+}
+program::Ledger Communicator::take_ledger() {
+  return impl_->queue.take_ledger();
+}
+std::string Communicator::last_calls() const {
+  return impl_->queue.last_calls();
+}
 
 Work Communicator::all_reduce(const at::Tensor& tensor, const CallOptions& options) {
   const Impl::Request request{.collective = Collective::kAllReduce, .options = options, .numel = tensor.numel()};
@@ -161,18 +177,21 @@ Work Communicator::all_reduce(const at::Tensor& tensor, const CallOptions& optio
 }
 
 Work Communicator::reduce(const at::Tensor& tensor, int root, const CallOptions& options) {
-  const Impl::Request request{.collective = Collective::kReduce, .options = options, .numel = tensor.numel(), .root = root};
+  const Impl::Request request{
+      .collective = Collective::kReduce, .options = options, .numel = tensor.numel(), .root = root};
   impl_->check(request, tensor);
   if (impl_->alone()) return {};
   const Combine combine = combine_function(element_type(tensor, options.site), options.op);
-  return impl_->collective(request, tensor, [buffer = HostTensor(tensor), root, combine](Link& link, Algorithm algorithm) {
-    comm::reduce(link, algorithm, buffer.elements(), root, combine);
-    buffer.write_back();
-  });
+  return impl_->collective(request, tensor,
+                           [buffer = HostTensor(tensor), root, combine](Link& link, Algorithm algorithm) {
+                             comm::reduce(link, algorithm, buffer.elements(), root, combine);
+                             buffer.write_back();
+                           });
 }
 
 Work Communicator::broadcast(const at::Tensor& tensor, int root, const CallOptions& options) {
-  const Impl::Request request{.collective = Collective::kBroadcast, .options = options, .numel = tensor.numel(), .root = root};
+  const Impl::Request request{
+      .collective = Collective::kBroadcast, .options = options, .numel = tensor.numel(), .root = root};
   impl_->check(request, tensor);
   if (impl_->alone()) return {};
   return impl_->collective(request, tensor, [buffer = HostTensor(tensor), root](Link& link, Algorithm algorithm) {
@@ -237,7 +256,8 @@ Work Communicator::all_to_all(const at::Tensor& input, const at::Tensor& output,
 }
 
 Work Communicator::gather(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options) {
-  const Impl::Request request{.collective = Collective::kGather, .options = options, .numel = input.numel() * size(), .root = root};
+  const Impl::Request request{
+      .collective = Collective::kGather, .options = options, .numel = input.numel() * size(), .root = root};
   const bool receives = rank() == root;
   receives ? impl_->check_parts(request, input, output) : impl_->check(request, input);
   const HostTensor part(input), full = receives ? HostTensor(output) : HostTensor();
@@ -254,7 +274,8 @@ Work Communicator::gather(const at::Tensor& input, const at::Tensor& output, int
 }
 
 Work Communicator::scatter(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options) {
-  const Impl::Request request{.collective = Collective::kScatter, .options = options, .numel = output.numel() * size(), .root = root};
+  const Impl::Request request{
+      .collective = Collective::kScatter, .options = options, .numel = output.numel() * size(), .root = root};
   const bool gives = rank() == root;
   gives ? impl_->check_parts(request, output, input) : impl_->check(request, output);
   const HostTensor part(output), full = gives ? HostTensor(input) : HostTensor();
@@ -271,14 +292,16 @@ Work Communicator::scatter(const at::Tensor& input, const at::Tensor& output, in
 }
 
 Work Communicator::send(const at::Tensor& tensor, int peer, const CallOptions& options) {
-  const Impl::Request request{.collective = Collective::kSend, .options = options, .numel = tensor.numel(), .root = peer};
+  const Impl::Request request{
+      .collective = Collective::kSend, .options = options, .numel = tensor.numel(), .root = peer};
   return impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
     link.send(peer, {buffer.data(), buffer.bytes()});
   });
 }
 
 Work Communicator::recv(const at::Tensor& tensor, int peer, const CallOptions& options) {
-  const Impl::Request request{.collective = Collective::kRecv, .options = options, .numel = tensor.numel(), .root = peer};
+  const Impl::Request request{
+      .collective = Collective::kRecv, .options = options, .numel = tensor.numel(), .root = peer};
   return impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
     link.recv(peer, {buffer.data(), buffer.bytes()});
     buffer.write_back();

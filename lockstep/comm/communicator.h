@@ -1,6 +1,6 @@
 // Communication between an ordered set of ranks. One wrapper around every collective checks its arguments, records the
-// ledger and the flight ring, and has a deadline; algorithms are written once over a Transport's send and recv, so every
-// backend runs them all.
+// ledger and the flight ring, and has a deadline; algorithms are written once over a Transport's send and recv, so
+// every backend runs them all.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,27 +37,26 @@ class Work {
 
 struct CallOptions {
   std::string site;  // what it is for; the key of the ledger and the text of errors: "reduce_grad bucket 0"
-  // Unset: ring for all_reduce, all_gather and reduce_scatter, tree for reduce and broadcast; the others know only kDirect.
-  // InternalError for one that the collective does not have (program::supports).
+  // Unset: ring for all_reduce, all_gather and reduce_scatter, tree for reduce and broadcast; the others know only
+  // kDirect. InternalError for one that the collective does not have (program::supports).
   std::optional<program::Algorithm> algorithm{};
   ReduceOp op = ReduceOp::kSum;
 };
 
 struct CommunicatorOptions {
-  std::string axis = "world";                  // name of the group in ledger and messages
-  std::vector<int> ranks;                      // world ranks in group order
-  std::chrono::milliseconds deadline{60000};   // of every wait for a peer
+  std::string axis = "world";                 // name of the group in ledger and messages
+  std::vector<int> ranks;                     // world ranks in group order
+  std::chrono::milliseconds deadline{60000};  // of every wait for a peer
 };
 
-// Calls of one communicator run in the order in which they were made, on its own progress thread; all ranks of the group
-// must make the same calls in the same order, with the same site. Ranks that do not are told so (InternalError with both
-// calls). Sums are in a fixed order: the same bits on every run and on every rank.
-// Tensors: contiguous, fp32, fp64, bf16 or int64 (else InternalError naming site and dtype); in place where not said otherwise;
-// not touched by the caller until wait(). One on a GPU goes through a copy on the host, taken when the call is made and
-// written back before wait() returns.
-// A group of one returns its input and records nothing.
-// After a failure every later call fails alike. The destructor lets calls in flight end, or cuts them short where it runs
-// because of an exception; it never waits longer than the deadline of each wait.
+// Calls of one communicator run in the order in which they were made, on its own progress thread; all ranks of the
+// group must make the same calls in the same order, with the same site. Ranks that do not are told so (InternalError
+// with both calls). Sums are in a fixed order: the same bits on every run and on every rank. Tensors: contiguous, fp32,
+// fp64, bf16 or int64 (else InternalError naming site and dtype); in place where not said otherwise; not touched by the
+// caller until wait(). One on a GPU goes through a copy on the host, taken when the call is made and written back
+// before wait() returns. A group of one returns its input and records nothing. After a failure every later call fails
+// alike. The destructor lets calls in flight end, or cuts them short where it runs because of an exception; it never
+// waits longer than the deadline of each wait.
 class Communicator {
  public:
   Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options);
@@ -77,7 +76,8 @@ class Communicator {
   Work reduce_scatter(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
   // Part p of input goes to rank p; part p of output comes from rank p. Equal parts.
   Work all_to_all(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
-  // Equal parts; the full tensor (gather's output, scatter's input) is read on root only and may be undefined elsewhere.
+  // Equal parts; the full tensor (gather's output, scatter's input) is read on root only and may be undefined
+  // elsewhere.
   Work gather(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options);
   Work scatter(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options);
   // Between two ranks; sites may differ.

@@ -12,7 +12,9 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-float widen(BFloat16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
+float widen(BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
 
 BFloat16 narrow(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -49,10 +51,14 @@ void combine(std::byte* out, const std::byte* left, const std::byte* right, size
 template <typename Op>
 Combine combine_of(ElementType type) {
   switch (type) {
-    case ElementType::kFloat32: return combine<float, Op>;
-    case ElementType::kFloat64: return combine<double, Op>;
-    case ElementType::kBFloat16: return combine<BFloat16, Op>;
-    case ElementType::kInt64: return combine<int64_t, Op>;
+    case ElementType::kFloat32:
+      return combine<float, Op>;
+    case ElementType::kFloat64:
+      return combine<double, Op>;
+    case ElementType::kBFloat16:
+      return combine<BFloat16, Op>;
+    case ElementType::kInt64:
+      return combine<int64_t, Op>;
   }
   throw InternalError("no such element type");
 }
@@ -61,20 +67,28 @@ Combine combine_of(ElementType type) {
 
 size_t element_size(ElementType type) {
   switch (type) {
-    case ElementType::kFloat32: return 4;
-    case ElementType::kFloat64: return 8;
-    case ElementType::kBFloat16: return 2;
-    case ElementType::kInt64: return 8;
+    case ElementType::kFloat32:
+      return 4;
+    case ElementType::kFloat64:
+      return 8;
+    case ElementType::kBFloat16:
+      return 2;
+    case ElementType::kInt64:
+      return 8;
   }
   throw InternalError("no such element type");
 }
 
 std::string_view element_name(ElementType type) {
   switch (type) {
-    case ElementType::kFloat32: return "fp32";
-    case ElementType::kFloat64: return "fp64";
-    case ElementType::kBFloat16: return "bf16";
-    case ElementType::kInt64: return "int64";
+    case ElementType::kFloat32:
+      return "fp32";
+    case ElementType::kFloat64:
+      return "fp64";
+    case ElementType::kBFloat16:
+      return "bf16";
+    case ElementType::kInt64:
+      return "int64";
   }
   throw InternalError("no such element type");
 }

@@ -13,8 +13,8 @@ enum class ElementType : int8_t { kFloat32, kFloat64, kBFloat16, kInt64 };
 size_t element_size(ElementType type);
 std::string_view element_name(ElementType type);  // "fp32", "fp64", "bf16", "int64"
 
-// out[i] = left[i] (op) right[i]; `out` may be `left` or `right`. A bf16 sum is taken in fp32 and rounded to nearest even,
-// once per addition. A maximum with a NaN is NaN.
+// out[i] = left[i] (op) right[i]; `out` may be `left` or `right`. A bf16 sum is taken in fp32 and rounded to nearest
+// even, once per addition. A maximum with a NaN is NaN.
 using Combine = void (*)(std::byte* out, const std::byte* left, const std::byte* right, size_t bytes);
 Combine combine_function(ElementType type, ReduceOp op);
 

@@ -15,12 +15,14 @@
 namespace lockstep::comm {
 namespace {
 
+using std::chrono::milliseconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using std::chrono::milliseconds;
 using testing::run_ranks;
 
-at::Tensor ones(int64_t numel) { return at::full({numel}, 1.0, at::kFloat); }
+at::Tensor ones(int64_t numel) {
+  return at::full({numel}, 1.0, at::kFloat);
+}
 
 template <typename Kind>
 std::string message_of(const std::function<void()>& body) {
@@ -39,11 +41,13 @@ TEST(Mismatch, OfSizesShowsBothCalls) {
       group->all_reduce(ones(100 + world.rank()), {.site = "grad"}).wait();
     });
   });
-  EXPECT_THAT(text, AllOf(HasSubstr("all_reduce #1 'grad' of 100 fp32"), HasSubstr("all_reduce #1 'grad' of 101 fp32")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("all_reduce #1 'grad' of 100 fp32"), HasSubstr("all_reduce #1 'grad' of 101 fp32")));
 }
 
 TEST(Mismatch, OfOperationsSitesAndTypesIsFound) {
-  const auto differ = [](const std::function<void(Communicator&)>& first, const std::function<void(Communicator&)>& second) {
+  const auto differ = [](const std::function<void(Communicator&)>& first,
+                         const std::function<void(Communicator&)>& second) {
     return message_of<InternalError>([&] {
       run_ranks(2, [&](World& world) {
         const auto group = world.communicator({0, 1}, "dp");
@@ -70,7 +74,9 @@ TEST(Checks, RefuseTensorsThatCannotBeSent) {
     const auto group = world.communicator({0}, "dp");
     EXPECT_THAT(message_of<InternalError>([&] { group->all_reduce(at::empty({2}, at::kHalf), {.site = "x"}); }),
                 AllOf(HasSubstr("all_reduce 'x'"), HasSubstr("Half")));
-    EXPECT_THAT(message_of<InternalError>([&] { group->all_reduce(at::empty({4, 4}, at::kFloat).t(), {.site = "x"}); }),
+    EXPECT_THAT(message_of<InternalError>([&] {
+                  group->all_reduce(at::empty({4, 4}, at::kFloat).t(), {.site = "x"});
+                }),
                 HasSubstr("not contiguous"));
     EXPECT_THAT(message_of<InternalError>([&] { group->all_gather(ones(2), ones(3), {.site = "x"}); }),
                 AllOf(HasSubstr("all_gather 'x'"), HasSubstr("(2) == full.numel() (3)")));
@@ -86,21 +92,27 @@ TEST(Checks, RefuseTensorsThatCannotBeSent) {
 
 TEST(MissingRank, IsNamedWithWhatItDidLast) {
   const std::string text = message_of<PeerLostError>([] {
-    run_ranks(3, [](World& world) {
-      const auto group = world.communicator({0, 1, 2}, "dp");
-      group->all_reduce(ones(10), {.site = "grad"}).wait();
-      // Rank 2 is busy with something else; ranks 0 and 1 wait for it, 0 only by way of 1.
-      if (world.rank() == 2) std::this_thread::sleep_for(milliseconds(1200));
-      else group->all_reduce(ones(10), {.site = "loss"}).wait();
-    }, {.deadline = milliseconds(300)});
+    run_ranks(3,
+              [](World& world) {
+                const auto group = world.communicator({0, 1, 2}, "dp");
+                group->all_reduce(ones(10), {.site = "grad"}).wait();
+                // Rank 2 is busy with something else; ranks 0 and 1 wait for it, 0 only by way of 1.
+                if (world.rank() == 2)
+                  std::this_thread::sleep_for(milliseconds(1200));
+                else
+                  group->all_reduce(ones(10), {.site = "loss"}).wait();
+              },
+              {.deadline = milliseconds(300)});
   });
-  EXPECT_THAT(text, AllOf(HasSubstr("LS3002"), HasSubstr("rank 2 never entered all_reduce #2 'loss' of group dp[0,1,2]"),
-                          HasSubstr("last seen when it left all_reduce #1 'grad'"), HasSubstr("has waited"),
-                          HasSubstr("its last calls on this group"), HasSubstr("still inside")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("LS3002"), HasSubstr("rank 2 never entered all_reduce #2 'loss' of group dp[0,1,2]"),
+                    HasSubstr("last seen when it left all_reduce #1 'grad'"), HasSubstr("has waited"),
+                    HasSubstr("its last calls on this group"), HasSubstr("still inside")));
 }
 
 TEST(MissingRank, ThatNeverJoinedIsNamed) {
-  const auto region = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
+  const auto region =
+      std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
   SharedMemoryWorld world(region, 0, 2, {.deadline = milliseconds(100)});
   const auto group = world.communicator({0, 1}, "dp");
   EXPECT_THAT(message_of<PeerLostError>([&] { group->barrier({.site = "start"}).wait(); }),
@@ -111,11 +123,13 @@ TEST(MissingRank, ThatNeverJoinedIsNamed) {
 
 TEST(MissingRank, ThatLeftIsNoticedLongBeforeTheDeadline) {
   const std::string text = message_of<PeerLostError>([] {
-    run_ranks(2, [](World& world) {
-      const auto group = world.communicator({0, 1}, "dp");
-      group->barrier({.site = "start"}).wait();
-      if (world.rank() == 0) group->recv(at::empty({1}, at::kFloat), 1, {.site = "act"}).wait();
-    }, {.deadline = milliseconds(60000), .limit = std::chrono::seconds(20)});
+    run_ranks(2,
+              [](World& world) {
+                const auto group = world.communicator({0, 1}, "dp");
+                group->barrier({.site = "start"}).wait();
+                if (world.rank() == 0) group->recv(at::empty({1}, at::kFloat), 1, {.site = "act"}).wait();
+              },
+              {.deadline = milliseconds(60000), .limit = std::chrono::seconds(20)});
   });
   EXPECT_THAT(text, HasSubstr("rank 1 has closed the group; recv #1 'act' from rank 1 of group dp[0,1] lacks it"));
 }
@@ -123,16 +137,18 @@ TEST(MissingRank, ThatLeftIsNoticedLongBeforeTheDeadline) {
 TEST(Failure, OfOneRankReleasesTheOthers) {
   std::atomic<int> released = 0;
   const std::string text = message_of<DataError>([&] {
-    run_ranks(4, [&](World& world) {
-      const auto group = world.communicator({0, 1, 2, 3}, "dp");
-      if (world.rank() == 3) throw DataError({.code = "LS1200", .what = "no such file"});
-      try {
-        group->all_reduce(ones(10), {.site = "grad"}).wait();
-      } catch (const PeerLostError& error) {
-        ++released;
-        throw;
-      }
-    }, {.deadline = milliseconds(60000), .limit = std::chrono::seconds(20)});
+    run_ranks(4,
+              [&](World& world) {
+                const auto group = world.communicator({0, 1, 2, 3}, "dp");
+                if (world.rank() == 3) throw DataError({.code = "LS1200", .what = "no such file"});
+                try {
+                  group->all_reduce(ones(10), {.site = "grad"}).wait();
+                } catch (const PeerLostError& error) {
+                  ++released;
+                  throw;
+                }
+              },
+              {.deadline = milliseconds(60000), .limit = std::chrono::seconds(20)});
   });
   EXPECT_THAT(text, HasSubstr("no such file"));
   EXPECT_EQ(released, 3);
@@ -141,18 +157,21 @@ TEST(Failure, OfOneRankReleasesTheOthers) {
 TEST(Failure, OfARankWithCallsInFlightDoesNotHoldItUp) {
   // Rank 0's call can never end; the exception closes its communicator nevertheless.
   EXPECT_THAT(message_of<DataError>([] {
-                run_ranks(2, [](World& world) {
-                  const auto group = world.communicator({0, 1}, "dp");
-                  if (world.rank() == 1) return std::this_thread::sleep_for(milliseconds(300));
-                  group->all_reduce(ones(10), {.site = "grad"});
-                  throw DataError({.code = "LS1200", .what = "too short"});
-                }, {.deadline = milliseconds(60000), .limit = std::chrono::seconds(20)});
+                run_ranks(2,
+                          [](World& world) {
+                            const auto group = world.communicator({0, 1}, "dp");
+                            if (world.rank() == 1) return std::this_thread::sleep_for(milliseconds(300));
+                            group->all_reduce(ones(10), {.site = "grad"});
+                            throw DataError({.code = "LS1200", .what = "too short"});
+                          },
+                          {.deadline = milliseconds(60000), .limit = std::chrono::seconds(20)});
               }),
               HasSubstr("too short"));
 }
 
 TEST(Failure, ReasonReachesThePeers) {
-  const auto region = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
+  const auto region =
+      std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
   SharedMemoryWorld first(region, 0, 2);
   SharedMemoryWorld second(region, 1, 2);
   const auto group = first.communicator({0, 1}, "dp");
@@ -164,14 +183,16 @@ TEST(Failure, ReasonReachesThePeers) {
 }
 
 TEST(World, RefusesRanksThatDoNotAgree) {
-  const auto region = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
+  const auto region =
+      std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
   const SharedMemoryWorld first(region, 0, 2);
   EXPECT_THROW(SharedMemoryWorld(region, 1, 3), ConfigError);
   EXPECT_THROW(SharedMemoryWorld(region, 0, 2), ConfigError);
 }
 
 TEST(World, SaysWhenTheRegionIsFull) {
-  const auto region = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
+  const auto region =
+      std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
   SharedMemoryWorld world(region, 0, 2);
   EXPECT_THAT(message_of<EnvironmentError>([&] {
                 for (int i = 0; i < 100; ++i) world.communicator({0, 1}, "again");
@@ -187,7 +208,8 @@ std::vector<pid_t> fork_ranks(int n, const launch::SharedRegion& region, const s
     if (children.back() != 0) continue;
     int code = 70;
     try {
-      const auto mine = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::from_descriptor(dup(region.descriptor())));
+      const auto mine =
+          std::make_shared<const launch::SharedRegion>(launch::SharedRegion::from_descriptor(dup(region.descriptor())));
       SharedMemoryWorld world(mine, rank, n);
       code = body(world);
     } catch (const std::exception& error) {
@@ -231,7 +253,8 @@ TEST(Processes, AKilledOneIsNamedByTheOthersLongBeforeTheDeadline) {
     const std::string text = message_of<PeerLostError>([&] {
       for (;;) group->all_reduce(ones(10), {.site = "grad"}).wait();
     });
-    const bool named = text.find(cat("rank 2 (process ")) != std::string::npos && text.find("died") != std::string::npos;
+    const bool named =
+        text.find(cat("rank 2 (process ")) != std::string::npos && text.find("died") != std::string::npos;
     // Who learns of it from a peer that has gone already is told by way of that peer, or that it has closed the group.
     if (!named) std::fprintf(stderr, "rank %d: %s\n", world.rank(), text.c_str());
     return named ? 0 : 1;

@@ -20,13 +20,17 @@ void FlightRing::leave(int64_t number) {
 
 std::string FlightRing::text(int calls) const {
   const std::lock_guard lock(mutex_);
-  const auto seconds = [](Clock::duration time) { return format_duration(std::chrono::duration<double>(time).count()); };
+  const auto seconds = [](Clock::duration time) {
+    return format_duration(std::chrono::duration<double>(time).count());
+  };
   std::string text;
   for (int64_t i = std::max<int64_t>(0, count_ - std::min(calls, kCalls)); i < count_; ++i) {
     const Flight& flight = flights_[static_cast<size_t>(i % kCalls)];
-    text += cat("  ", flight.call, ", ", format_bytes(static_cast<double>(flight.bytes)), ", entered ",
-                seconds(Clock::now() - flight.entered), " ago, ",
-                flight.left == Clock::time_point{} ? "still inside" : cat("took ", seconds(flight.left - flight.entered)), "\n");
+    text +=
+        cat("  ", flight.call, ", ", format_bytes(static_cast<double>(flight.bytes)), ", entered ",
+            seconds(Clock::now() - flight.entered), " ago, ",
+            flight.left == Clock::time_point{} ? "still inside" : cat("took ", seconds(flight.left - flight.entered)),
+            "\n");
   }
   return text;
 }

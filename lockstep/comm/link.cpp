@@ -7,10 +7,11 @@ namespace lockstep::comm {
 
 std::string CallHeader::text() const {
   const auto kind = static_cast<program::Collective>(collective);
-  return cat(kind == program::Collective::kSend ? "send and recv" : program::collective_name(kind), " #", sequence, " '",
-             std::string(site.data(), strnlen(site.data(), site.size())), "' of ", numel, " ",
-             element_name(static_cast<ElementType>(dtype)), " (", program::algorithm_name(static_cast<program::Algorithm>(algorithm)),
-             ", root ", root, static_cast<ReduceOp>(op) == ReduceOp::kMax ? ", max" : "", ")");
+  return cat(kind == program::Collective::kSend ? "send and recv" : program::collective_name(kind), " #", sequence,
+             " '", std::string(site.data(), strnlen(site.data(), site.size())), "' of ", numel, " ",
+             element_name(static_cast<ElementType>(dtype)), " (",
+             program::algorithm_name(static_cast<program::Algorithm>(algorithm)), ", root ", root,
+             static_cast<ReduceOp>(op) == ReduceOp::kMax ? ", max" : "", ")");
 }
 
 Link::Link(Transport& transport, const CallHeader& header, std::chrono::milliseconds patience)
@@ -32,8 +33,8 @@ void Link::check_greeting(int peer) {
   CallHeader theirs;
   transport_.recv(peer, std::as_writable_bytes(std::span(&theirs, 1)), deadline());
   if (theirs == header_) return;
-  throw InternalError(cat("ranks of a group are in different calls:\n  member ", rank(), ": ", header_.text(), "\n  member ",
-                          peer, ": ", theirs.text()));
+  throw InternalError(cat("ranks of a group are in different calls:\n  member ", rank(), ": ", header_.text(),
+                          "\n  member ", peer, ": ", theirs.text()));
 }
 
 void Link::count(int peer, size_t bytes) {
@@ -63,7 +64,8 @@ void Link::send_recv(int to, std::span<const std::byte> out, int from, std::span
   count(to, out.size());
 }
 
-void Link::send_recv(int to, std::span<const std::byte> out, int from, size_t in_size, const Transport::Consumer& consume) {
+void Link::send_recv(int to, std::span<const std::byte> out, int from, size_t in_size,
+                     const Transport::Consumer& consume) {
   greet(to);
   check_greeting(from);
   transport_.send_recv(to, out, from, in_size, consume, deadline());

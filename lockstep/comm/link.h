@@ -1,5 +1,5 @@
-// One call's view of the transport: counts the bytes of the tensors that it sends, gives every wait its deadline, and holds
-// the two sides of each message against each other.
+// One call's view of the transport: counts the bytes of the tensors that it sends, gives every wait its deadline, and
+// holds the two sides of each message against each other.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@
 
 namespace lockstep::comm {
 
-// What the ranks of a call must agree on; it precedes the first message of a call from each rank to each other. Its 64 bytes
-// are not part of the ledger, which counts tensors.
+// What the ranks of a call must agree on; it precedes the first message of a call from each rank to each other. Its 64
+// bytes are not part of the ledger, which counts tensors.
 struct CallHeader {
   int64_t sequence = 0;  // of the collective, or of the messages between two ranks
   int64_t numel = 0;
@@ -53,7 +53,7 @@ class Link {
 
  private:
   Deadline deadline() const { return std::chrono::steady_clock::now() + patience_; }
-  void greet(int peer);        // says what we are in
+  void greet(int peer);           // says what we are in
   void check_greeting(int peer);  // reads what the peer is in
   void count(int peer, size_t bytes);
 

@@ -1,5 +1,5 @@
-// What lies where in the region that the ranks of one host share. Zero bytes are the valid initial state, so whoever comes
-// first finds it ready. Everything is an atomic that needs no lock, or is guarded by one.
+// What lies where in the region that the ranks of one host share. Zero bytes are the valid initial state, so whoever
+// comes first finds it ready. Everything is an atomic that needs no lock, or is guarded by one.
 #pragma once
 
 #include <algorithm>
@@ -74,10 +74,10 @@ struct Member {
   alignas(kLine) std::atomic<uint32_t> bell;
   std::atomic<uint32_t> sleeping;
   alignas(kLine) std::atomic<int64_t> sequence;
-  std::atomic<int64_t> changed_at;   // nanoseconds of the steady clock, which all processes of a host share
+  std::atomic<int64_t> changed_at;  // nanoseconds of the steady clock, which all processes of a host share
   std::atomic<int32_t> inside;
-  std::atomic<int32_t> waits_for;    // group rank + 1; 0: for nobody
-  std::atomic<int32_t> left;         // the communicator is closed
+  std::atomic<int32_t> waits_for;  // group rank + 1; 0: for nobody
+  std::atomic<int32_t> left;       // the communicator is closed
   SharedText<256> call;
 };
 
@@ -94,7 +94,8 @@ struct GroupBlock {
   int64_t ring_bytes = 0;
 
   static int64_t control_bytes(int size) {
-    const int64_t bytes = size * static_cast<int64_t>(sizeof(Member)) + int64_t{size} * size * static_cast<int64_t>(sizeof(Ring));
+    const int64_t bytes =
+        size * static_cast<int64_t>(sizeof(Member)) + int64_t{size} * size * static_cast<int64_t>(sizeof(Ring));
     return (bytes + 4095) / 4096 * 4096;
   }
   static int64_t bytes(int size, int64_t ring_bytes) { return control_bytes(size) + int64_t{size} * size * ring_bytes; }

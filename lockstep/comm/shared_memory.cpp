@@ -23,15 +23,21 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kSlice{50};      // of sleep, between two looks at the peers' health
-constexpr int kSpins = 64;              // before sleeping; more only takes a core from those who compute
-constexpr size_t kPiece = 128 * 1024;   // moved at once, so that writer and reader work at the same time
+constexpr milliseconds kSlice{50};     // of sleep, between two looks at the peers' health
+constexpr int kSpins = 64;             // before sleeping; more only takes a core from those who compute
+constexpr size_t kPiece = 128 * 1024;  // moved at once, so that writer and reader work at the same time
 
-RegionHeader& header_of(const launch::SharedRegion& region) { return *reinterpret_cast<RegionHeader*>(region.data()); }
+RegionHeader& header_of(const launch::SharedRegion& region) {
+  return *reinterpret_cast<RegionHeader*>(region.data());
+}
 
-int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
 
-std::string since(int64_t then_ns) { return format_duration(static_cast<double>(now_ns() - then_ns) * 1e-9); }
+std::string since(int64_t then_ns) {
+  return format_duration(static_cast<double>(now_ns() - then_ns) * 1e-9);
+}
 
 void relax() {
 #if defined(__x86_64__)
@@ -61,9 +67,12 @@ bool process_ended(pid_t pid) {
   return ended;
 }
 
-size_t round_to_line(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+size_t round_to_line(size_t bytes) {
+  return (bytes + kLine - 1) / kLine * kLine;
+}
 
-// A message on its way into or out of a ring. Every message begins on a line, so that elements are aligned and never wrap.
+// A message on its way into or out of a ring. Every message begins on a line, so that elements are aligned and never
+// wrap.
 class Outgoing {
  public:
   Outgoing() = default;
@@ -133,7 +142,8 @@ class SharedMemoryTransport : public Transport {
                         int rank, std::string name)
       : region_(std::move(region)), block_(block), ranks_(std::move(ranks)), rank_(rank), name_(std::move(name)) {}
   ~SharedMemoryTransport() override {
-    // While an exception unwinds, its reason is still to be told by World::abort: "closed the group" must not come first.
+    // While an exception unwinds, its reason is still to be told by World::abort: "closed the group" must not come
+    // first.
     if (std::uncaught_exceptions() > exceptions_at_start_) return;
     me().left.store(1);
     for (int peer = 0; peer < size(); ++peer) ring_bell(block_.member(peer));
@@ -144,12 +154,14 @@ class SharedMemoryTransport : public Transport {
   std::string backend() const override { return "shared_memory"; }
 
   void send(int peer, std::span<const std::byte> bytes, Deadline deadline) override {
-    exchange(peer, bytes, -1, 0, [](std::span<const std::byte>, size_t) {}, deadline);
+    exchange(
+        peer, bytes, -1, 0, [](std::span<const std::byte>, size_t) {}, deadline);
   }
   void recv(int peer, std::span<std::byte> bytes, Deadline deadline) override {
     exchange(-1, {}, peer, bytes.size(), store_in(bytes), deadline);
   }
-  void send_recv(int to, std::span<const std::byte> out, int from, std::span<std::byte> in, Deadline deadline) override {
+  void send_recv(int to, std::span<const std::byte> out, int from, std::span<std::byte> in,
+                 Deadline deadline) override {
     exchange(to, out, from, in.size(), store_in(in), deadline);
   }
   void send_recv(int to, std::span<const std::byte> out, int from, size_t in_size, const Consumer& consume,
@@ -218,7 +230,9 @@ class SharedMemoryTransport : public Transport {
     me().sleeping.store(0);
   }
 
-  const RankRecord& record(int member) const { return header_of(*region_).ranks[static_cast<size_t>(world_rank(member))]; }
+  const RankRecord& record(int member) const {
+    return header_of(*region_).ranks[static_cast<size_t>(world_rank(member))];
+  }
   int world_rank(int member) const { return ranks_[static_cast<size_t>(member)]; }
 
   bool died(int member) const {
@@ -233,9 +247,10 @@ class SharedMemoryTransport : public Transport {
     if (cancelled_) throw PeerLostError({.code = "LS3003", .what = cat(call_, " of group ", name_, " was cut short")});
     const RegionHeader& header = header_of(*region_);
     if (header.abort.load() != AbortState::kReadable) return;
-    throw PeerLostError({.code = "LS3003",
-                         .what = cat("rank ", header.abort_rank.load(), " stopped the job while rank ", world_rank(rank_),
-                                     " was in ", call_, " of group ", name_, ":\n  ", header.abort_reason.get())});
+    throw PeerLostError(
+        {.code = "LS3003",
+         .what = cat("rank ", header.abort_rank.load(), " stopped the job while rank ", world_rank(rank_), " was in ",
+                     call_, " of group ", name_, ":\n  ", header.abort_reason.get())});
   }
 
   // Whom everybody waits for in the end: the peer, or the one that it waits for itself. A circle blames the peer.
@@ -267,7 +282,8 @@ class SharedMemoryTransport : public Transport {
     if (!unseen) what += cat("; ", last_seen(member));
     what += cat("\n  rank ", world_rank(rank_), " has waited ",
                 format_duration(std::chrono::duration<double>(Clock::now() - began).count()));
-    return PeerLostError({.code = "LS3002", .what = what, .way_out = cat("the log of rank ", world_rank(rank), " may say why")});
+    return PeerLostError(
+        {.code = "LS3002", .what = what, .way_out = cat("the log of rank ", world_rank(rank), " may say why")});
   }
 
   static std::string last_seen(const Member& member) {
@@ -334,13 +350,15 @@ SharedMemoryWorld::SharedMemoryWorld(std::shared_ptr<const launch::SharedRegion>
   RegionHeader& header = header_of(*region_);
   int32_t before = 0;
   if (!header.world_size.compare_exchange_strong(before, size) && before != size)
-    throw ConfigError({.code = "LS3005", .what = cat("rank ", rank, " was told of ", size, " ranks, another rank of ", before),
+    throw ConfigError({.code = "LS3005",
+                       .what = cat("rank ", rank, " was told of ", size, " ranks, another rank of ", before),
                        .way_out = "start all ranks with the same world size"});
   RankRecord& record = header.ranks[static_cast<size_t>(rank)];
   record.pid.store(getpid());
   RankState unknown = RankState::kUnknown;
   if (!record.state.compare_exchange_strong(unknown, RankState::kJoined))
-    throw ConfigError({.code = "LS3005", .what = cat("rank ", rank, " has joined this job before"),
+    throw ConfigError({.code = "LS3005",
+                       .what = cat("rank ", rank, " has joined this job before"),
                        .way_out = "give every rank its own number"});
 }
 
@@ -358,15 +376,17 @@ std::unique_ptr<Communicator> SharedMemoryWorld::communicator(const std::vector<
                  "group ", name, " of ", size_, " ranks");
   const uint64_t key = hash64(cat(name, "#", made_[name]++)) | 1;
   const GroupBlock block = find_block(*region_, key, static_cast<int>(ranks.size()), launch::ring_bytes(size_));
-  auto transport = std::make_unique<SharedMemoryTransport>(region_, block, ranks, static_cast<int>(mine - ranks.begin()), name);
-  return std::make_unique<Communicator>(std::move(transport),
-                                        CommunicatorOptions{.axis = axis, .ranks = ranks, .deadline = options_.deadline});
+  auto transport =
+      std::make_unique<SharedMemoryTransport>(region_, block, ranks, static_cast<int>(mine - ranks.begin()), name);
+  return std::make_unique<Communicator>(
+      std::move(transport), CommunicatorOptions{.axis = axis, .ranks = ranks, .deadline = options_.deadline});
 }
 
 void SharedMemoryWorld::abort(const std::string& reason) {
   RegionHeader& header = header_of(*region_);
   AbortState none = AbortState::kNone;
-  if (!header.abort.compare_exchange_strong(none, AbortState::kWriting)) return;  // the first reason is the one that counts
+  if (!header.abort.compare_exchange_strong(none, AbortState::kWriting))
+    return;  // the first reason is the one that counts
   header.abort_rank.store(rank_);
   header.abort_reason.set(reason);
   header.abort.store(AbortState::kReadable);

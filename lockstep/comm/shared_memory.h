@@ -1,8 +1,9 @@
 // Backend "shared_memory": the ranks of one host, as threads of one process or as processes that inherit a region.
-// From each member of a group to each other leads a ring of bytes with one writer and one reader; a large message streams
-// through it in pieces, and a sum reads them where they lie. A rank that must wait spins for about a microsecond and then
-// sleeps in the kernel (futex) until a peer rings its bell, looking around every 50 ms: a peer that died, closed the group or
-// aborted the job is noticed within a tenth of a second, and no wait passes its deadline.
+// From each member of a group to each other leads a ring of bytes with one writer and one reader; a large message
+// streams through it in pieces, and a sum reads them where they lie. A rank that must wait spins for about a
+// microsecond and then sleeps in the kernel (futex) until a peer rings its bell, looking around every 50 ms: a peer
+// that died, closed the group or aborted the job is noticed within a tenth of a second, and no wait passes its
+// deadline.
 #pragma once
 
 #include <chrono>
@@ -24,7 +25,8 @@ struct SharedMemoryOptions {
 class SharedMemoryWorld : public World {
  public:
   // All ranks give the same size and regions that map the same memory. ConfigError LS3005 where they do not agree.
-  SharedMemoryWorld(std::shared_ptr<const launch::SharedRegion> region, int rank, int size, SharedMemoryOptions options = {});
+  SharedMemoryWorld(std::shared_ptr<const launch::SharedRegion> region, int rank, int size,
+                    SharedMemoryOptions options = {});
   ~SharedMemoryWorld() override;
   SharedMemoryWorld(const SharedMemoryWorld&) = delete;
   SharedMemoryWorld& operator=(const SharedMemoryWorld&) = delete;

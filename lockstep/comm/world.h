@@ -1,5 +1,5 @@
-// All ranks of the job, seen from one of them: makes the communicator of any group. A backend is one implementation; its
-// users see only this.
+// All ranks of the job, seen from one of them: makes the communicator of any group. A backend is one implementation;
+// its users see only this.
 #pragma once
 
 #include <chrono>

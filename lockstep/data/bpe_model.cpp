@@ -48,7 +48,9 @@ void PieceCache::insert(std::string_view piece, uint64_t hash, const int32_t* id
   ++used_;
 }
 
-BpeModel::BpeModel() { byte_ids_.fill(-1); }
+BpeModel::BpeModel() {
+  byte_ids_.fill(-1);
+}
 
 void BpeModel::encode(std::string_view piece, BpeScratch& scratch, std::vector<int32_t>& out) const {
   if (piece.empty()) return;

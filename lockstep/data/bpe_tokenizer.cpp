@@ -20,9 +20,9 @@ std::string to_nfc(std::string_view text) {
   const bool ascii = std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0x80; });
   if (ascii) return std::string(text);
   utf8proc_uint8_t* made = nullptr;
-  const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                 static_cast<utf8proc_ssize_t>(text.size()), &made,
-                                 static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const auto size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &made, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(made, &std::free);
   if (size < 0) throw DataError({.code = "LS1212", .what = cat("cannot bring text to NFC: ", utf8proc_errmsg(size))});
   return std::string(reinterpret_cast<const char*>(made), static_cast<size_t>(size));
@@ -73,7 +73,9 @@ void require_plain_bpe(const Component& model) {
 
 }  // namespace
 
-Tokenizer Tokenizer::load(const std::filesystem::path& path) { return Tokenizer(read_json(path), path.string()); }
+Tokenizer Tokenizer::load(const std::filesystem::path& path) {
+  return Tokenizer(read_json(path), path.string());
+}
 
 Tokenizer Tokenizer::parse(std::string_view json, std::string_view origin) {
   return Tokenizer(parse_json(json, origin), std::string(origin));
@@ -103,7 +105,9 @@ Tokenizer::Tokenizer(Tokenizer&& other) noexcept
       bytes_of_(std::move(other.bytes_of_)),
       scratch_(other.scratch_.exchange(nullptr)) {}
 
-Tokenizer::~Tokenizer() { delete scratch_.load(); }
+Tokenizer::~Tokenizer() {
+  delete scratch_.load();
+}
 
 void Tokenizer::set_token(int32_t id, const std::string& token, std::string bytes) {
   const auto index = static_cast<size_t>(id);

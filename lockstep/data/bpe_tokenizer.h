@@ -1,14 +1,13 @@
 // The tokenizer of a Hugging Face `tokenizer.json`: byte-level BPE as in GPT-2, Llama 3 and Qwen.
 //
-// Supported: model BPE (merges as pairs or as "a b"; ignore_merges); normalizer none or NFC; pre-tokenizer ByteLevel, or
-// Split steps that end in ByteLevel; post-processor none or ByteLevel; decoder ByteLevel; added tokens, which are matched
-// before everything else. Whatever else a file asks for is a DataError LS1211 that names the component.
+// Supported: model BPE (merges as pairs or as "a b"; ignore_merges); normalizer none or NFC; pre-tokenizer ByteLevel,
+// or Split steps that end in ByteLevel; post-processor none or ByteLevel; decoder ByteLevel; added tokens, which are
+// matched before everything else. Whatever else a file asks for is a DataError LS1211 that names the component.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -47,7 +46,7 @@ class Tokenizer {
 
   // The number of rows a model needs: the largest id + 1 (ids may have gaps).
   int64_t vocab_size() const { return static_cast<int64_t>(bytes_of_.size()); }
-  // `token` as the file spells it, a space being U+0120: "Ġthe".
+  // `token` as the file spells it, with U+0120 for a space.
   std::optional<int32_t> token_to_id(std::string_view token) const;
   // The id of <|endoftext|>, the end of a document.
   std::optional<int32_t> eos_id() const { return token_to_id(kEndOfText); }

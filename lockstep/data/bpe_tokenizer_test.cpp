@@ -30,14 +30,17 @@ Json with_merges(const std::vector<std::pair<std::string, std::string>>& merges)
   return file;
 }
 
-Tokenizer tokenizer_of(const Json& file) { return Tokenizer::parse(file.dump(), "test.json"); }
+Tokenizer tokenizer_of(const Json& file) {
+  return Tokenizer::parse(file.dump(), "test.json");
+}
 
 std::string refusal_of(const Json& file) {
   return refusal([&] { tokenizer_of(file); });
 }
 
 // BPE by its definition: again and again the first learned pair, leftmost first.
-std::vector<std::string> slow_bpe(std::string_view text, const std::vector<std::pair<std::string, std::string>>& merges) {
+std::vector<std::string> slow_bpe(std::string_view text,
+                                  const std::vector<std::pair<std::string, std::string>>& merges) {
   std::vector<std::string> parts;
   for (const char c : text) parts.emplace_back(1, c);
   for (const auto& [left, right] : merges)
@@ -51,7 +54,7 @@ std::vector<std::string> slow_bpe(std::string_view text, const std::vector<std::
 
 TEST(Tokenizer, MergesInTheOrderLearned) {
   const Tokenizer tokenizer = tokenizer_of(with_merges({{"b", "c"}, {"a", "b"}, {"a", "bc"}}));
-  EXPECT_THAT(tokenizer.encode("abc"), ElementsAre(258));       // b c first, then a bc
+  EXPECT_THAT(tokenizer.encode("abc"), ElementsAre(258));  // b c first, then a bc
   EXPECT_THAT(tokenizer.encode("abab"), ElementsAre(257, 257));
   EXPECT_EQ(tokenizer.vocab_size(), 260);
   EXPECT_EQ(tokenizer.eos_id(), 259);
@@ -61,8 +64,9 @@ TEST(Tokenizer, MergesInTheOrderLearned) {
 
 TEST(Tokenizer, AgreesWithTheDefinitionOnRandomWords) {
   // Each merge is of lower rank than those it builds on, as training makes them.
-  const std::vector<std::pair<std::string, std::string>> merges = {
-      {"a", "b"}, {"b", "a"}, {"a", "a"}, {"ab", "a"}, {"aa", "aa"}, {"ba", "b"}, {"ab", "ab"}, {"aba", "b"}, {"b", "b"}};
+  const std::vector<std::pair<std::string, std::string>> merges = {{"a", "b"},   {"b", "a"},   {"a", "a"},
+                                                                   {"ab", "a"},  {"aa", "aa"}, {"ba", "b"},
+                                                                   {"ab", "ab"}, {"aba", "b"}, {"b", "b"}};
   const Tokenizer tokenizer = tokenizer_of(with_merges(merges));
   const RandomStream random(1, "words");
   for (uint64_t word = 0; word < 2000; ++word) {
@@ -158,7 +162,9 @@ TEST(PreTokenizer, SplitBehaviors) {
         {"pretokenizers", Json::array({{{"type", "Split"}, {"pattern", {{"String", "-"}}}, {"behavior", behavior}},
                                        {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}})}};
     std::vector<std::string> found;
-    PreTokenizer(Component(sequence, "pre_tokenizer", "test")).split(text, [&](auto piece) { found.emplace_back(piece); });
+    PreTokenizer(Component(sequence, "pre_tokenizer", "test")).split(text, [&](auto piece) {
+      found.emplace_back(piece);
+    });
     return found;
   };
   EXPECT_THAT(pieces("Isolated", "a-b--c"), ElementsAre("a", "-", "b", "-", "-", "c"));
@@ -181,18 +187,31 @@ TEST(Tokenizer, RefusesByTheNameOfTheComponent) {
     change(file);
     return refusal_of(file);
   };
-  EXPECT_THAT(changed([](Json& f) { f["normalizer"] = {{"type", "Lowercase"}}; }), HasSubstr("LS1211: normalizer has type Lowercase"));
-  EXPECT_THAT(changed([](Json& f) { f["pre_tokenizer"] = {{"type", "Metaspace"}}; }), HasSubstr("pre_tokenizer has type Metaspace"));
+  EXPECT_THAT(changed([](Json& f) {
+                f["normalizer"] = {{"type", "Lowercase"}};
+              }),
+              HasSubstr("LS1211: normalizer has type Lowercase"));
+  EXPECT_THAT(changed([](Json& f) {
+                f["pre_tokenizer"] = {{"type", "Metaspace"}};
+              }),
+              HasSubstr("pre_tokenizer has type Metaspace"));
   EXPECT_THAT(changed([](Json& f) { f["pre_tokenizer"]["new_option"] = 1; }), HasSubstr("has a member \"new_option\""));
   EXPECT_THAT(changed([](Json& f) { f["pre_tokenizer"] = nullptr; }), HasSubstr("has no \"pre_tokenizer\""));
-  EXPECT_THAT(changed([](Json& f) { f["decoder"] = {{"type", "WordPiece"}}; }), HasSubstr("decoder has type WordPiece"));
-  EXPECT_THAT(changed([](Json& f) { f["post_processor"] = {{"type", "TemplateProcessing"}}; }), HasSubstr("TemplateProcessing"));
+  EXPECT_THAT(changed([](Json& f) {
+                f["decoder"] = {{"type", "WordPiece"}};
+              }),
+              HasSubstr("decoder has type WordPiece"));
+  EXPECT_THAT(changed([](Json& f) {
+                f["post_processor"] = {{"type", "TemplateProcessing"}};
+              }),
+              HasSubstr("TemplateProcessing"));
   EXPECT_THAT(changed([](Json& f) { f["model"]["type"] = "Unigram"; }), HasSubstr("model has type Unigram"));
   EXPECT_THAT(changed([](Json& f) { f["model"]["dropout"] = 0.1; }), HasSubstr("dropout"));
   EXPECT_THAT(changed([](Json& f) { f["model"]["byte_fallback"] = true; }), HasSubstr("byte_fallback"));
   EXPECT_THAT(changed([](Json& f) { f["model"]["end_of_word_suffix"] = "</w>"; }), HasSubstr("end_of_word_suffix"));
   EXPECT_THAT(changed([](Json& f) { f["truncation"] = {{"max_length", 5}}; }), HasSubstr("sets truncation"));
-  EXPECT_THAT(changed([](Json& f) { f["added_tokens"][0]["lstrip"] = true; }), HasSubstr("added_tokens[0] sets lstrip"));
+  EXPECT_THAT(changed([](Json& f) { f["added_tokens"][0]["lstrip"] = true; }),
+              HasSubstr("added_tokens[0] sets lstrip"));
 }
 
 TEST(Tokenizer, RefusesMalformedFiles) {
@@ -213,10 +232,10 @@ TEST(Tokenizer, RefusesMalformedFiles) {
   EXPECT_THAT(changed([](Json& f) { f["added_tokens"][0]["id"] = 3; }), HasSubstr("another token's"));
   EXPECT_THAT(changed([](Json& f) { f["added_tokens"][0]["content"] = ""; }), HasSubstr("empty content"));
   EXPECT_THAT(changed([](Json& f) {
-                f["pre_tokenizer"] = {{"type", "Sequence"},
-                                      {"pretokenizers", Json::array({{{"type", "Split"},
-                                                                      {"pattern", {{"Regex", "(a"}}},
-                                                                      {"behavior", "Isolated"}}})}};
+                f["pre_tokenizer"] = {
+                    {"type", "Sequence"},
+                    {"pretokenizers",
+                     Json::array({{{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}}})}};
               }),
               StartsWith("LS1213"));
   const std::string text = with_merges({{"a", "b"}}).dump();

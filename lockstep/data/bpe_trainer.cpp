@@ -139,10 +139,11 @@ OrderedJson added_token(const std::string& content, size_t id) {
 
 }  // namespace
 
-size_t BpeTrainer::Hash::operator()(std::string_view text) const { return hash64(text); }
+size_t BpeTrainer::Hash::operator()(std::string_view text) const {
+  return hash64(text);
+}
 
-BpeTrainer::BpeTrainer(BpeTrainerOptions options)
-    : options_(std::move(options)), pre_tokenizer_(PreTokenizer::gpt2()) {
+BpeTrainer::BpeTrainer(BpeTrainerOptions options) : options_(std::move(options)), pre_tokenizer_(PreTokenizer::gpt2()) {
   const auto least = static_cast<int64_t>(256 + options_.special_tokens.size());
   if (options_.vocab_size < least)
     throw ConfigError({.code = "LS1080",
@@ -207,8 +208,8 @@ std::string BpeVocabulary::tokenizer_json() const {
     merge_lines += cat(merge_lines.empty() ? "" : ",\n      ", OrderedJson({symbols(left), symbols(right)}).dump());
   const OrderedJson byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  return cat("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": ", added.dump(),
-             ",\n  \"normalizer\": null,\n  \"pre_tokenizer\": ", byte_level.dump(),
+  return cat("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": ",
+             added.dump(), ",\n  \"normalizer\": null,\n  \"pre_tokenizer\": ", byte_level.dump(),
              ",\n  \"post_processor\": null,\n  \"decoder\": ", byte_level.dump(),
              ",\n  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
              "    \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n"

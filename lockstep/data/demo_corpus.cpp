@@ -108,7 +108,8 @@ std::vector<DemoText> decode_austen(std::string_view rdb) {
   BigEndian source(rdb);
   std::vector<DemoText> novels;
   for (const std::string_view name : kNovels)
-    novels.push_back({.name = std::string(name), .text = lines_of(take_record(source)), .held_out = name == kHeldOutNovel});
+    novels.push_back(
+        {.name = std::string(name), .text = lines_of(take_record(source)), .held_out = name == kHeldOutNovel});
   if (!source.empty()) refuse(cat("Rdata.rdb: ", source.rest().size(), " bytes behind the sixth record"));
   return novels;
 }

@@ -28,8 +28,8 @@ struct DemoCorpus {
   int64_t train_bytes = 0, validation_bytes = 0;
 };
 
-// Reads Rdata.rdb and bible.txt in `source_folder`, checks the totals of both (4,025,029 and 4,298,239 bytes) and writes
-// one text file each into out_folder/train and out_folder/validation.
+// Reads Rdata.rdb and bible.txt in `source_folder`, checks the totals of both (4,025,029 and 4,298,239 bytes) and
+// writes one text file each into out_folder/train and out_folder/validation.
 DemoCorpus write_demo_corpus(const std::filesystem::path& source_folder, const std::filesystem::path& out_folder);
 
 }  // namespace lockstep::data

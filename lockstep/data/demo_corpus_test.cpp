@@ -22,14 +22,16 @@ std::string big_endian(int32_t value) {
 std::string serialized(const std::vector<std::string>& lines) {
   std::string bytes = "X\n" + big_endian(3) + big_endian(262657) + big_endian(197888) + big_endian(5) + "UTF-8" +
                       big_endian(16) + big_endian(static_cast<int32_t>(lines.size()));
-  for (const std::string& line : lines) bytes += big_endian(0x40009) + big_endian(static_cast<int32_t>(line.size())) + line;
+  for (const std::string& line : lines)
+    bytes += big_endian(0x40009) + big_endian(static_cast<int32_t>(line.size())) + line;
   return bytes;
 }
 
 std::string record(const std::string& plain) {
   uLongf size = ::compressBound(plain.size());
   std::string packed(size, '\0');
-  ::compress(reinterpret_cast<Bytef*>(packed.data()), &size, reinterpret_cast<const Bytef*>(plain.data()), plain.size());
+  ::compress(reinterpret_cast<Bytef*>(packed.data()), &size, reinterpret_cast<const Bytef*>(plain.data()),
+             plain.size());
   return big_endian(static_cast<int32_t>(plain.size())) + packed.substr(0, size);
 }
 

@@ -20,7 +20,9 @@ namespace fs = std::filesystem;
 
 constexpr size_t kHeaderNumbers = 256;  // every file of llm.c begins with so many int32
 
-std::string row(std::string_view name, const std::string& value) { return cat("  ", pad_right(name, 12), value, "\n"); }
+std::string row(std::string_view name, const std::string& value) {
+  return cat("  ", pad_right(name, 12), value, "\n");
+}
 
 // "412k (412,345)" is more than a summary needs: small numbers exactly, large ones with three digits as well.
 std::string count_text(int64_t count) {
@@ -74,7 +76,9 @@ std::string llmc_tokens(const Header& header, const fs::path& path, uint64_t tok
 }
 
 std::string llmc_model(const Header& header) {
-  return row("type", header[1] == 3 ? "float32" : header[1] == 5 ? "bfloat16" : cat("unknown version ", header[1])) +
+  return row("type", header[1] == 3   ? "float32"
+                     : header[1] == 5 ? "bfloat16"
+                                      : cat("unknown version ", header[1])) +
          row("shape", cat(header[4], " layers, ", header[5], " heads, width ", header[6], ", vocabulary ", header[3],
                           " (padded to ", header[7], "), length ", header[2]));
 }
@@ -115,7 +119,8 @@ std::string inspect(const fs::path& path) {
   if (!fs::is_regular_file(path, ignored) && is_token_pair(path)) return inspect_tokens(path);
   require_file(path);
   const fs::path prefix = path.parent_path() / path.stem();
-  if (path.extension() == ".idx" || (path.extension() == ".bin" && is_token_pair(prefix))) return inspect_tokens(prefix);
+  if (path.extension() == ".idx" || (path.extension() == ".bin" && is_token_pair(prefix)))
+    return inspect_tokens(prefix);
   if (path.extension() == ".json") return inspect_tokenizer(path);
   if (const std::string text = inspect_llmc(path); !text.empty()) return text;
   throw DataError({.code = "LS1240",

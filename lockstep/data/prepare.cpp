@@ -119,8 +119,9 @@ PrepareCounts prepare(const std::vector<fs::path>& files, const Tokenizer& token
   counts.tokens = writer.num_tokens();
   if (counts.documents == 0)
     throw DataError({.code = "LS1232",
-                     .what = files.empty() ? "no files to prepare" : cat(files.front().string(), " and ",
-                                                                         files.size() - 1, " more files hold no text")});
+                     .what = files.empty()
+                                 ? "no files to prepare"
+                                 : cat(files.front().string(), " and ", files.size() - 1, " more files hold no text")});
   writer.finish();
   return counts;
 }

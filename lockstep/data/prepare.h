@@ -19,7 +19,8 @@ void for_each_document(const std::filesystem::path& file, const std::function<vo
 
 struct PrepareOptions {
   bool append_eod = true;  // <|endoftext|> behind each document
-  std::function<void(const std::filesystem::path& file, int64_t bytes)> progress{};  // after each document; may be empty
+  std::function<void(const std::filesystem::path& file, int64_t bytes)>
+      progress{};  // after each document; may be empty
 };
 
 struct PrepareCounts {

@@ -46,14 +46,17 @@ std::vector<std::string> documents_of(const fs::path& prefix) {
 TEST(Prepare, TextFilesAndLinesOfJson) {
   const fs::path folder = fresh_folder("prepare");
   write_file(folder / "a.txt", "First document.\nSecond line.");
-  write_file(folder / "b.jsonl", "{\"text\": \"one\\n\\u00e9\"}\n\n  {\"id\": 3, \"text\": \"two\"}\r\n{\"text\": \"\"}\n{\"text\": \"end\"}");
+  write_file(
+      folder / "b.jsonl",
+      "{\"text\": \"one\\n\\u00e9\"}\n\n  {\"id\": 3, \"text\": \"two\"}\r\n{\"text\": \"\"}\n{\"text\": \"end\"}");
   const PrepareCounts counts = prepare({folder / "a.txt", folder / "b.jsonl"}, tokenizer(), folder / "out");
   EXPECT_EQ(counts.documents, 4);
   EXPECT_EQ(counts.tokens, TokenFile(folder / "out").num_tokens());
   EXPECT_EQ(counts.text_bytes, 28 + 6 + 3 + 3);
   EXPECT_EQ(counts.repaired_documents, 0);
-  EXPECT_THAT(documents_of(folder / "out"), ElementsAre("First document.\nSecond line.<|endoftext|>", "one\n\u00e9<|endoftext|>",
-                                                        "two<|endoftext|>", "end<|endoftext|>"));
+  EXPECT_THAT(documents_of(folder / "out"),
+              ElementsAre("First document.\nSecond line.<|endoftext|>", "one\n\u00e9<|endoftext|>", "two<|endoftext|>",
+                          "end<|endoftext|>"));
   prepare({folder / "a.txt"}, tokenizer(), folder / "plain", {.append_eod = false});
   EXPECT_THAT(documents_of(folder / "plain"), ElementsAre("First document.\nSecond line."));
 }
@@ -81,7 +84,8 @@ TEST(Prepare, RefusesWhatItCannotRead) {
     EXPECT_FALSE(fs::exists(folder / "out.bin"));
     return message;
   };
-  EXPECT_THAT(refused("a.jsonl", "{\"text\": \"x\"}\n{\"txt\": \"y\"}\n"), AllOf(StartsWith("LS1230"), HasSubstr("a.jsonl:2")));
+  EXPECT_THAT(refused("a.jsonl", "{\"text\": \"x\"}\n{\"txt\": \"y\"}\n"),
+              AllOf(StartsWith("LS1230"), HasSubstr("a.jsonl:2")));
   EXPECT_THAT(refused("b.jsonl", "{\"text\": 3}\n"), HasSubstr("b.jsonl:1"));
   EXPECT_THAT(refused("c.jsonl", "{\"text\": \"x\n"), AllOf(StartsWith("LS1205"), HasSubstr("c.jsonl:1")));
   EXPECT_THAT(refused("d.txt", ""), StartsWith("LS1232"));
@@ -111,8 +115,9 @@ TEST(Inspect, KnowsFilesByTheirContent) {
   write_file(folder / "tokenizer.json", trained_json());
   const PrepareCounts counts = prepare({folder / "a.txt"}, tokenizer(), folder / "data");
   for (const char* name : {"data", "data.bin", "data.idx"})
-    EXPECT_THAT(inspect(folder / name), AllOf(HasSubstr("documents   1\n"), HasSubstr(cat("tokens      ", counts.tokens)),
-                                              HasSubstr("uint16"), HasSubstr("ids         0 to ")));
+    EXPECT_THAT(inspect(folder / name),
+                AllOf(HasSubstr("documents   1\n"), HasSubstr(cat("tokens      ", counts.tokens)), HasSubstr("uint16"),
+                      HasSubstr("ids         0 to ")));
   EXPECT_THAT(inspect(folder / "tokenizer.json"), AllOf(HasSubstr("600 ids"), HasSubstr("<|endoftext|> = 0")));
 
   const auto llmc = [&](const std::array<int32_t, 4>& start, size_t body) {
@@ -125,7 +130,10 @@ TEST(Inspect, KnowsFilesByTheirContent) {
   EXPECT_THAT(llmc({20240801, 7, 12, 0}, 48), HasSubstr("tokens      12, uint32"));
   EXPECT_THAT(llmc({20240522, 1, 5, 300}, 0), HasSubstr("examples    5"));
   EXPECT_THAT(llmc({20240326, 3, 1024, 50257}, 0), AllOf(HasSubstr("float32"), HasSubstr("vocabulary 50257")));
-  EXPECT_THAT(refusal([&] { llmc({20240520, 1, 12, 0}, 23); }), HasSubstr("12 tokens * 2 bytes + 1024 of header = 1048"));
+  EXPECT_THAT(refusal([&] {
+                llmc({20240520, 1, 12, 0}, 23);
+              }),
+              HasSubstr("12 tokens * 2 bytes + 1024 of header = 1048"));
   EXPECT_THAT(refusal([&] { inspect(folder / "a.txt"); }), StartsWith("LS1240"));
   EXPECT_THAT(refusal([&] { inspect(folder / "b.txt"); }), StartsWith("LS1203"));
 }

@@ -47,7 +47,9 @@ std::string error_text(int code) {
   return reinterpret_cast<const char*>(buffer);
 }
 
-PCRE2_SPTR bytes_of(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
+PCRE2_SPTR bytes_of(std::string_view text) {
+  return reinterpret_cast<PCRE2_SPTR>(text.data());
+}
 
 constexpr size_t kJitStackBytes = 64 << 20;  // reserved, committed only as far as a match uses it
 
@@ -107,8 +109,7 @@ struct Regex::Scan::State {
   }
 };
 
-Regex::Scan::Scan(const Regex& regex, std::string_view text)
-    : state_(new State{.code = *regex.code_, .text = text}) {
+Regex::Scan::Scan(const Regex& regex, std::string_view text) : state_(new State{.code = *regex.code_, .text = text}) {
   state_->data = pcre2_match_data_create(1, nullptr);
 }
 

@@ -18,8 +18,8 @@ struct SamplerOptions {
 };
 
 // Element `index` of a pseudo-random permutation of [0, count), computed on its own: nothing is stored. Another `epoch`
-// gives another permutation. A Feistel network over the next power of four, walked along its cycle until it is in range:
-// Black, Rogaway: Ciphers with Arbitrary Finite Domains (CT-RSA 2002).
+// gives another permutation. A Feistel network over the next power of four, walked along its cycle until it is in
+// range: Black, Rogaway: Ciphers with Arbitrary Finite Domains (CT-RSA 2002).
 int64_t permuted(uint64_t seed, int64_t epoch, int64_t count, int64_t index);
 
 // The N tokens of a file, packed end to end, as floor((N - 1) / S) samples of S + 1 tokens: sample at place p is tokens

@@ -22,7 +22,9 @@ inline std::filesystem::path fresh_folder(const std::string& name) {
   return folder;
 }
 
-inline std::string excerpt() { return read_file(LOCKSTEP_SOURCE_DIR "/tests/fixtures/austen-64k.txt"); }
+inline std::string excerpt() {
+  return read_file(LOCKSTEP_SOURCE_DIR "/tests/fixtures/austen-64k.txt");
+}
 
 inline std::string trained_json(int64_t vocab_size = 600) {
   BpeTrainer trainer({.vocab_size = vocab_size});

@@ -66,8 +66,12 @@ int64_t first_outside(const Token* tokens, int64_t count, int64_t limit) {
 
 }  // namespace
 
-fs::path bin_path(const fs::path& prefix) { return prefix.string() + ".bin"; }
-fs::path idx_path(const fs::path& prefix) { return prefix.string() + ".idx"; }
+fs::path bin_path(const fs::path& prefix) {
+  return prefix.string() + ".bin";
+}
+fs::path idx_path(const fs::path& prefix) {
+  return prefix.string() + ".idx";
+}
 
 TokenFile::TokenFile(const fs::path& prefix) : prefix_(prefix), index_(read_token_index(prefix)) {
   const auto size = static_cast<size_t>(index_.num_tokens) * size_of(index_.type);
@@ -95,15 +99,15 @@ void TokenFile::read(int64_t first, std::span<int64_t> out) const {
 
 void TokenFile::require_ids_below(int64_t vocab_size) const {
   if (num_tokens() == 0) return;
-  const int64_t position =
-      with_type(index_.type, bytes_, [&](const auto* tokens) { return first_outside(tokens, num_tokens(), vocab_size); });
+  const int64_t position = with_type(
+      index_.type, bytes_, [&](const auto* tokens) { return first_outside(tokens, num_tokens(), vocab_size); });
   if (position == num_tokens()) return;
   int64_t id = 0;
   read(position, std::span(&id, 1));
   throw DataError({.code = "LS1222",
                    .what = cat(bin_path(prefix_).string(), ": token ", position, " is id ", id,
-                               ", but the model's vocabulary has ids 0 to ", vocab_size - 1, " (model.vocab_size = ",
-                               vocab_size, ")"),
+                               ", but the model's vocabulary has ids 0 to ", vocab_size - 1,
+                               " (model.vocab_size = ", vocab_size, ")"),
                    .way_out = "prepare the data with the tokenizer of this model, or raise model.vocab_size"});
 }
 

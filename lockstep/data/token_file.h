@@ -1,8 +1,8 @@
 // Token files: the pair PREFIX.bin + PREFIX.idx of Megatron-LM. The .bin holds the ids of all documents end to end; the
 // .idx says where sequences and documents begin.
 //
-// .idx: "MMIDIDX\0\0", u64 version = 1, u8 dtype, u64 sequences, u64 document entries (documents + 1), then i32 length of
-// each sequence, i64 byte offset of each, i64 first sequence of each document, and perhaps i8 mode of each sequence.
+// .idx: "MMIDIDX\0\0", u64 version = 1, u8 dtype, u64 sequences, u64 document entries (documents + 1), then i32 length
+// of each sequence, i64 byte offset of each, i64 first sequence of each document, and perhaps i8 mode of each sequence.
 // All little-endian; the header has 34 bytes, so nothing behind it is aligned.
 #pragma once
 
@@ -26,8 +26,8 @@ std::filesystem::path idx_path(const std::filesystem::path& prefix);  // PREFIX.
 // A whole .idx, checked against itself and against the size of the .bin.
 struct TokenIndex {
   TokenType type = TokenType::kUint16;
-  std::vector<int32_t> lengths;     // tokens of each sequence
-  std::vector<int64_t> documents;   // first sequence of each document, and the number of sequences at the end
+  std::vector<int32_t> lengths;    // tokens of each sequence
+  std::vector<int64_t> documents;  // first sequence of each document, and the number of sequences at the end
   int64_t num_tokens = 0;
 };
 // DataError LS1220 naming the value that does not fit; LS1221 for a type that holds no ids (float32, float64).

@@ -1,6 +1,5 @@
 #include <bit>
 #include <cstring>
-#include <fstream>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"

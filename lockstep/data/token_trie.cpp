@@ -3,7 +3,9 @@
 namespace lockstep::data {
 namespace {
 
-uint64_t key_of(uint32_t node, char byte) { return uint64_t{node} * 256 + static_cast<uint8_t>(byte); }
+uint64_t key_of(uint32_t node, char byte) {
+  return uint64_t{node} * 256 + static_cast<uint8_t>(byte);
+}
 
 }  // namespace
 

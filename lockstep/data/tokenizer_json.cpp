@@ -49,10 +49,11 @@ void Component::malformed(const std::string& what) const {
 }
 
 void Component::unsupported(const std::string& what) const {
-  throw DataError({.code = "LS1211",
-                   .what = cat(path_.empty() ? "the tokenizer" : path_, " ", what, ", which is not supported"),
-                   .where = file_,
-                   .way_out = "supported: byte-level BPE (GPT-2, Llama 3, Qwen style); `lockstep data tokenizer` trains one"});
+  throw DataError(
+      {.code = "LS1211",
+       .what = cat(path_.empty() ? "the tokenizer" : path_, " ", what, ", which is not supported"),
+       .where = file_,
+       .way_out = "supported: byte-level BPE (GPT-2, Llama 3, Qwen style); `lockstep data tokenizer` trains one"});
 }
 
 }  // namespace lockstep::data

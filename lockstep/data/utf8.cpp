@@ -8,7 +8,7 @@ namespace lockstep::data {
 namespace {
 
 struct Lead {
-  size_t size = 0;  // of the whole sequence; 0 = no sequence starts with this byte
+  size_t size = 0;                  // of the whole sequence; 0 = no sequence starts with this byte
   uint8_t low = 0x80, high = 0xBF;  // range of the second byte
 };
 
@@ -61,7 +61,9 @@ Utf8Sequence utf8_sequence(std::string_view text, size_t at) {
   return {.size = lead.size, .valid = true};
 }
 
-bool is_valid_utf8(std::string_view text) { return find_invalid(text, 0) == text.size(); }
+bool is_valid_utf8(std::string_view text) {
+  return find_invalid(text, 0) == text.size();
+}
 
 std::string replace_invalid_utf8(std::string_view text) {
   std::string out;

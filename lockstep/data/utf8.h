@@ -31,7 +31,7 @@ class ByteAlphabet {
  public:
   ByteAlphabet();
   const std::string& symbol(uint8_t byte) const { return symbols_[byte]; }
-  // "Ġthe" -> " the"; nothing where a code point is outside the alphabet.
+  // "\u0120the" -> " the"; nothing where a code point is outside the alphabet.
   std::optional<std::string> to_bytes(std::string_view symbols) const;
   std::string to_symbols(std::string_view bytes) const;
   // All bytes in the order of their code points, the order of ids in a trained vocabulary.

@@ -11,7 +11,9 @@ namespace {
 TEST(Utf8, EachMalformedPartBecomesOneReplacement) {
   const std::string r = "\uFFFD";
   EXPECT_EQ(replace_invalid_utf8("abc"), "abc");
-  EXPECT_EQ(replace_invalid_utf8("a\xFF" "b"), "a" + r + "b");
+  EXPECT_EQ(replace_invalid_utf8("a\xFF"
+                                 "b"),
+            "a" + r + "b");
   EXPECT_EQ(replace_invalid_utf8("\xC0\xAF"), r + r);                  // overlong "/"
   EXPECT_EQ(replace_invalid_utf8("\xE0\x80\xAF"), r + r + r);          // overlong
   EXPECT_EQ(replace_invalid_utf8("\xED\xA0\x80"), r + r + r);          // a surrogate
@@ -23,8 +25,8 @@ TEST(Utf8, EachMalformedPartBecomesOneReplacement) {
 }
 
 TEST(Utf8, ReplacedTextIsValidForAllShortByteStrings) {
-  const std::string edges = {'\x41', '\x80', '\x8F', '\x90', '\x9F', '\xA0', '\xBF', '\xC1', '\xC2', '\xE0', '\xED', '\xEF',
-                             '\xF0', '\xF4', '\xF5'};
+  const std::string edges = {'\x41', '\x80', '\x8F', '\x90', '\x9F', '\xA0', '\xBF', '\xC1',
+                             '\xC2', '\xE0', '\xED', '\xEF', '\xF0', '\xF4', '\xF5'};
   for (const char a : edges)
     for (const char b : edges)
       for (const char c : edges)

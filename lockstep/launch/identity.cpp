@@ -17,9 +17,11 @@ std::optional<int> take_number(std::vector<std::string>& arguments, const std::s
     int value = 0;
     const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (text.empty() || problem != std::errc() || end != text.data() + text.size())
-      throw ConfigError({.code = "LS1060", .what = cat(flag, " needs a whole number, not '", text, "'"),
+      throw ConfigError({.code = "LS1060",
+                         .what = cat(flag, " needs a whole number, not '", text, "'"),
                          .way_out = "lockstep sets it itself: start local ranks with -n N"});
-    arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.begin() + static_cast<std::ptrdiff_t>(i) + 2);
+    arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i),
+                    arguments.begin() + static_cast<std::ptrdiff_t>(i) + 2);
     return value;
   }
   return std::nullopt;
@@ -28,7 +30,7 @@ std::optional<int> take_number(std::vector<std::string>& arguments, const std::s
 }  // namespace
 
 std::vector<std::string> identity_flags(const Identity& identity) {
-  return {"--rank", std::to_string(identity.rank), "--world-size", std::to_string(identity.world_size),
+  return {"--rank",      std::to_string(identity.rank),     "--world-size", std::to_string(identity.world_size),
           "--region-fd", std::to_string(identity.region_fd)};
 }
 
@@ -38,12 +40,19 @@ Identity take_identity(std::vector<std::string>& arguments) {
   const std::optional<int> fd = take_number(arguments, "--region-fd");
   if (!rank && !size && !fd) return {};
   if (!rank || !size || !fd)
-    throw ConfigError({.code = "LS1060", .what = "--rank, --world-size and --region-fd go together",
+    throw ConfigError({.code = "LS1060",
+                       .what = "--rank, --world-size and --region-fd go together",
                        .way_out = "lockstep sets them itself: start local ranks with -n N"});
   if (*size < 1 || *rank < 0 || *rank >= *size)
-    throw ConfigError({.code = "LS1060", .what = cat("--rank ", *rank, " is not within --world-size ", *size),
+    throw ConfigError({.code = "LS1060",
+                       .what = cat("--rank ", *rank, " is not within --world-size ", *size),
                        .way_out = cat("use a rank of 0..", *size - 1)});
-  return {.rank = *rank, .world_size = *size, .local_rank = *rank, .local_size = *size, .region_fd = *fd, .source = "--rank"};
+  return {.rank = *rank,
+          .world_size = *size,
+          .local_rank = *rank,
+          .local_size = *size,
+          .region_fd = *fd,
+          .source = "--rank"};
 }
 
 }  // namespace lockstep::launch

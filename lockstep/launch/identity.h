@@ -11,7 +11,7 @@ struct Identity {
   int world_size = 1;
   int local_rank = 0;  // among the ranks of this host
   int local_size = 1;
-  int region_fd = -1;  // inherited descriptor of the ranks' SharedRegion; -1: none
+  int region_fd = -1;               // inherited descriptor of the ranks' SharedRegion; -1: none
   std::string source = "one rank";  // who said so: "--rank", "one rank"
   bool operator==(const Identity&) const = default;
 };

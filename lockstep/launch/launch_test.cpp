@@ -26,11 +26,16 @@ struct Outcome {
 };
 
 // Runs `script` as every rank; in it $rank, $size and $fd are the identity.
-Outcome run(int ranks, const std::string& script, milliseconds grace = milliseconds(5000), std::filesystem::path logs = {}) {
+Outcome run(int ranks, const std::string& script, milliseconds grace = milliseconds(5000),
+            std::filesystem::path logs = {}) {
   const int report = memfd_create("report", MFD_CLOEXEC);
   const std::string prologue = "rank=$2; size=$4; fd=$6; ";
-  const int code = launch_local({.ranks = ranks, .arguments = {"-c", prologue + script, "sh"}, .program = "/bin/sh",
-                                 .log_dir = std::move(logs), .grace = grace, .error_fd = report});
+  const int code = launch_local({.ranks = ranks,
+                                 .arguments = {"-c", prologue + script, "sh"},
+                                 .program = "/bin/sh",
+                                 .log_dir = std::move(logs),
+                                 .grace = grace,
+                                 .error_fd = report});
   std::string text(static_cast<size_t>(lseek(report, 0, SEEK_END)), '\0');
   EXPECT_EQ(pread(report, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
   close(report);
@@ -71,7 +76,8 @@ TEST(Launcher, NamesTheSignal) {
 
 TEST(Launcher, EndsTheOthersAfterTheGracePeriod) {
   // Rank 1 ignores SIGTERM: only SIGKILL ends it and its own child.
-  const Outcome outcome = run(2, "[ $rank = 0 ] && exit 3; trap '' TERM; sleep 300 & wait; sleep 300", milliseconds(50));
+  const Outcome outcome =
+      run(2, "[ $rank = 0 ] && exit 3; trap '' TERM; sleep 300 & wait; sleep 300", milliseconds(50));
   EXPECT_EQ(outcome.code, 3);
 }
 
@@ -145,7 +151,8 @@ TEST(Launcher, LeavesNoOrphanWhenItIsKilled) {
 }
 
 TEST(Identity, GoesThroughTheFlagsAndLeavesTheOtherArguments) {
-  const Identity identity{.rank = 2, .world_size = 4, .local_rank = 2, .local_size = 4, .region_fd = 5, .source = "--rank"};
+  const Identity identity{
+      .rank = 2, .world_size = 4, .local_rank = 2, .local_size = 4, .region_fd = 5, .source = "--rank"};
   std::vector<std::string> arguments = {"train", "run.toml"};
   for (const std::string& flag : identity_flags(identity)) arguments.push_back(flag);
   arguments.push_back("--train.steps=3");

@@ -27,7 +27,8 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kTailBytes = 16 * 1024;  // of a rank's output, kept for the report
 
 [[noreturn]] void fail(const std::string& what, int error) {
-  throw EnvironmentError({.code = "LS3111", .what = cat("starting ranks: ", what, ": ", std::strerror(error)),
+  throw EnvironmentError({.code = "LS3111",
+                          .what = cat("starting ranks: ", what, ": ", std::strerror(error)),
                           .way_out = "see the limits of this shell with 'ulimit -a'"});
 }
 
@@ -177,7 +178,8 @@ class Launcher {
     const pid_t parent = getpid();
     child.pid = fork();
     if (child.pid < 0) fail(cat("fork of rank ", rank), errno);
-    if (child.pid == 0) become(program_.c_str(), arguments.data(), parent, signals_.before(), writer.get(), region_.descriptor());
+    if (child.pid == 0)
+      become(program_.c_str(), arguments.data(), parent, signals_.before(), writer.get(), region_.descriptor());
     setpgid(child.pid, child.pid);  // both sides do it, so that it holds whoever is first
     child.running = true;
     children_.push_back(std::move(child));
@@ -264,7 +266,8 @@ class Launcher {
   const Child& culprit() const {
     for (const int rank : ended_) {
       const Child& child = children_[static_cast<size_t>(rank)];
-      const bool echo = child.pressed || (!child.ended_by_signal() && child.exit_code() == static_cast<int>(ExitCode::kPeerLost));
+      const bool echo =
+          child.pressed || (!child.ended_by_signal() && child.exit_code() == static_cast<int>(ExitCode::kPeerLost));
       if (!echo) return child;
     }
     return children_[static_cast<size_t>(ended_.front())];

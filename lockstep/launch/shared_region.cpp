@@ -18,7 +18,8 @@ namespace lockstep::launch {
 namespace {
 
 [[noreturn]] void fail(const std::string& what, int error) {
-  throw EnvironmentError({.code = "LS3110", .what = cat("shared memory: ", what, ": ", std::strerror(error)),
+  throw EnvironmentError({.code = "LS3110",
+                          .what = cat("shared memory: ", what, ": ", std::strerror(error)),
                           .way_out = "see the limits of this shell with 'ulimit -a'"});
 }
 
@@ -38,7 +39,8 @@ SharedRegion SharedRegion::memfd(int64_t bytes) {
   const int descriptor = memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) fail("memfd_create", errno);
   // Sealed against resizing: a process that maps it can never be ended by SIGBUS.
-  if (ftruncate(descriptor, bytes) != 0 || fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+  if (ftruncate(descriptor, bytes) != 0 ||
+      fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const int error = errno;
     close(descriptor);
     fail(cat("a region of ", format_bytes(static_cast<double>(bytes))), error);

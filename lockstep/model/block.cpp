@@ -23,7 +23,7 @@ Block::Block(Parts parts) : parts_(std::move(parts)) {}
 at::Tensor Block::forward(const at::Tensor& x, const nn::Microbatch& microbatch, std::unique_ptr<nn::Saved>* saved) {
   auto kept = saved ? std::make_unique<BlockSaved>() : nullptr;
   BlockSaved* s = kept.get();
-  const auto keep = [s](auto BlockSaved::* member) { return s ? &(s->*member) : nullptr; };
+  const auto keep = [s](auto BlockSaved::*member) { return s ? &(s->*member) : nullptr; };
 
   at::Tensor branch = parts_.attention->forward(parts_.attention_norm->forward(x, keep(&BlockSaved::attention_norm)),
                                                 keep(&BlockSaved::attention));
@@ -39,8 +39,8 @@ at::Tensor Block::backward_input(const at::Tensor& dy, nn::Saved& saved) {
   auto& s = static_cast<BlockSaved&>(saved);
   const at::Tensor dmlp = parts_.mlp->backward_input(parts_.mlp_dropout.backward(dy, s.mlp_dropout), s.mlp);
   const at::Tensor dmiddle = parts_.mlp_norm->backward_input(dmlp, s.mlp_norm).add_(dy);
-  const at::Tensor dattention = parts_.attention->backward_input(
-      parts_.attention_dropout.backward(dmiddle, s.attention_dropout), s.attention);
+  const at::Tensor dattention =
+      parts_.attention->backward_input(parts_.attention_dropout.backward(dmiddle, s.attention_dropout), s.attention);
   return parts_.attention_norm->backward_input(dattention, s.attention_norm).add_(dmiddle);
 }
 
@@ -53,8 +53,7 @@ void Block::backward_weight(nn::Saved& saved) {
 }
 
 at::Tensor Block::decode(const at::Tensor& x, const nn::KvCacheLayer& cache, int64_t start) {
-  const at::Tensor middle =
-      parts_.attention->decode(parts_.attention_norm->forward(x, nullptr), cache, start).add_(x);
+  const at::Tensor middle = parts_.attention->decode(parts_.attention_norm->forward(x, nullptr), cache, start).add_(x);
   return parts_.mlp->forward(parts_.mlp_norm->forward(middle, nullptr), nullptr).add_(middle);
 }
 

@@ -1,5 +1,5 @@
-// One transformer block, pre-norm: x + attention(norm(x)), then the same with the MLP (Radford et al. 2019, Touvron et al.
-// 2023). GPT-2 and Llama differ in the parts given to it.
+// One transformer block, pre-norm: x + attention(norm(x)), then the same with the MLP (Radford et al. 2019, Touvron et
+// al. 2023). GPT-2 and Llama differ in the parts given to it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -6,9 +6,9 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/model/model.h"
-#include "support/tensors.h"
 #include "support/counting_allocator.h"
 #include "support/model_parameters.h"
+#include "support/tensors.h"
 
 namespace lockstep::model {
 namespace {
@@ -78,7 +78,8 @@ Measured measure(nn::Layer& layer, const nn::Microbatch& microbatch, const at::T
 }
 
 void expect_within(int64_t predicted, int64_t measured, const std::string& what) {
-  EXPECT_NEAR(static_cast<double>(predicted), static_cast<double>(measured), 0.05 * static_cast<double>(measured)) << what;
+  EXPECT_NEAR(static_cast<double>(predicted), static_cast<double>(measured), 0.05 * static_cast<double>(measured))
+      << what;
 }
 
 TEST(Cost, BytesAreThoseOfTheRunningLayers) {
@@ -94,8 +95,8 @@ TEST(Cost, BytesAreThoseOfTheRunningLayers) {
       const at::Tensor x = first ? at::Tensor() : testing::random("x", {c.batch, c.seq, model.hidden}).to(c.dtype);
       const arch::LayerCost cost = arch::layer_cost(model, spec, input);
       const Measured m = measure(*layers[static_cast<size_t>(spec.index)], microbatch, x, !first);
-      const std::string what = cat(spec.name, " ", arch::family_name(c.family), " ", c.dtype, " B", c.batch, " S", c.seq,
-                                   c.dropout > 0 ? " dropout" : "");
+      const std::string what = cat(spec.name, " ", arch::family_name(c.family), " ", c.dtype, " B", c.batch, " S",
+                                   c.seq, c.dropout > 0 ? " dropout" : "");
       EXPECT_EQ(cost.kept, m.kept) << what;
       EXPECT_EQ(cost.output, m.output) << what;
       expect_within(cost.kept + cost.output + cost.forward_workspace, m.forward_peak, what + " forward");

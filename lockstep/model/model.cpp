@@ -16,9 +16,15 @@ std::vector<std::unique_ptr<nn::Layer>> build_layers(const arch::ModelConfig& mo
   std::vector<std::unique_ptr<nn::Layer>> layers;
   for (const arch::LayerSpec& layer : arch::layer_table(model)) {
     switch (layer.kind) {
-      case arch::LayerKind::kEmbedding: layers.push_back(parts.embedding()); break;
-      case arch::LayerKind::kBlock: layers.push_back(parts.block(static_cast<int>(layers.size()) - 1)); break;
-      case arch::LayerKind::kHead: layers.push_back(parts.head()); break;
+      case arch::LayerKind::kEmbedding:
+        layers.push_back(parts.embedding());
+        break;
+      case arch::LayerKind::kBlock:
+        layers.push_back(parts.block(static_cast<int>(layers.size()) - 1));
+        break;
+      case arch::LayerKind::kHead:
+        layers.push_back(parts.head());
+        break;
     }
   }
   return layers;

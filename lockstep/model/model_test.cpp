@@ -1,5 +1,5 @@
-// Whole models against the same model written with LibTorch's autograd, and against themselves: another cut of the batch,
-// another dtype, token by token.
+// Whole models against the same model written with LibTorch's autograd, and against themselves: another cut of the
+// batch, another dtype, token by token.
 #include "lockstep/model/model.h"
 
 #include <ATen/ops/cat.h>
@@ -103,7 +103,8 @@ class Reference {
     at::Tensor angle = at::empty({x.size(1), 1, half}, at::kDouble);
     for (int64_t s = 0; s < x.size(1); ++s) {
       for (int64_t j = 0; j < half; ++j) {
-        angle[s][0][j] = static_cast<double>(s) * std::pow(model_.rope_theta, -static_cast<double>(j) / static_cast<double>(half));
+        angle[s][0][j] =
+            static_cast<double>(s) * std::pow(model_.rope_theta, -static_cast<double>(j) / static_cast<double>(half));
       }
     }
     const at::Tensor cos = angle.cos().to(at::kFloat);
@@ -139,7 +140,7 @@ std::string title(const arch::ModelConfig& model) {
 }
 
 const std::vector<arch::ModelConfig> kModels = {
-    model_of(Family::kGpt2, true), model_of(Family::kGpt2, false), model_of(Family::kLlama, true),
+    model_of(Family::kGpt2, true),   model_of(Family::kGpt2, false),     model_of(Family::kLlama, true),
     model_of(Family::kLlama, false), model_of(Family::kGpt2, true, 0.2), model_of(Family::kLlama, false, 0.2)};
 
 TEST(Model, LossAndGradientsOfTwoMicrobatchesMatchAutograd) {
@@ -235,7 +236,8 @@ TEST(Model, DropoutIsOffWhenNotTraining) {
   const nn::Microbatch m = random_microbatch(model, 2, 7);
   const auto loss = [&](const arch::ModelConfig& config, bool training) {
     at::Tensor x;
-    for (const auto& layer : build_layers(config, parameters, {.training = training})) x = layer->forward(x, m, nullptr);
+    for (const auto& layer : build_layers(config, parameters, {.training = training}))
+      x = layer->forward(x, m, nullptr);
     return x.item<double>();
   };
   EXPECT_EQ(loss(model, false), loss(model_of(Family::kGpt2, true), true));
@@ -289,13 +291,15 @@ TEST(InitialValues, AreAFunctionOfTheGlobalIndex) {
     initial_values(spec, 5, 0, whole);
     std::vector<float> part(whole.size() - whole.size() / 3);
     initial_values(spec, 5, static_cast<int64_t>(whole.size() / 3), part);
-    EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + static_cast<int64_t>(whole.size() / 3))) << spec.name;
+    EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + static_cast<int64_t>(whole.size() / 3)))
+        << spec.name;
     if (spec.init == arch::Init::kNormal) {
       double sum_of_squares = 0;
       for (const float value : whole) sum_of_squares += static_cast<double>(value) * value;
       const double count = static_cast<double>(whole.size());
       // Five standard deviations of an estimated standard deviation.
-      EXPECT_NEAR(std::sqrt(sum_of_squares / count), spec.init_std, 5 * spec.init_std / std::sqrt(2 * count)) << spec.name;
+      EXPECT_NEAR(std::sqrt(sum_of_squares / count), spec.init_std, 5 * spec.init_std / std::sqrt(2 * count))
+          << spec.name;
     } else {
       const float constant = spec.init == arch::Init::kOnes ? 1.0f : 0.0f;
       EXPECT_EQ(std::count(whole.begin(), whole.end(), constant), static_cast<int64_t>(whole.size())) << spec.name;

@@ -1,5 +1,5 @@
-// The layers of both families, each built from the model's sizes and its parameters. What differs between GPT-2 and Llama
-// is decided here and nowhere in a forward.
+// The layers of both families, each built from the model's sizes and its parameters. What differs between GPT-2 and
+// Llama is decided here and nowhere in a forward.
 #pragma once
 
 #include <memory>

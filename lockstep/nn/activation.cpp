@@ -8,7 +8,9 @@
 
 namespace lockstep::nn {
 
-at::Tensor GeluTanh::forward(const at::Tensor& h) const { return at::gelu(h, "tanh"); }
+at::Tensor GeluTanh::forward(const at::Tensor& h) const {
+  return at::gelu(h, "tanh");
+}
 
 at::Tensor GeluTanh::backward(const at::Tensor& dy, at::Tensor h) const {
   return at::gelu_backward_out(h, dy, h, "tanh");

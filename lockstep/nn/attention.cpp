@@ -6,7 +6,8 @@
 
 namespace lockstep::nn {
 
-Attention::Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary, std::unique_ptr<Linear> out)
+Attention::Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary,
+                     std::unique_ptr<Linear> out)
     : shape_(shape), qkv_(std::move(qkv)), rotary_(std::move(rotary)), out_(std::move(out)) {}
 
 at::Tensor Attention::forward(const at::Tensor& x, Saved* saved) {

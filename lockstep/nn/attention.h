@@ -1,4 +1,5 @@
-// Causal self-attention with its two projections; grouped key/value heads and rotary positions where the model has them.
+// Causal self-attention with its two projections; grouped key/value heads and rotary positions where the model has
+// them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +29,7 @@ class Attention {
   };
   struct Saved {
     Linear::Saved qkv;
-    at::Tensor projected;  // [B, S, (H + 2 KV) K]: q | k | v, rotated. Backward overwrites it with its gradient.
+    at::Tensor projected;     // [B, S, (H + 2 KV) K]: q | k | v, rotated. Backward overwrites it with its gradient.
     AttentionCoreSaved core;  // views of `projected`, and the output that `out` keeps as its x
     Linear::Saved out;
   };
@@ -40,8 +41,8 @@ class Attention {
   at::Tensor backward_input(const at::Tensor& dy, Saved& saved);
   void backward_weight(Saved& saved);
 
-  // Generation: x [B, T, D] are positions start .. start + T - 1, appended to the cache. Either the prompt (start = 0) or
-  // one token (T = 1).
+  // Generation: x [B, T, D] are positions start .. start + T - 1, appended to the cache. Either the prompt (start = 0)
+  // or one token (T = 1).
   at::Tensor decode(const at::Tensor& x, const KvCacheLayer& cache, int64_t start);
 
  private:

@@ -43,7 +43,8 @@ at::Tensor sum_heads(const at::Tensor& dx, int64_t kv_heads) {
 
 at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                                   AttentionCoreSaved* saved) {
-  LOCKSTEP_CHECK(!causal || q.size(2) == k.size(2), "causal attention of ", q.size(2), " queries to ", k.size(2), " keys");
+  LOCKSTEP_CHECK(!causal || q.size(2) == k.size(2), "causal attention of ", q.size(2), " queries to ", k.size(2),
+                 " keys");
   AttentionCoreSaved kept{.q = q, .k = k, .v = v, .out = {}, .logsumexp = {}, .rng_state = {}, .rng_unused = {}};
   switch (kernel_for(q)) {
     case Kernel::kCpuFlash:

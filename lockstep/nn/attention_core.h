@@ -1,5 +1,5 @@
-// softmax(q k^T / sqrt(K)) v without materialising the scores (Dao et al., FlashAttention, 2022 and 2023), by LibTorch's
-// kernels; which kernel serves which device and dtype is decided in attention_core.cpp alone.
+// softmax(q k^T / sqrt(K)) v without materialising the scores (Dao et al., FlashAttention, 2022 and 2023), by
+// LibTorch's kernels; which kernel serves which device and dtype is decided in attention_core.cpp alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>

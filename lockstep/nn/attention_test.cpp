@@ -43,7 +43,8 @@ at::Tensor rotate(const at::Tensor& x) {
   at::Tensor sin = at::empty({x.size(1), 1, half});
   for (int64_t s = 0; s < x.size(1); ++s) {
     for (int64_t j = 0; j < half; ++j) {
-      const double angle = static_cast<double>(s) * std::pow(kTheta, -static_cast<double>(j) / static_cast<double>(half));
+      const double angle =
+          static_cast<double>(s) * std::pow(kTheta, -static_cast<double>(j) / static_cast<double>(half));
       cos[s][0][j] = std::cos(angle);
       sin[s][0][j] = std::sin(angle);
     }
@@ -61,7 +62,8 @@ at::Tensor reference(const at::Tensor& x, const std::vector<at::Tensor>& p, cons
   if (c.rotary) q = rotate(q), k = rotate(k);
   k = k.repeat_interleave(c.heads / c.kv_heads, 2);
   v = v.repeat_interleave(c.heads / c.kv_heads, 2);
-  at::Tensor scores = at::matmul(q.transpose(1, 2), k.permute({0, 2, 3, 1})) / std::sqrt(static_cast<double>(c.head_size));
+  at::Tensor scores =
+      at::matmul(q.transpose(1, 2), k.permute({0, 2, 3, 1})) / std::sqrt(static_cast<double>(c.head_size));
   scores = scores + at::full({c.seq, c.seq}, -1e30).triu(1);
   const at::Tensor mixed = at::matmul(at::softmax(scores, -1), v.transpose(1, 2)).transpose(1, 2);
   return at::linear(mixed.reshape({c.batch, c.seq, -1}), p[2], p[3]);
@@ -92,8 +94,15 @@ const std::vector<Case> kCases = {
     {.batch = 2, .seq = 7, .hidden = 12, .heads = 3, .kv_heads = 3, .head_size = 6},
     {.batch = 2, .seq = 7, .hidden = 12, .heads = 6, .kv_heads = 2, .head_size = 4, .rotary = true},
     {.batch = 3, .seq = 33, .hidden = 20, .heads = 4, .kv_heads = 1, .head_size = 10, .rotary = true},
-    {.batch = 2, .seq = 9, .hidden = 16, .heads = 4, .kv_heads = 2, .head_size = 8, .rotary = true,
-     .dtype = at::kBFloat16, .bound = 0.03},
+    {.batch = 2,
+     .seq = 9,
+     .hidden = 16,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_size = 8,
+     .rotary = true,
+     .dtype = at::kBFloat16,
+     .bound = 0.03},
 };
 
 TEST(Attention, MatchesAutograd) {
@@ -128,7 +137,9 @@ TEST(Attention, DecodingGivesWhatForwardGives) {
     const auto empty = [&] { return at::empty({c.batch, c.seq + 3, c.kv_heads, c.head_size}, x.options()); };
     const KvCacheLayer cache{.k = empty(), .v = empty()};
     const int64_t prompt = (c.seq + 1) / 2;
-    const auto part = [](const at::Tensor& t, int64_t begin, int64_t size) { return t.narrow(1, begin, size).contiguous(); };
+    const auto part = [](const at::Tensor& t, int64_t begin, int64_t size) {
+      return t.narrow(1, begin, size).contiguous();
+    };
     expect_close(twin.attention->decode(part(x, 0, prompt), cache, 0), part(expected, 0, prompt), "prompt", c.bound);
     for (int64_t s = prompt; s < c.seq; ++s) {
       expect_close(twin.attention->decode(part(x, s, 1), cache, s), part(expected, s, 1), cat("token ", s), c.bound);

@@ -1,5 +1,5 @@
-// Dropout (Srivastava et al. 2014) whose mask does not depend on the layout: element i of the step's global batch is kept or
-// not by a counter-based draw at i, whichever rank and microbatch holds it.
+// Dropout (Srivastava et al. 2014) whose mask does not depend on the layout: element i of the step's global batch is
+// kept or not by a counter-based draw at i, whichever rank and microbatch holds it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -92,15 +92,16 @@ struct HeadCase {
 };
 
 TEST(Head, LossAndGradientsMatchAutograd) {
-  for (const HeadCase& c : std::vector<HeadCase>{{},
-                                                 {.batch = 2, .seq = 7},
-                                                 {.batch = 2, .seq = 7, .ignore = true},
-                                                 {.batch = 3, .seq = 7, .ignore = true, .chunk_rows = 4},
-                                                 {.batch = 3, .seq = 7, .ignore = true, .chunk_rows = 21},
-                                                 {.batch = 3, .seq = 7, .ignore = true, .chunk_rows = 4,
-                                                  .dtype = at::kBFloat16, .bound = 0.02}}) {
+  for (const HeadCase& c : std::vector<HeadCase>{
+           {},
+           {.batch = 2, .seq = 7},
+           {.batch = 2, .seq = 7, .ignore = true},
+           {.batch = 3, .seq = 7, .ignore = true, .chunk_rows = 4},
+           {.batch = 3, .seq = 7, .ignore = true, .chunk_rows = 21},
+           {.batch = 3, .seq = 7, .ignore = true, .chunk_rows = 4, .dtype = at::kBFloat16, .bound = 0.02}}) {
     SCOPED_TRACE(cat("B", c.batch, " S", c.seq, " chunk ", c.chunk_rows, c.ignore ? " ignored" : "", " ", c.dtype));
-    const std::vector<Parameter> parameters = {parameter("norm.w", {12}, 1, c.dtype), parameter("norm.b", {12}, 1, c.dtype),
+    const std::vector<Parameter> parameters = {parameter("norm.w", {12}, 1, c.dtype),
+                                               parameter("norm.b", {12}, 1, c.dtype),
                                                parameter("w", {kVocab, 12}, 0.5, c.dtype)};
     Head head(std::make_unique<LayerNorm>(parameters[0], parameters[1], 1e-5), parameters[2], c.chunk_rows);
     std::vector<at::Tensor> leaves;
@@ -128,7 +129,8 @@ TEST(Head, LossAndGradientsMatchAutograd) {
 }
 
 TEST(Head, AllTargetsIgnoredIsNothing) {
-  const std::vector<Parameter> parameters = {parameter("norm.w", {12}), parameter("norm.b", {12}), parameter("w", {kVocab, 12})};
+  const std::vector<Parameter> parameters = {parameter("norm.w", {12}), parameter("norm.b", {12}),
+                                             parameter("w", {kVocab, 12})};
   Head head(std::make_unique<LayerNorm>(parameters[0], parameters[1], 1e-5), parameters[2], 8);
   Microbatch m = microbatch(2, 7);
   m.targets.fill_(-100);

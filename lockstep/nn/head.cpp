@@ -78,7 +78,9 @@ at::Tensor Head::backward_input(const at::Tensor&, Saved& saved) {
   return norm_->backward_input(std::exchange(kept.dh, {}), kept.norm);
 }
 
-void Head::backward_weight(Saved& saved) { norm_->backward_weight(static_cast<HeadSaved&>(saved).norm); }
+void Head::backward_weight(Saved& saved) {
+  norm_->backward_weight(static_cast<HeadSaved&>(saved).norm);
+}
 
 at::Tensor Head::logits(const at::Tensor& x) {
   const at::Tensor h = norm_->forward(x, nullptr);

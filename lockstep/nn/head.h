@@ -1,7 +1,7 @@
-// The last layer: final norm, projection to the vocabulary, softmax cross-entropy, in chunks of rows so that the logits of a
-// microbatch are never held at once. Training computes loss, gradient of the norm's output and gradient of the projection
-// weight chunk by chunk in the one forward pass (3 GEMMs in total instead of 4 with a recomputation): the gradient of the
-// loss is softmax - onehot, known as soon as the logits are.
+// The last layer: final norm, projection to the vocabulary, softmax cross-entropy, in chunks of rows so that the logits
+// of a microbatch are never held at once. Training computes loss, gradient of the norm's output and gradient of the
+// projection weight chunk by chunk in the one forward pass (3 GEMMs in total instead of 4 with a recomputation): the
+// gradient of the loss is softmax - onehot, known as soon as the logits are.
 #pragma once
 
 #include <ATen/core/Tensor.h>

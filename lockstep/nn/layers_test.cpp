@@ -67,10 +67,12 @@ TEST(Linear, MatchesAutograd) {
     const Parameter weight = parameter("w", {9, in}, 0.3, c.dtype);
     const Parameter bias = parameter("b", {9}, 1, c.dtype);
     Linear with_bias(weight, bias);
-    check<Linear>(with_bias, [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]); }, {weight, bias}, c);
+    check<Linear>(
+        with_bias, [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]); }, {weight, bias}, c);
     const Parameter alone = parameter("w2", {5, in}, 0.3, c.dtype);
     Linear without_bias(alone);
-    check<Linear>(without_bias, [](const auto& x, const auto& p) { return at::linear(x, p[0]); }, {alone}, c);
+    check<Linear>(
+        without_bias, [](const auto& x, const auto& p) { return at::linear(x, p[0]); }, {alone}, c);
   }
 }
 

@@ -20,7 +20,9 @@ at::Tensor unflatten_rows(const at::Tensor& rows, const at::Tensor& like) {
 
 }  // namespace
 
-at::Tensor flatten_rows(const at::Tensor& x) { return x.view({-1, x.size(-1)}); }
+at::Tensor flatten_rows(const at::Tensor& x) {
+  return x.view({-1, x.size(-1)});
+}
 
 Linear::Linear(Parameter weight, Parameter bias) : weight_(std::move(weight)), bias_(std::move(bias)) {}
 

@@ -30,9 +30,8 @@ at::Tensor LayerNorm::backward_input(const at::Tensor& dy, Saved& saved) {
 }
 
 void LayerNorm::backward_weight(Saved& saved) {
-  const auto [dx, dweight, dbias] =
-      at::native_layer_norm_backward(saved.dy, saved.x, {saved.x.size(-1)}, saved.mean, saved.rstd, weight_.value,
-                                     bias_.value, {false, true, true});
+  const auto [dx, dweight, dbias] = at::native_layer_norm_backward(
+      saved.dy, saved.x, {saved.x.size(-1)}, saved.mean, saved.rstd, weight_.value, bias_.value, {false, true, true});
   weight_.grad.add_(dweight);
   bias_.grad.add_(dbias);
   saved = {};

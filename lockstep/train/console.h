@@ -25,7 +25,7 @@ struct StepRow {
   std::optional<double> eta_seconds{};
 };
 
-// The columns' names with units, and a row under them; both of 88 columns unless a number is too wide.
+// The columns' names with units, and a row under them; both of 94 columns unless a number is too wide.
 std::string format_row_header();
 std::string format_row(const StepRow& row);
 

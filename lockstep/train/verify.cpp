@@ -93,8 +93,8 @@ void judge(const Tolerances& tolerances, int64_t steps_taken, VerifyStep& step) 
   };
   bound("loss", relative(step.loss, step.reference_loss), tolerances.loss);
   bound("gradient norm", relative(step.grad_norm, step.reference_grad_norm), tolerances.grad_norm);
-  bound("gradient of " + step.worst_gradient, step.max_gradient_error, tolerances.gradient);
-  bound("parameter " + step.worst_parameter, step.max_parameter_error,
+  bound(cat("gradient of ", step.worst_gradient), step.max_gradient_error, tolerances.gradient);
+  bound(cat("parameter ", step.worst_parameter), step.max_parameter_error,
         tolerances.parameter * static_cast<double>(steps_taken));
 }
 
@@ -141,7 +141,7 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
     const engine::StepResult result =
         executor.step(load_step(sampler, layout, world.rank(), position, device), index + 1, lr);
     const bool agree = replicas_agree(executor, groups);
-    if (!agree) step.failures.push_back("the replicas' parameters differ");
+    if (!agree) step.failures.emplace_back("the replicas' parameters differ");
     if (twin) {
       const engine::StepResult reference = twin->step(load_step(sampler, one_rank, 0, position, device), index + 1, lr);
       step.loss = result.loss;

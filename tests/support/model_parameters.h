@@ -51,19 +51,22 @@ class ModelParameters : public nn::ParameterSource {
   void add_fused(size_t first, at::ScalarType dtype) {
     std::vector<int64_t> shape = table_[first].shape;
     shape[0] = 0;
-    for (size_t i = first; i < table_.size() && table_[i].fuse == table_[first].fuse; ++i) shape[0] += table_[i].shape[0];
+    for (size_t i = first; i < table_.size() && table_[i].fuse == table_[first].fuse; ++i)
+      shape[0] += table_[i].shape[0];
     const nn::Parameter whole = parameters_[table_[first].fuse] = allocate(shape, dtype);
     int64_t row = 0;
     for (size_t i = first; i < table_.size() && table_[i].fuse == table_[first].fuse; ++i) {
       const int64_t rows = table_[i].shape[0];
-      parameters_[table_[i].name] = {.value = whole.value.narrow(0, row, rows), .grad = whole.grad.narrow(0, row, rows)};
+      parameters_[table_[i].name] = {.value = whole.value.narrow(0, row, rows),
+                                     .grad = whole.grad.narrow(0, row, rows)};
       row += rows;
     }
   }
 
   void fill(const arch::ParamSpec& spec, uint64_t seed) {
     at::Tensor values = at::empty(spec.shape, at::kFloat);
-    model::initial_values(spec, seed, 0, std::span<float>(values.data_ptr<float>(), static_cast<size_t>(values.numel())));
+    model::initial_values(spec, seed, 0,
+                          std::span<float>(values.data_ptr<float>(), static_cast<size_t>(values.numel())));
     parameters_.at(spec.name).value.copy_(values);
   }
 
@@ -72,8 +75,8 @@ class ModelParameters : public nn::ParameterSource {
 };
 
 // Random tokens and targets of [B, S], one target in `ignore_every` not counted (0 = all counted).
-inline nn::Microbatch random_microbatch(const arch::ModelConfig& model, int64_t batch, int64_t seq, int64_t ignore_every = 0,
-                                        std::string_view name = "tokens") {
+inline nn::Microbatch random_microbatch(const arch::ModelConfig& model, int64_t batch, int64_t seq,
+                                        int64_t ignore_every = 0, std::string_view name = "tokens") {
   nn::Microbatch m{.tokens = at::empty({batch, seq}, at::kLong), .targets = at::empty({batch, seq}, at::kLong)};
   const RandomStream stream(3, name);
   const auto token = [&](int64_t index) {
@@ -88,7 +91,8 @@ inline nn::Microbatch random_microbatch(const arch::ModelConfig& model, int64_t 
 }
 
 // One forward and backward of all layers; gradients add up in the parameters. Returns the sum of the losses.
-inline double forward_backward(const std::vector<std::unique_ptr<nn::Layer>>& layers, const nn::Microbatch& microbatch) {
+inline double forward_backward(const std::vector<std::unique_ptr<nn::Layer>>& layers,
+                               const nn::Microbatch& microbatch) {
   std::vector<std::unique_ptr<nn::Saved>> saved(layers.size());
   at::Tensor x;
   for (size_t i = 0; i < layers.size(); ++i) x = layers[i]->forward(x, microbatch, &saved[i]);

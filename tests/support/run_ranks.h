@@ -23,10 +23,11 @@ struct RunRanksOptions {
   std::chrono::seconds limit{120};            // for all: past it the test program is ended
 };
 
-// Runs `body` on n ranks, each with one ATen thread, and returns when all have ended. Where one throws, the others are released
-// and the first exception is thrown here.
+// Runs `body` on n ranks, each with one ATen thread, and returns when all have ended. Where one throws, the others are
+// released and the first exception is thrown here.
 inline void run_ranks(int n, const std::function<void(comm::World&)>& body, RunRanksOptions options = {}) {
-  const auto region = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(n)));
+  const auto region =
+      std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(n)));
   std::mutex mutex;
   std::exception_ptr first;
   const auto fail = [&](comm::World& world, const char* what) {

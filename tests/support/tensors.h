@@ -24,7 +24,9 @@ inline at::Tensor random(std::string_view name, at::IntArrayRef shape, double sc
 }
 
 // A copy that autograd follows, in fp32.
-inline at::Tensor leaf(const at::Tensor& value) { return value.to(at::kFloat, false, /*copy=*/true).requires_grad_(true); }
+inline at::Tensor leaf(const at::Tensor& value) {
+  return value.to(at::kFloat, false, /*copy=*/true).requires_grad_(true);
+}
 
 // A trainable parameter with a zero gradient.
 inline nn::Parameter parameter(std::string_view name, at::IntArrayRef shape, double scale = 1,

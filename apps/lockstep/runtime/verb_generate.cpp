@@ -101,7 +101,7 @@ int verb_generate(const CommandLine& command_line) {
       checkpoint::read_train_state(source.step, checkpoint::read_manifest(source.step));
   const arch::ModelConfig model = arch::parse_model_json(train_state.model, source.step.string());
   std::optional<data::Tokenizer> tokenizer;
-  if (fs::exists(source.tokenizer)) tokenizer = data::Tokenizer::load(source.tokenizer);
+  if (fs::exists(source.tokenizer)) tokenizer.emplace(data::Tokenizer::load(source.tokenizer));
   std::vector<int64_t> ids = prompt_ids(command_line, tokenizer, source);
   const infer::GenerateOptions options = options_of(command_line, tokenizer);
 
