@@ -27,7 +27,8 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 HARD = [
     " ", "   \n\n  \t x  ", "I'll don't we've O'BRIEN'S 'TIS 'tis",
-    "na\u00efve caf\u00e9 cafe\u0301 \u1e69 s\u0323\u0307", "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0\u3002\ud55c\uad6d\uc5b4",
+    "na\u00efve caf\u00e9 cafe\u0301 \u1e69 s\u0323\u0307",
+    "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0\u3002\ud55c\uad6d\uc5b4",
     "\U0001F600\U0001F468\u200d\U0001F469\u200d\U0001F467 \U0001F1E9\U0001F1EA \u2764\ufe0f",
     "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947",
     "a\u00a0b\u2003c\u3000d\u200be\u180ef\u0085g\u2028h", "1234567890 \u0661\u0662\u0663 \u00bd \u2167 x\u00b2",
@@ -40,8 +41,8 @@ def random_text(seed, length):
     """Code points of many blocks, assigned ones or not, without surrogates."""
     draw = random.Random(seed)
     blocks = [(0x20, 0x7E)] * 4 + [(0x0, 0x1F), (0xA0, 0x24F), (0x300, 0x36F), (0x370, 0x52F), (0x5D0, 0x6FF),
-                                   (0x900, 0xDFF), (0x2000, 0x206F), (0x2190, 0x2BFF), (0x3040, 0x30FF), (0x4E00, 0x9FFF),
-                                   (0xAC00, 0xD7A3), (0x1F300, 0x1F64F)]
+                                   (0x900, 0xDFF), (0x2000, 0x206F), (0x2190, 0x2BFF), (0x3040, 0x30FF),
+                                   (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x1F300, 0x1F64F)]
     return "".join(chr(draw.randint(*draw.choice(blocks))) for _ in range(length))
 
 
@@ -54,7 +55,8 @@ def lockstep(*arguments):
 def lockstep_ids(folder, tokenizer_file, texts):
     """The ids lockstep gives each text: one JSONL line each, read back from the .bin/.idx."""
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    lockstep("prepare", folder / "texts.jsonl", "--tokenizer", tokenizer_file, "--out", folder / "texts", "--no-append-eod")
+    lockstep("prepare", folder / "texts.jsonl", "--tokenizer", tokenizer_file, "--out", folder / "texts",
+             "--no-append-eod")
     header = (folder / "texts.idx").read_bytes()
     assert header[:9] == b"MMIDIDX\0\0" and struct.unpack_from("<QB", header, 9)[0] == 1
     kind = {8: np.uint16, 4: np.int32}[header[17]]
@@ -112,7 +114,8 @@ def test_styles(folder, texts):
     """Files of the library's own making, in the styles of published models."""
     model = reference_trained(EXCERPT.read_bytes().decode() + "".join(HARD), 1500)
     split = lambda pattern: pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     styles = {
         "gpt2": dict(pre=pre_tokenizers.ByteLevel(add_prefix_space=False)),
         "prefix space": dict(pre=pre_tokenizers.ByteLevel(add_prefix_space=True)),
@@ -152,7 +155,8 @@ def test_malformed_utf8(folder):
     alphabet = b"ab \xff\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\xed\xa0\x80\xc0\xf4\x90"
     raw = bytes(draw.choice(alphabet) for _ in range(20000))
     (folder / "raw.txt").write_bytes(raw)
-    lockstep("prepare", folder / "raw.txt", "--tokenizer", folder / "excerpt.json", "--out", folder / "raw", "--no-append-eod")
+    lockstep("prepare", folder / "raw.txt", "--tokenizer", folder / "excerpt.json", "--out", folder / "raw",
+             "--no-append-eod")
     ids = np.fromfile(folder / "raw.bin", np.uint16).tolist()
     expected = Tokenizer.from_file(str(folder / "excerpt.json")).encode(raw.decode("utf-8", errors="replace")).ids
     assert ids == expected
@@ -161,7 +165,9 @@ def test_malformed_utf8(folder):
 
 def main():
     text = EXCERPT.read_bytes().decode()
-    texts = [text, *HARD, *[part for part in text.split("\n\n")[:200] if part], *[random_text(i, 400) for i in range(100)]]
+    texts = [text, *HARD,
+             *[part for part in text.split("\n\n")[:200] if part],
+             *[random_text(i, 400) for i in range(100)]]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         test_trainer(folder)
