@@ -43,6 +43,7 @@ struct Saved {
 // A whole layer of the program: embedding, block, or head with loss. x and y: [B, S, D] in the compute dtype.
 // The embedding ignores x (undefined). The head returns the sum of the losses of valid targets, fp32, 0-d.
 // All gradients are of that sum; the one division by the global token count happens in the engine's NORM.
+// The head's forward, when it keeps, already adds to the gradient of its projection weight (head.h).
 class Layer {
  public:
   virtual ~Layer() = default;
