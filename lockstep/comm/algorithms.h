@@ -1,7 +1,8 @@
 // Collective algorithms, written once over a Link's send and recv: what each does step by step is defined in
 // program/ledger.h. `numel` is that of the full buffer, cut into chunks by mesh::shard_range. Additions have a fixed
-// order and every element is summed by one rank only, so that all ranks end with the same bits. Papers: Patarasuk and
-// Yuan 2009 (ring); Thakur, Rabenseifner and Gropp 2005 (binomial tree, halving and doubling).
+// order and every element is summed by one rank only, so that all ranks end with the same bits.
+//
+// Papers: Patarasuk and Yuan 2009 (ring); Thakur, Rabenseifner and Gropp 2005 (binomial tree, halving and doubling).
 #pragma once
 
 #include <cstddef>

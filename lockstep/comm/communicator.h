@@ -50,13 +50,15 @@ struct CommunicatorOptions {
 };
 
 // Calls of one communicator run in the order in which they were made, on its own progress thread; all ranks of the
-// group must make the same calls in the same order, with the same site. Ranks that do not are told so (InternalError
-// with both calls). Sums are in a fixed order: the same bits on every run and on every rank. Tensors: contiguous, fp32,
-// fp64, bf16 or int64 (else InternalError naming site and dtype); in place where not said otherwise; not touched by the
-// caller until wait(). One on a GPU goes through a copy on the host, taken when the call is made and written back
-// before wait() returns. A group of one returns its input and records nothing. After a failure every later call fails
-// alike. The destructor lets calls in flight end, or cuts them short where it runs because of an exception; it never
-// waits longer than the deadline of each wait.
+// group must make the same calls in the same order, with the same site. Ranks that do not are told so: InternalError
+// with both calls. Sums are in a fixed order: the same bits on every run and on every rank.
+//
+// Tensors: contiguous, fp32, fp64, bf16 or int64 (else InternalError naming site and dtype); in place where not said
+// otherwise; the caller leaves them alone until wait(). One on a GPU goes through a copy on the host, taken when the
+// call is made and written back before wait() returns. A group of one returns its input and records nothing.
+//
+// After a failure every later call fails alike. The destructor lets calls in flight end, or cuts them short where it
+// runs because of an exception; it never waits longer than the deadline of each wait.
 class Communicator {
  public:
   Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options);

@@ -182,6 +182,18 @@ TEST(Failure, ReasonReachesThePeers) {
                     HasSubstr("no space left on the disk")));
 }
 
+TEST(FlightRing, KeepsTheLastCalls) {
+  run_ranks(2, [](World& world) {
+    const auto group = world.communicator({0, 1}, "dp");
+    for (int call = 0; call < 70; ++call) group->barrier({.site = "step"});
+    group->take_ledger();  // waits for them
+    const std::vector<std::string> lines = split(group->last_calls(), '\n');
+    ASSERT_EQ(lines.size(), 65u);  // 64 and the end of the last
+    EXPECT_THAT(lines[0], AllOf(HasSubstr("barrier #7 'step', 8 B, entered"), HasSubstr("took")));
+    EXPECT_THAT(lines[63], HasSubstr("barrier #70 'step'"));
+  });
+}
+
 TEST(World, RefusesRanksThatDoNotAgree) {
   const auto region =
       std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
