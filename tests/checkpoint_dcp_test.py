@@ -5,6 +5,8 @@ CHECKPOINT_WRITE is the program built from checkpoint_write.cpp.
 
 import json
 import pathlib
+import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -93,6 +95,55 @@ class CheckpointTest(unittest.TestCase):
             if name.startswith("t."):
                 self.assertTrue(torch.equal(value, numbers(0, (2, 3)).to(value.dtype)), name)
         self.assertEqual(safetensors.torch.save(tensors, {"format": "pt"}), path.read_bytes())
+
+    def test_whatever_we_accept_the_reference_reader_accepts(self):
+        folder = self.folder / "mutants"
+        folder.mkdir()
+        for i, content in enumerate(mutants(1500)):
+            (folder / f"{i:05}.safetensors").write_bytes(content)
+        output = subprocess.run([PROGRAM, "--read", str(folder)], check=True, timeout=120, capture_output=True, text=True).stdout
+        accepted = 0
+        for line in output.splitlines():
+            name, *tensors = line.split(" ")
+            if tensors == ["refused"]:
+                continue
+            accepted += 1
+            with safetensors.safe_open(folder / name, "np") as file:
+                self.assertEqual(sorted(file.keys()), [t.split(":")[0] for t in tensors], name)
+                for tensor in tensors:
+                    key, dtype, begin, end = tensor.split(":")
+                    self.assertEqual(file.get_slice(key).get_dtype(), dtype)
+        self.assertGreater(accepted, 50)
+        self.assertLess(accepted, 1400)
+
+
+def mutants(count):
+    """A valid file, with bytes of its header changed, removed, doubled, or its offsets and sizes replaced."""
+    header = json.dumps({"__metadata__": {"format": "pt"},
+                         "a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+                         "b": {"dtype": "U8", "shape": [3], "data_offsets": [16, 19]},
+                         "c": {"dtype": "F16", "shape": [], "data_offsets": [19, 21]}}, separators=(",", ":"))
+    numbers = ["0", "1", "2", "3", "16", "19", "21", "-1", "1.0", "1e1", "18446744073709551615", "18446744073709551616", "null"]
+    chooser = random.Random(1)
+    for _ in range(count):
+        text = bytearray(header.encode())
+        for _ in range(chooser.randint(0, 2)):
+            at = chooser.randrange(len(text))
+            change = chooser.randrange(5)
+            if change == 0:
+                text[at] = chooser.randrange(256)
+            elif change == 1:
+                del text[at]
+            elif change == 2:
+                text.insert(at, text[at])
+            elif change == 3:
+                text[at:at] = chooser.choice([b" ", b"\n", b"\0", b"[", b"{}", b'"'])
+            else:
+                digits = [i for i, byte in enumerate(text) if chr(byte).isdigit()]
+                at = chooser.choice(digits)
+                text[at:at + 1] = chooser.choice(numbers).encode()
+        data = bytes(21 + chooser.choice([0, 0, 0, 0, 0, 0, 1, -1]))
+        yield struct.pack("<Q", len(text) + chooser.choice([0] * 20 + [1, -1, 2**32, 2**63])) + bytes(text) + data
 
 
 if __name__ == "__main__":

@@ -1,10 +1,17 @@
-// Writes what checkpoint_dcp_test.py reads with PyTorch: a checkpoint saved by four ranks, and one file of many dtypes.
-// Element i of a tensor (row-major) is first + i; see kTensors. Usage: checkpoint_write FOLDER
+// The other half of checkpoint_dcp_test.py.
+//   checkpoint_write FOLDER          writes a checkpoint saved by four ranks, and one file of many dtypes; element i of a tensor
+//                                    (row-major) is first + i
+//   checkpoint_write --read FOLDER   one line for each *.safetensors file in it: "NAME refused", or "NAME" and its tensors as
+//                                    NAME:DTYPE:BEGIN:END
 #include <ATen/ops/arange.h>
 
 #include <cstdio>
 #include <filesystem>
+#include <string_view>
 
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/checkpoint/safetensors_writer.h"
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/mesh/placement.h"
@@ -66,11 +73,29 @@ void write_dtypes(const fs::path& folder) {
   checkpoint::write_safetensors(folder / "dtypes.safetensors", tensors, {{"format", "pt"}});
 }
 
+void read_files(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    std::string line = entry.path().filename().string();
+    try {
+      const checkpoint::SafetensorsFile file(entry.path());
+      for (const auto& [name, tensor] : file.header().entries)
+        line += cat(" ", name, ":", tensor.dtype, ":", tensor.begin, ":", tensor.end);
+    } catch (const DataError&) {
+      line += " refused";
+    }
+    std::puts(line.c_str());
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  if (argc != 2) return std::fprintf(stderr, "usage: checkpoint_write FOLDER\n"), 2;
+  if (argc == 3 && std::string_view(argv[1]) == "--read") {
+    lockstep::read_files(argv[2]);
+    return 0;
+  }
+  if (argc != 2) return std::fprintf(stderr, "usage: checkpoint_write [--read] FOLDER\n"), 2;
   lockstep::write_checkpoint(argv[1]);
   lockstep::write_dtypes(argv[1]);
 }

@@ -27,6 +27,7 @@ void count_tensors(const Manifest& manifest, StepReport* report) {
 
 StepReport inspect_step(const fs::path& step_folder) {
   StepReport report{.path = step_folder};
+  report.train_state.step = parse_step_name(step_folder.lexically_normal().filename().string()).value_or(0);
   try {
     const Manifest manifest = read_manifest(step_folder);
     for (const auto& [name, file] : manifest.files) report.files[name] = file.size;
