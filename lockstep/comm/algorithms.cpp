@@ -36,6 +36,11 @@ Bytes all_of(const Elements& buffer) {
   return {buffer.data, static_cast<size_t>(buffer.numel) * buffer.size};
 }
 
+// An empty tensor has no address, which memcpy may not be given.
+void copy(std::byte* to, std::span<const std::byte> from) {
+  if (!from.empty() && to != from.data()) std::memcpy(to, from.data(), from.size());
+}
+
 // The consumer that writes own (op) arriving to `out`.
 auto combine_into(std::byte* out, const std::byte* own, Combine combine) {
   return [=](std::span<const std::byte> piece, size_t offset) {
@@ -69,12 +74,12 @@ void sum_in_rank_order(Link& link, Bytes own, std::byte* sum, Combine combine,
                        const std::function<void(int peer, const Transport::Consumer&)>& exchange) {
   const int r = link.rank();
   // Up to rank 1 an addition may take its own term where it stands, since two terms commute.
-  std::unique_ptr<std::byte[]> copy;
+  std::unique_ptr<std::byte[]> kept;
   const std::byte* mine = own.data();
   if (r > 1 && sum == own.data()) {
-    copy = std::make_unique_for_overwrite<std::byte[]>(own.size());
-    std::memcpy(copy.get(), own.data(), own.size());
-    mine = copy.get();
+    kept = std::make_unique_for_overwrite<std::byte[]>(own.size());
+    copy(kept.get(), own);
+    mine = kept.get();
   }
   for (int peer = 0; peer < link.size(); ++peer) {
     if (peer == r) {
@@ -217,33 +222,27 @@ void all_to_all(Link& link, const Elements& input, std::byte* output) {
   const Chunks in(input, link.size());
   const Elements result{.data = output, .numel = input.numel, .size = input.size};
   const Chunks out(result, link.size());
-  std::memcpy(out[r].data(), in[r].data(), in[r].size());
+  copy(out[r].data(), in[r]);
   for (int step = 1; step < link.size(); ++step)
     link.send_recv(link.wrap(r + step), in[link.wrap(r + step)], link.wrap(r - step), out[link.wrap(r - step)]);
 }
 
 void gather(Link& link, const std::byte* part, const Elements& full, int root) {
   const Chunks chunks(full, link.size());
-  const Bytes own = chunks[link.rank()];
-  if (link.rank() != root) return link.send(root, {part, own.size()});
-  for (int peer = 0; peer < link.size(); ++peer) {
-    if (peer != root)
-      link.recv(peer, chunks[peer]);
-    else if (own.data() != part)
-      std::memcpy(own.data(), part, own.size());
-  }
+  const std::span<const std::byte> own(part, static_cast<size_t>(full.numel / link.size()) * full.size);
+  if (link.rank() != root) return link.send(root, own);
+  copy(chunks[root].data(), own);
+  for (int peer = 0; peer < link.size(); ++peer)
+    if (peer != root) link.recv(peer, chunks[peer]);
 }
 
 void scatter(Link& link, const Elements& full, std::byte* part, int root) {
   const Chunks chunks(full, link.size());
-  const Bytes own = chunks[link.rank()];
-  if (link.rank() != root) return link.recv(root, {part, own.size()});
-  for (int peer = 0; peer < link.size(); ++peer) {
-    if (peer != root)
-      link.send(peer, chunks[peer]);
-    else if (own.data() != part)
-      std::memcpy(part, own.data(), own.size());
-  }
+  const Bytes own(part, static_cast<size_t>(full.numel / link.size()) * full.size);
+  if (link.rank() != root) return link.recv(root, own);
+  for (int peer = 0; peer < link.size(); ++peer)
+    if (peer != root) link.send(peer, chunks[peer]);
+  copy(part, chunks[root]);
 }
 
 void barrier(Link& link) {
