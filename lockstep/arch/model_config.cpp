@@ -3,7 +3,6 @@
 #include <array>
 #include <cstdio>
 #include <optional>
-#include <utility>
 
 #include "lockstep/arch/params.h"
 #include "lockstep/base/check.h"
@@ -16,92 +15,28 @@ struct Preset {
   ModelConfig model;
 };
 
-// The test models are as small as they can be and still be cut into 1, 2, 3 or 4 parts.
+// The test models are as small as they can be and still be cut into 1, 2, 3 or 4 parts. gpt2-10m has 10.4M parameters
+// with a vocabulary of 8192, which is that of the tokenizer. gpt-100b has GPT-3's shape.
+// clang-format off
 constexpr Preset kPresets[] = {
-    {"gpt2-10m",
-     {.family = Family::kGpt2,
-      .layers = 4,
-      .hidden = 384,
-      .heads = 12,
-      .kv_heads = 12,
-      .head_size = 32,
-      .ffn = 1536,
-      .vocab_size = 0,
-      .max_seq_len = 512}},  // 10.4M with a vocabulary of 8192
-    {"gpt2-124m",
-     {.family = Family::kGpt2,
-      .layers = 12,
-      .hidden = 768,
-      .heads = 12,
-      .kv_heads = 12,
-      .head_size = 64,
-      .ffn = 3072,
-      .vocab_size = 50257,
-      .max_seq_len = 1024}},
-    {"gpt2-1.5b",
-     {.family = Family::kGpt2,
-      .layers = 48,
-      .hidden = 1600,
-      .heads = 25,
-      .kv_heads = 25,
-      .head_size = 64,
-      .ffn = 6400,
-      .vocab_size = 50257,
-      .max_seq_len = 1024}},
-    {"gpt-100b",
-     {.family = Family::kGpt2,
-      .layers = 90,
-      .hidden = 9600,
-      .heads = 80,
-      .kv_heads = 80,
-      .head_size = 120,
-      .ffn = 38400,
-      .vocab_size = 50257,
-      .max_seq_len = 2048}},
-    {"gpt2-test",
-     {.family = Family::kGpt2,
-      .layers = 2,
-      .hidden = 48,
-      .heads = 12,
-      .kv_heads = 12,
-      .head_size = 4,
-      .ffn = 192,
-      .vocab_size = 512,
-      .max_seq_len = 64}},
-    {"llama-15m",
-     {.family = Family::kLlama,
-      .layers = 6,
-      .hidden = 288,
-      .heads = 6,
-      .kv_heads = 6,
-      .head_size = 48,
-      .ffn = 768,
-      .vocab_size = 32000,
-      .max_seq_len = 256}},
-    {"llama3-8b",
-     {.family = Family::kLlama,
-      .layers = 32,
-      .hidden = 4096,
-      .heads = 32,
-      .kv_heads = 8,
-      .head_size = 128,
-      .ffn = 14336,
-      .vocab_size = 128256,
-      .max_seq_len = 8192,
-      .tied = false,
-      .rope_theta = 500000}},
-    {"llama-test",
-     {.family = Family::kLlama,
-      .layers = 3,
-      .hidden = 48,
-      .heads = 12,
-      .kv_heads = 4,
-      .head_size = 4,
-      .ffn = 144,
-      .vocab_size = 512,
-      .max_seq_len = 64,
-      .tied = false}},
+    {"gpt2-10m", {.family = Family::kGpt2, .layers = 4, .hidden = 384, .heads = 12, .kv_heads = 12, .head_size = 32,
+                  .ffn = 1536, .vocab_size = 0, .max_seq_len = 512}},
+    {"gpt2-124m", {.family = Family::kGpt2, .layers = 12, .hidden = 768, .heads = 12, .kv_heads = 12, .head_size = 64,
+                   .ffn = 3072, .vocab_size = 50257, .max_seq_len = 1024}},
+    {"gpt2-1.5b", {.family = Family::kGpt2, .layers = 48, .hidden = 1600, .heads = 25, .kv_heads = 25, .head_size = 64,
+                   .ffn = 6400, .vocab_size = 50257, .max_seq_len = 1024}},
+    {"gpt-100b", {.family = Family::kGpt2, .layers = 90, .hidden = 9600, .heads = 80, .kv_heads = 80, .head_size = 120,
+                  .ffn = 38400, .vocab_size = 50257, .max_seq_len = 2048}},
+    {"gpt2-test", {.family = Family::kGpt2, .layers = 2, .hidden = 48, .heads = 12, .kv_heads = 12, .head_size = 4,
+                   .ffn = 192, .vocab_size = 512, .max_seq_len = 64}},
+    {"llama-15m", {.family = Family::kLlama, .layers = 6, .hidden = 288, .heads = 6, .kv_heads = 6, .head_size = 48,
+                   .ffn = 768, .vocab_size = 32000, .max_seq_len = 256}},
+    {"llama3-8b", {.family = Family::kLlama, .layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8, .head_size = 128,
+                   .ffn = 14336, .vocab_size = 128256, .max_seq_len = 8192, .tied = false, .rope_theta = 500000}},
+    {"llama-test", {.family = Family::kLlama, .layers = 3, .hidden = 48, .heads = 12, .kv_heads = 4, .head_size = 4,
+                    .ffn = 144, .vocab_size = 512, .max_seq_len = 64, .tied = false}},
 };
+// clang-format on
 constexpr std::string_view kDefaultPreset = "gpt2-10m";
 constexpr double kMaxParameters = 1e15;  // beyond it offsets in bytes would leave 64 bits
 
@@ -158,7 +93,8 @@ void apply_fields(const config::ModelSection& section, ModelConfig& model) {
   model.kv_heads = section.kv_heads.value_or(base.kv_heads == base.heads ? model.heads : base.kv_heads);
   const bool same_head = model.hidden == base.hidden && model.heads == base.heads && base.head_size > 0;
   model.head_size = section.head_size.value_or(same_head ? base.head_size : model.hidden / model.heads);
-  model.ffn = section.ffn.value_or(base.ffn * model.hidden / base.hidden);
+  const bool same_hidden = model.hidden == base.hidden;
+  model.ffn = section.ffn.value_or(same_hidden ? base.ffn : base.ffn * model.hidden / base.hidden);
   model.vocab_size = section.vocab_size.value_or(base.vocab_size);
   model.max_seq_len = section.max_seq_len.value_or(base.max_seq_len);
   model.tied = section.tied.value_or(base.tied);
@@ -171,21 +107,30 @@ void apply_fields(const config::ModelSection& section, ModelConfig& model) {
   throw ConfigError({.code = "LS1110", .what = cat("[model] these sizes do not fit:\n  ", join(problems, "\n  "))});
 }
 
-// Before anything is computed with them.
+// Before anything is computed with them: products of two fit into 64 bits.
 void check_sizes(const config::ModelSection& section) {
-  const std::pair<const char*, std::optional<int64_t>> sizes[] = {{"layers", section.layers},
-                                                                  {"hidden", section.hidden},
-                                                                  {"heads", section.heads},
-                                                                  {"kv_heads", section.kv_heads},
-                                                                  {"ffn", section.ffn},
-                                                                  {"head_size", section.head_size},
-                                                                  {"vocab_size", section.vocab_size},
-                                                                  {"max_seq_len", section.max_seq_len}};
   std::vector<std::string> problems;
-  for (const auto& [name, size] : sizes) {
-    if (size && (*size < 1 || *size > (int64_t{1} << 31))) problems.push_back(cat(name, "(", *size, ") is not a size"));
-  }
+  const auto expect = [&](const char* name, std::optional<int64_t> size, int64_t most = int64_t{1} << 31) {
+    if (size && (*size < 1 || *size > most)) problems.push_back(cat(name, "(", *size, ") is not within 1 to ", most));
+  };
+  expect("layers", section.layers, 1 << 16);
+  expect("hidden", section.hidden);
+  expect("heads", section.heads);
+  expect("kv_heads", section.kv_heads);
+  expect("head_size", section.head_size);
+  expect("ffn", section.ffn);
+  expect("vocab_size", section.vocab_size);
+  expect("max_seq_len", section.max_seq_len);
   if (!problems.empty()) refuse(problems);
+}
+
+// An upper bound of the model's parameters, in numbers that do not overflow.
+double rough_parameters(const ModelConfig& model) {
+  const auto number = [](int64_t size) { return static_cast<double>(size); };
+  const double attention = 2 * number(model.head_size) * (number(model.heads) + number(model.kv_heads));
+  const double block = number(model.hidden) * (attention + 3 * number(model.ffn));
+  return number(model.layers) * block +
+         number(model.hidden) * (2 * number(model.vocab_size) + number(model.max_seq_len));
 }
 
 std::vector<std::string> contradictions(const config::ModelSection& section, const ModelConfig& model) {
@@ -206,10 +151,7 @@ std::vector<std::string> contradictions(const config::ModelSection& section, con
     expect(model.head_size % 2 == 0, cat("head_size(", model.head_size, ") is odd: rotary positions turn pairs"));
   }
   expect(model.dropout >= 0 && model.dropout < 1, cat("dropout(", number_text(model.dropout), ") is not in [0, 1)"));
-  const double block =
-      static_cast<double>(model.hidden) * (2.0 * static_cast<double>(model.head_size * (model.heads + model.kv_heads)) +
-                                           3.0 * static_cast<double>(model.ffn));
-  expect(block * static_cast<double>(model.layers) < kMaxParameters, "more than 1e15 parameters");
+  expect(rough_parameters(model) < kMaxParameters, cat("about ", rough_parameters(model), " parameters are too many"));
   return problems;
 }
 

@@ -184,7 +184,13 @@ TEST(ResolveModelTest, NamesEveryContradictionWithItsEquation) {
 TEST(ResolveModelTest, SizesBeyondReasonAreRefusedBeforeAnythingOverflows) {
   config::ModelSection section{.preset = "gpt2-124m"};
   section.hidden = int64_t{1} << 60;
-  EXPECT_THAT(error_of([&] { resolve_model(section); }).what, HasSubstr("hidden(1152921504606846976) is not a size"));
+  EXPECT_THAT(error_of([&] { resolve_model(section); }).what,
+              HasSubstr("hidden(1152921504606846976) is not within 1 to 2147483648"));
+  section.hidden = section.ffn = section.vocab_size = section.heads = int64_t{1} << 31;
+  EXPECT_THAT(error_of([&] { resolve_model(section); }).what, HasSubstr("parameters are too many"));
+  section = {.preset = "gpt2-test"};
+  section.layers = 1 << 20;
+  EXPECT_THAT(error_of([&] { resolve_model(section); }).what, HasSubstr("layers(1048576) is not within 1 to 65536"));
 }
 
 TEST(ResolveModelTest, UnknownPresetNamesTheNearest) {
