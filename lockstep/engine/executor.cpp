@@ -83,12 +83,9 @@ void Executor::run(const Action& action) {
     case ActionKind::kForward:
       return forward(action);
     case ActionKind::kBackward:
-      backward_input(action);
-      return backward_weight(action);
     case ActionKind::kBackwardInput:
-      return backward_input(action);
     case ActionKind::kBackwardWeight:
-      return backward_weight(action);
+      return backward(action);
     case ActionKind::kReduceGrad:
     case ActionKind::kPush:
       return start_reduce(action);
@@ -110,37 +107,37 @@ void Executor::forward(const Action& action) {
   std::unique_ptr<nn::Saved> saved;
   at::Tensor output =
       layers_[static_cast<size_t>(action.layer)]->forward(flowing_[action.microbatch], microbatch, &saved);
-  note_memory(memory_->live(kStepMemory));
+  note_workspace(memory_->live(kStepMemory));
   saved_[{action.layer, action.microbatch}] = std::move(saved);
   if (action.layer + 1 == static_cast<int>(layers_.size())) {
     losses_[static_cast<size_t>(action.microbatch)] = output;
     output = at::Tensor();  // the gradient of the loss by itself is 1: nothing flows back into the head
   }
   flowing_[action.microbatch] = std::move(output);
+  note_activations();
 }
 
-void Executor::backward_input(const Action& action) {
+void Executor::backward(const Action& action) {
   const auto saved = saved_.find({action.layer, action.microbatch});
   LOCKSTEP_CHECK(saved != saved_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
+  nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
   memory_->restart_peak(kStepMemory);
-  const int64_t before = memory_->live(kStepMemory);
-  at::Tensor dx =
-      layers_[static_cast<size_t>(action.layer)]->backward_input(flowing_[action.microbatch], *saved->second);
-  note_memory(before + (dx.defined() ? static_cast<int64_t>(dx.nbytes()) : 0));
-  if (dx.defined())
-    flowing_[action.microbatch] = std::move(dx);
-  else
-    flowing_.erase(action.microbatch);
-}
-
-void Executor::backward_weight(const Action& action) {
-  const auto saved = saved_.find({action.layer, action.microbatch});
-  LOCKSTEP_CHECK(saved != saved_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
-  memory_->restart_peak(kStepMemory);
-  const int64_t before = memory_->live(kStepMemory);
-  layers_[static_cast<size_t>(action.layer)]->backward_weight(*saved->second);
-  note_memory(before);
-  saved_.erase(saved);
+  int64_t baseline = memory_->live(kStepMemory);
+  if (action.kind != ActionKind::kBackwardWeight) {
+    at::Tensor dx = layer.backward_input(flowing_[action.microbatch], *saved->second);
+    if (dx.defined()) {
+      baseline += static_cast<int64_t>(dx.nbytes());
+      flowing_[action.microbatch] = std::move(dx);
+    } else {
+      flowing_.erase(action.microbatch);
+    }
+  }
+  if (action.kind != ActionKind::kBackwardInput) {
+    layer.backward_weight(*saved->second);
+    saved_.erase(saved);
+  }
+  note_workspace(baseline);
+  note_activations();
 }
 
 void Executor::start_reduce(const Action& action) {
@@ -257,11 +254,15 @@ void Executor::diverged() {
                                   "or precision = \"fp32\""});
 }
 
-void Executor::note_memory(int64_t baseline) {
-  int64_t& activations = measured_[MemoryCategory::kActivations];
+// What an action took beyond `baseline`: what lived before it and what it leaves behind.
+void Executor::note_workspace(int64_t baseline) {
   int64_t& buffers = measured_[MemoryCategory::kBuffers];
+  buffers = std::max(buffers, memory_->peak(kStepMemory) - baseline);
+}
+
+void Executor::note_activations() {
+  int64_t& activations = measured_[MemoryCategory::kActivations];
   activations = std::max(activations, memory_->live(kStepMemory));
-  buffers = std::max(buffers, memory_->peak(kStepMemory) - std::max(baseline, memory_->live(kStepMemory)));
 }
 
 program::MemoryBytes Executor::measured_memory() const {

@@ -71,8 +71,7 @@ class Executor {
 
   void run(const program::Action& action);
   void forward(const program::Action& action);
-  void backward_input(const program::Action& action);
-  void backward_weight(const program::Action& action);
+  void backward(const program::Action& action);
   void start_reduce(const program::Action& action);
   void start_pull(const program::Action& action);
   void reduce_loss();
@@ -82,7 +81,8 @@ class Executor {
   void wait_for_parameters();
   void check_finite(int64_t begin, int64_t end);
   [[noreturn]] void diverged();
-  void note_memory(int64_t baseline);
+  void note_workspace(int64_t baseline);
+  void note_activations();
   double wait(comm::Work& work);
 
   ExecutorOptions options_;

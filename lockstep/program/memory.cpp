@@ -33,6 +33,7 @@ class Walk {
       if (action.kind == ActionKind::kForward) forward(action);
       if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput) backward_input(action);
       if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight) backward_weight(action);
+      largest_activations_ = std::max(largest_activations_, tokens_ + kept_ + all_flowing());
     }
     LOCKSTEP_CHECK_EQ(kept_, 0, "bytes kept for a backward that never came");
   }
@@ -42,22 +43,18 @@ class Walk {
 
  private:
   const arch::LayerCost& cost(const Action& action) const { return costs_[static_cast<size_t>(action.layer)]; }
-  void note(int64_t flowing) { largest_activations_ = std::max(largest_activations_, tokens_ + kept_ + flowing); }
 
   void forward(const Action& action) {
     kept_ += cost(action).kept;
     flowing_[action.microbatch] = cost(action).output;
     largest_workspace_ = std::max(largest_workspace_, cost(action).forward_workspace);
-    note(all_flowing());
   }
 
-  // The gradient that comes in, the one that goes out and what the layer kept are alive together.
   void backward_input(const Action& action) {
     const bool last = action.layer + 1 == static_cast<int>(costs_.size());
     if (last) flowing_[action.microbatch] = 0;  // the head's own gradient is 1
     const int64_t dx = action.layer == 0 ? 0 : costs_[static_cast<size_t>(action.layer) - 1].output;
     largest_workspace_ = std::max(largest_workspace_, cost(action).backward_workspace);
-    note(all_flowing() + dx);
     flowing_[action.microbatch] = dx;
   }
 
