@@ -1,0 +1,33 @@
+# The commands people type. Everything is idempotent; the second time is quick.
+#   make demo    installs, builds, trains a small model on real text on 2 ranks, and lets it write
+#   make test    builds what is missing and runs the whole test suite
+#   make build   leaves the program at build/release/lockstep
+#   make bench   speed beside PyTorch, as ratios of the same run
+BUILD := build/release
+export CCACHE_NOHASHDIR ?= 1
+
+.PHONY: demo test build all setup bench clean
+
+demo: build
+	@bash scripts/demo.sh $(BUILD)/lockstep
+
+test: all
+	@cd $(BUILD) && ctest --output-on-failure --schedule-random --timeout 600
+
+bench: build
+	@.venv/bin/python bench/bench.py $(BUILD)/lockstep
+
+build: $(BUILD)/build.ninja
+	@cmake --build $(BUILD) --target lockstep runtime
+
+all: $(BUILD)/build.ninja
+	@cmake --build $(BUILD)
+
+$(BUILD)/build.ninja: setup
+	@test -f $@ || cmake --preset release
+
+setup:
+	@bash scripts/setup.sh
+
+clean:
+	rm -rf build
