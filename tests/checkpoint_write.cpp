@@ -1,7 +1,9 @@
 // The other half of checkpoint_dcp_test.py.
-//   checkpoint_write FOLDER          writes a checkpoint saved by four ranks, and one file of many dtypes; element i of a tensor
+//   checkpoint_write FOLDER          writes a checkpoint saved by four ranks, and one file of many dtypes; element i of
+//   a tensor
 //                                    (row-major) is first + i
-//   checkpoint_write --read FOLDER   one line for each *.safetensors file in it: "NAME refused", or "NAME" and its tensors as
+//   checkpoint_write --read FOLDER   one line for each *.safetensors file in it: "NAME refused", or "NAME" and its
+//   tensors as
 //                                    NAME:DTYPE:BEGIN:END
 #include <ATen/ops/arange.h>
 
@@ -32,14 +34,23 @@ at::Tensor numbers(int64_t first, std::vector<int64_t> shape) {
 }
 
 StateTensor replicated(const std::string& name, StateKind kind, const at::Tensor& value, int rank) {
-  return {.name = name, .kind = kind, .global_shape = value.sizes().vec(), .offset = std::vector<int64_t>(value.dim(), 0),
-          .local = value, .replica = rank, .num_replicas = kRanks};
+  return {.name = name,
+          .kind = kind,
+          .global_shape = value.sizes().vec(),
+          .offset = std::vector<int64_t>(value.dim(), 0),
+          .local = value,
+          .replica = rank,
+          .num_replicas = kRanks};
 }
 
 // Cut in two along both dims, unevenly: ranks 0..3 hold the four boxes.
 StateTensor boxed(const std::string& name, StateKind kind, const at::Tensor& value, int rank) {
-  const auto rows = mesh::shard_range(value.size(0), 2, rank / 2), columns = mesh::shard_range(value.size(1), 2, rank % 2);
-  return {.name = name, .kind = kind, .global_shape = value.sizes().vec(), .offset = {rows.begin, columns.begin},
+  const auto rows = mesh::shard_range(value.size(0), 2, rank / 2),
+             columns = mesh::shard_range(value.size(1), 2, rank % 2);
+  return {.name = name,
+          .kind = kind,
+          .global_shape = value.sizes().vec(),
+          .offset = {rows.begin, columns.begin},
           .local = value.narrow(0, rows.begin, rows.size()).narrow(1, columns.begin, columns.size())};
 }
 
@@ -58,14 +69,16 @@ void write_checkpoint(const fs::path& folder) {
     const auto communicator = world.communicator({0, 1, 2, 3}, "world");
     const auto state = state_of(world.rank());
     const checkpoint::TrainState progress{.step = 12, .version = "0.1.0", .world_size = kRanks};
-    checkpoint::save({.directory = folder / "checkpoints", .state = state, .train_state = progress, .world = *communicator});
+    checkpoint::save(
+        {.directory = folder / "checkpoints", .state = state, .train_state = progress, .world = *communicator});
   });
 }
 
 void write_dtypes(const fs::path& folder) {
   std::vector<checkpoint::NamedTensor> tensors;
-  for (const at::ScalarType type : {at::kByte, at::kChar, at::kBool, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16,
-                                    at::kFloat, at::kDouble, at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kComplexFloat})
+  for (const at::ScalarType type :
+       {at::kByte, at::kChar, at::kBool, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat,
+        at::kDouble, at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kComplexFloat})
     tensors.push_back({std::string("t.") + at::toString(type), numbers(0, {2, 3}).to(type)});
   tensors.push_back({"scalar", numbers(5, {})});
   tensors.push_back({"a \"quoted\" n\xc3\xa4me", numbers(0, {4})});

@@ -13,10 +13,13 @@ namespace {
 
 constexpr size_t kMaxText = 2048;  // bytes of a message that travel
 
-at::Tensor number_tensor(int64_t number) { return at::full({1}, number, at::TensorOptions().dtype(at::kLong)); }
+at::Tensor number_tensor(int64_t number) {
+  return at::full({1}, number, at::TensorOptions().dtype(at::kLong));
+}
 
 std::string broadcast_text(comm::Communicator& world, const std::string& site, int root, const std::string& text) {
-  const at::Tensor buffer = at::zeros({static_cast<int64_t>(kMaxText / sizeof(int64_t))}, at::TensorOptions().dtype(at::kLong));
+  const at::Tensor buffer =
+      at::zeros({static_cast<int64_t>(kMaxText / sizeof(int64_t))}, at::TensorOptions().dtype(at::kLong));
   auto* bytes = static_cast<char*>(buffer.mutable_data_ptr());
   std::memcpy(bytes, text.data(), std::min(text.size(), kMaxText - 1));
   world.broadcast(buffer, root, {.site = site}).wait();

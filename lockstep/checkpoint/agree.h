@@ -8,9 +8,9 @@
 
 namespace lockstep::checkpoint {
 
-// Collective: each rank does `work`, which must not communicate. Returns "" on every rank if all succeeded, else on every
-// rank the same text: which rank failed first in rank order, and its message. Nothing that `work` throws gets out, and a
-// rank that dies is reported by the communicator's deadline.
+// Collective: each rank does `work`, which must not communicate. Returns "" on every rank if all succeeded, else on
+// every rank the same text: which rank failed first in rank order, and its message. Nothing that `work` throws gets
+// out, and a rank that dies is reported by the communicator's deadline.
 std::string agree(comm::Communicator& world, const std::string& site, const std::function<void()>& work);
 
 // Rank 0's number, on every rank.

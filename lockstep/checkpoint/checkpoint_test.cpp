@@ -28,10 +28,10 @@ using ::testing::UnorderedElementsAre;
 namespace fs = std::filesystem;
 
 enum class Cut {
-  kReplicas,   // every rank holds everything, as in DDP
-  kServer,     // parameters everywhere, optimizer state on rank 0 alone
-  kRows,       // dim 0 in uneven parts, short tensors on the first ranks only
-  kColumns,    // the last dim in uneven parts
+  kReplicas,  // every rank holds everything, as in DDP
+  kServer,    // parameters everywhere, optimizer state on rank 0 alone
+  kRows,      // dim 0 in uneven parts, short tensors on the first ranks only
+  kColumns,   // the last dim in uneven parts
 };
 const std::map<Cut, std::string> kCutNames = {
     {Cut::kReplicas, "replicas"}, {Cut::kServer, "server"}, {Cut::kRows, "rows"}, {Cut::kColumns, "columns"}};
@@ -52,7 +52,8 @@ std::vector<StateTensor> state_of(Cut cut, int n, int rank, bool filled, const s
   for (const auto& [name, shape] : kShapes) {
     for (const StateKind kind : kinds) {
       if (cut == Cut::kServer && kind != StateKind::kParameter && rank != 0) continue;
-      StateTensor tensor{.name = name, .kind = kind, .global_shape = shape, .offset = Sizes(shape.size(), 0), .local = {}};
+      StateTensor tensor{
+          .name = name, .kind = kind, .global_shape = shape, .offset = Sizes(shape.size(), 0), .local = {}};
       at::Tensor values = whole(name, kind);
       const bool replicated = cut == Cut::kReplicas || cut == Cut::kServer || shape.empty();
       if (replicated && !(cut == Cut::kServer && kind != StateKind::kParameter)) {
@@ -80,7 +81,8 @@ void expect_filled(const std::vector<StateTensor>& state) {
   for (const StateTensor& tensor : state) {
     at::Tensor expected = whole(tensor.name, tensor.kind);
     for (size_t dim = 0; dim < tensor.offset.size(); ++dim)
-      expected = expected.narrow(static_cast<int64_t>(dim), tensor.offset[dim], tensor.local.size(static_cast<int64_t>(dim)));
+      expected =
+          expected.narrow(static_cast<int64_t>(dim), tensor.offset[dim], tensor.local.size(static_cast<int64_t>(dim)));
     EXPECT_TRUE(at::equal(tensor.local, expected)) << saved_name(tensor);
   }
 }
@@ -121,8 +123,8 @@ void save_all(const fs::path& directory, const SaveOptions& options) {
   on_ranks(options.ranks, [&](comm::Communicator& world) {
     const auto state = state_of(options.cut, options.ranks, world.rank(), true, kAll);
     const TrainState progress = train_state(options.step);
-    const SaveResult result = save(
-        {.directory = directory, .state = state, .train_state = progress, .world = world, .keep = options.keep});
+    const SaveResult result =
+        save({.directory = directory, .state = state, .train_state = progress, .world = world, .keep = options.keep});
     EXPECT_EQ(result.path, directory / step_name(options.step));
     EXPECT_EQ(result.bytes, read_manifest(result.path).total_bytes());
   });
@@ -300,8 +302,10 @@ TEST(Checkpoint, DamageIsNamedAndThePreviousStepTaken) {
   expect_fallback([](const fs::path& step) { fs::remove(step / kShard2); }, cat(kShard2, ": missing"));
   expect_fallback([](const fs::path& step) { fs::resize_file(step / kShard2, 300); }, cat(kShard2, ": 300 bytes"));
   expect_fallback([](const fs::path& step) { flip_bit(step / kShard2, 2); }, "is damaged: xxh3");
-  expect_fallback([](const fs::path& step) { flip_bit(step / kShard2, read_file(step / kShard2).size() - 30); }, kShard2);
-  expect_fallback([](const fs::path& step) { flip_bit(step / "manifest.json", 200); }, "manifest.json: damaged manifest");
+  expect_fallback([](const fs::path& step) { flip_bit(step / kShard2, read_file(step / kShard2).size() - 30); },
+                  kShard2);
+  expect_fallback([](const fs::path& step) { flip_bit(step / "manifest.json", 200); },
+                  "manifest.json: damaged manifest");
   expect_fallback([](const fs::path& step) { flip_bit(step / "train_state.json", 20); }, "train_state.json: its bytes");
   expect_fallback([](const fs::path& step) { fs::remove(step / "manifest.json"); }, "has no manifest.json");
   expect_fallback(
@@ -370,12 +374,14 @@ TEST(Checkpoint, ResumesFromANamedStep) {
   const fs::path directory = fresh_folder("named");
   save_all(directory, {.step = 100});
   save_all(directory, {.step = 200});
-  on_ranks(2, [&](comm::Communicator& world) {
-    const auto state = state_of(Cut::kRows, 2, world.rank(), false, kAll);
-    const auto resumed = resume({.path = directory / "step-00000100", .state = state, .world = world});
-    EXPECT_EQ(resumed->train_state.step, 100);
-    expect_filled(state);
-  });
+  for (const auto& [name, step] :
+       std::map<std::string, int64_t>{{"step-00000100", 100}, {"step-00000100/", 100}, {"latest", 200}})
+    on_ranks(2, [&, &name = name, &step = step](comm::Communicator& world) {
+      const auto state = state_of(Cut::kRows, 2, world.rank(), false, kAll);
+      const auto resumed = resume({.path = directory / name, .state = state, .world = world});
+      EXPECT_EQ(resumed->train_state.step, step);
+      expect_filled(state);
+    });
 }
 
 TEST(Checkpoint, AnInterruptedSaveIsIgnoredAndCleared) {

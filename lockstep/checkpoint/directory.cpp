@@ -49,13 +49,19 @@ std::optional<int64_t> parse_step_name(std::string_view name) {
   return step;
 }
 
+std::optional<int64_t> step_of(const fs::path& folder) {
+  const fs::path path = fs::weakly_canonical(folder);
+  return parse_step_name((path.has_filename() ? path : path.parent_path()).filename().string());
+}
+
 Manifest read_manifest(const fs::path& step_folder) {
   const fs::path path = step_folder / kManifestName;
   if (!fs::exists(path))
-    throw CheckpointError({.code = "LS1302", .what = cat(step_folder.string(), " has no ", kManifestName,
-                                                         ": it is not a checkpoint, or its writing was interrupted")});
+    throw CheckpointError({.code = "LS1302",
+                           .what = cat(step_folder.string(), " has no ", kManifestName,
+                                       ": it is not a checkpoint, or its writing was interrupted")});
   const Manifest manifest = parse_manifest(read_file(path), path.string());
-  const auto step = parse_step_name(fs::weakly_canonical(step_folder).filename().string());
+  const auto step = step_of(step_folder);
   if (step && *step != manifest.step) damaged(path, cat("it is of step ", manifest.step, ", not of ", *step));
   check_files(step_folder, manifest);
   return manifest;

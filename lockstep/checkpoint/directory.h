@@ -1,5 +1,5 @@
-// The folder `checkpoints/` of a run: step-00001200/{model,optim,train_state.json,manifest.json}, and what is being written
-// in .tmp-*. The newest step is found by reading manifests; the link `latest` is for people.
+// The folder `checkpoints/` of a run: step-00001200/{model,optim,train_state.json,manifest.json}, and what is being
+// written in .tmp-*. The newest step is found by reading manifests; the link `latest` is for people.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,8 @@ namespace lockstep::checkpoint {
 
 std::string step_name(int64_t step);                       // "step-00001200"
 std::optional<int64_t> parse_step_name(std::string_view);  // nothing for any other name
+// The same of a folder that may be written as a link, or with a slash at its end.
+std::optional<int64_t> step_of(const std::filesystem::path& folder);
 
 // The manifest of a step's folder, whose name must not contradict it, with all its files present and of the right size;
 // tensors are not read.

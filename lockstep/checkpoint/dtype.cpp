@@ -39,7 +39,9 @@ constexpr std::array<Row, 22> kRows = {{
     {"U64", 64, UInt64},
 }};
 
-Dtype dtype_at(size_t i) { return {.name = kRows[i].name, .bits = kRows[i].bits, .order = static_cast<int>(i)}; }
+Dtype dtype_at(size_t i) {
+  return {.name = kRows[i].name, .bits = kRows[i].bits, .order = static_cast<int>(i)};
+}
 
 }  // namespace
 

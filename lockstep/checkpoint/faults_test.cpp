@@ -112,7 +112,9 @@ bool is_found(const fs::path& step) {
   }
 }
 
-void overwrite(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+void overwrite(const fs::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
 
 TEST(Faults, DamageAnywhereIsFound) {
   const fs::path directory = fresh_folder("flips");

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 std::string tensors_text(const std::map<std::string, int64_t>& counts) {
   std::vector<std::string> parts;
   for (const auto& [dtype, count] : counts) parts.push_back(cat(count, " ", dtype));
-  return parts.empty() ? "none" : join(parts, ", ");
+  return parts.empty() ? "none" : cat(join(parts, ", "), " tensors");
 }
 
 void count_tensors(const Manifest& manifest, StepReport* report) {
@@ -27,7 +27,7 @@ void count_tensors(const Manifest& manifest, StepReport* report) {
 
 StepReport inspect_step(const fs::path& step_folder) {
   StepReport report{.path = step_folder};
-  report.train_state.step = parse_step_name(step_folder.lexically_normal().filename().string()).value_or(0);
+  report.train_state.step = step_of(step_folder).value_or(0);
   try {
     const Manifest manifest = read_manifest(step_folder);
     for (const auto& [name, file] : manifest.files) report.files[name] = file.size;
@@ -42,12 +42,13 @@ StepReport inspect_step(const fs::path& step_folder) {
 }
 
 std::vector<fs::path> steps_of(const fs::path& path) {
-  if (fs::exists(path / kManifestName) || parse_step_name(path.lexically_normal().filename().string())) return {path};
+  if (fs::exists(path / kManifestName) || step_of(path)) return {path};
   const fs::path directory = fs::is_directory(path / "checkpoints") ? path / "checkpoints" : path;
   std::vector<fs::path> folders;
   for (const StepFolder& folder : list_steps(directory)) folders.push_back(folder.path);
   if (folders.empty())
-    throw CheckpointError({.code = "LS1313", .what = cat("no checkpoint in ", directory.string()),
+    throw CheckpointError({.code = "LS1313",
+                           .what = cat("no checkpoint in ", directory.string()),
                            .way_out = "name a run directory, its checkpoints/ or one step-* folder"});
   return folders;
 }
@@ -57,16 +58,19 @@ std::string report_text(const StepReport& report) {
   for (const std::string& problem : report.problems) text += cat("  problem     ", problem, "\n");
   if (report.files.empty()) return text;
   const TrainState& state = report.train_state;
-  text += cat("  step        ", state.step, ", ", state.consumed_samples, " samples, ",
-              format_count(static_cast<double>(state.consumed_tokens)), " tokens, seed ", state.seed, "\n",
-              "  model       ", state.model.dump(), "\n",
-              "  saved by    lockstep ", state.version, " on ", state.world_size, state.world_size == 1 ? " rank" : " ranks",
-              state.layout.empty() ? "" : ": ", state.layout, "\n",
-              "  parameters  ", format_count(static_cast<double>(report.parameters)), " in ",
-              tensors_text(report.model_tensors), " tensors\n",
-              "  optimizer   ", tensors_text(report.optim_tensors), report.optim_tensors.empty() ? "\n" : " tensors\n",
-              "  files       ", report.files.size(), ", ", format_bytes(static_cast<double>(report.bytes)),
-              report.whole() ? ", every checksum matches\n" : "\n");
+  const auto line = [&text](std::string_view name, const std::string& value) {
+    text += cat("  ", pad_right(name, 10), "  ", value, "\n");
+  };
+  line("step", cat(state.step, ", ", state.consumed_samples, " samples, ",
+                   format_count(static_cast<double>(state.consumed_tokens)), " tokens, seed ", state.seed));
+  line("model", state.model.dump());
+  line("saved by", cat("lockstep ", state.version, " on ", state.world_size, state.world_size == 1 ? " rank" : " ranks",
+                       state.layout.empty() ? "" : ": ", state.layout));
+  line("parameters",
+       cat(format_count(static_cast<double>(report.parameters)), ": ", tensors_text(report.model_tensors)));
+  line("optimizer", tensors_text(report.optim_tensors));
+  line("files", cat(report.files.size(), ", ", format_bytes(static_cast<double>(report.bytes)),
+                    report.whole() ? ", every checksum matches" : ""));
   for (const auto& [name, size] : report.files)
     text += cat("    ", pad_left(format_bytes(static_cast<double>(size)), 10), "  ", name, "\n");
   return text;

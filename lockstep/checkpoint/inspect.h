@@ -18,7 +18,7 @@ struct StepReport {
   TrainState train_state{};
   std::map<std::string, uint64_t> files{};  // bytes, by path in the step's folder
   uint64_t bytes = 0;
-  int64_t parameters = 0;                   // elements of model/
+  int64_t parameters = 0;                          // elements of model/
   std::map<std::string, int64_t> model_tensors{};  // number of tensors by dtype: "F32"
   std::map<std::string, int64_t> optim_tensors{};
   bool whole() const { return problems.empty(); }

@@ -26,7 +26,8 @@ fs::path run_with_two_steps() {
     for (const auto kind : {engine::StateKind::kParameter, engine::StateKind::kExpAvg, engine::StateKind::kExpAvgSq})
       state.push_back({.name = "w", .kind = kind, .global_shape = {4, 2}, .offset = {0, 0}, .local = at::ones({4, 2})});
     for (const int64_t step : {1, 2}) {
-      const TrainState progress{.step = step, .consumed_tokens = 1000, .model = {{"layers", 2}}, .version = "0.1.0", .world_size = 1};
+      const TrainState progress{
+          .step = step, .consumed_tokens = 1000, .model = {{"layers", 2}}, .version = "0.1.0", .world_size = 1};
       save({.directory = run / "checkpoints", .state = state, .train_state = progress, .world = *communicator});
     }
   });

@@ -1,4 +1,5 @@
-// Files by descriptor: positioned reads, and writes that reach the disk. A link or anything but a regular file is refused.
+// Files by descriptor: positioned reads, and writes that reach the disk. A link or anything but a regular file is
+// refused.
 #pragma once
 
 #include <cstddef>

@@ -26,9 +26,10 @@ std::string listed(const std::vector<std::string>& lines) {
 }
 
 [[noreturn]] void other_model(const fs::path& folder, const std::string& how, const std::vector<std::string>& lines) {
-  throw CheckpointError({.code = "LS1307",
-                         .what = cat("checkpoint ", folder.string(), " belongs to another model (", how, ")", listed(lines)),
-                         .way_out = "set the model of the checkpoint in [model], or start afresh with checkpoint.resume = \"none\""});
+  throw CheckpointError(
+      {.code = "LS1307",
+       .what = cat("checkpoint ", folder.string(), " belongs to another model (", how, ")", listed(lines)),
+       .way_out = "set the model of the checkpoint in [model], or start afresh with checkpoint.resume = \"none\""});
 }
 
 // Which saved tensor fills this one: the most precise copy of what it stands for.
@@ -83,7 +84,8 @@ Jobs plan(const fs::path& folder, const Manifest& manifest, std::span<const Stat
       job.destinations.push_back({box, target.local});
     }
   }
-  const auto parameters = std::count_if(state.begin(), state.end(), [](const auto& t) { return t.kind == StateKind::kParameter; });
+  const auto parameters =
+      std::count_if(state.begin(), state.end(), [](const auto& t) { return t.kind == StateKind::kParameter; });
   if (!different.empty()) other_model(folder, cat(different.size(), " of ", parameters, " shapes differ"), different);
   if (!missing.empty())
     throw CheckpointError({.code = "LS1308",
@@ -113,9 +115,12 @@ void compare_models(const fs::path& folder, const Json& wanted, const Json& save
 }
 
 // Whether a worse checkpoint explains the error, so that an older one may do.
-bool is_damage(const std::string& code) { return code != "LS1307" && code != "LS1308"; }
+bool is_damage(const std::string& code) {
+  return code != "LS1307" && code != "LS1308";
+}
 
-// One step on all ranks. A problem is "" if it was loaded; an error that no older step would mend is thrown on all ranks.
+// One step on all ranks. A problem is "" if it was loaded; an error that no older step would mend is thrown on all
+// ranks.
 struct Attempt {
   TrainState train_state{};
   std::string problem{};
@@ -136,21 +141,25 @@ Attempt attempt(const ResumeRequest& request, const fs::path& folder) {
   });
   if (mismatch) throw CheckpointError(mismatch->message());
   if (!wrong.empty()) throw CheckpointError({.code = "LS1307", .what = wrong});
-  result.problem = agree(request.world, "checkpoint load", [&] { result.train_state = load_into(folder, request.state); });
+  result.problem =
+      agree(request.world, "checkpoint load", [&] { result.train_state = load_into(folder, request.state); });
   return result;
 }
 
 [[noreturn]] void none_whole(const fs::path& path, const std::vector<StepFolder>& skipped) {
   std::vector<std::string> lines;
   for (const StepFolder& step : skipped) lines.push_back(cat(step.path.filename().string(), ": ", step.problem));
-  throw CheckpointError({.code = "LS1301",
-                         .what = cat("no whole checkpoint in ", path.string(), listed(lines)),
-                         .way_out = "start afresh with checkpoint.resume = \"none\", or name a checkpoint of another run"});
+  throw CheckpointError(
+      {.code = "LS1301",
+       .what = cat("no whole checkpoint in ", path.string(), listed(lines)),
+       .way_out = "start afresh with checkpoint.resume = \"none\", or name a checkpoint of another run"});
 }
 
 }  // namespace
 
-TrainState load(const fs::path& step_folder, std::span<const StateTensor> state) { return load_into(step_folder, state); }
+TrainState load(const fs::path& step_folder, std::span<const StateTensor> state) {
+  return load_into(step_folder, state);
+}
 
 TrainState load_parameters_only(const fs::path& step_folder, std::span<const StateTensor> state) {
   std::vector<StateTensor> parameters;
@@ -162,8 +171,7 @@ TrainState load_parameters_only(const fs::path& step_folder, std::span<const Sta
 std::optional<Resumed> resume(const ResumeRequest& request) {
   std::vector<StepFolder> candidates;
   if (request.world.rank() == 0) {
-    const bool one_step = parse_step_name(fs::weakly_canonical(request.path).filename().string()).has_value();
-    candidates = one_step ? std::vector<StepFolder>{{.path = request.path}} : list_steps(request.path);
+    candidates = step_of(request.path) ? std::vector<StepFolder>{{.path = request.path}} : list_steps(request.path);
   }
   Resumed resumed;
   const int64_t count = broadcast_number(request.world, "checkpoint count", static_cast<int64_t>(candidates.size()));

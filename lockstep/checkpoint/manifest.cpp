@@ -37,7 +37,8 @@ uint64_t hash_value(const Json& json) {
 bool is_component(std::string_view name) {
   if (name.empty() || name == "." || name == "..") return false;
   return std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
   });
 }
 
@@ -50,7 +51,8 @@ bool is_safe_path(std::string_view path) {
 }
 
 ManifestTensor tensor_from(const Json& json) {
-  ManifestTensor tensor{.dtype = json.at("dtype").get<std::string>(), .shape = json.at("shape").get<Sizes>(), .pieces = {}};
+  ManifestTensor tensor{
+      .dtype = json.at("dtype").get<std::string>(), .shape = json.at("shape").get<Sizes>(), .pieces = {}};
   for (const Json& piece : json.at("pieces")) {
     tensor.pieces.push_back({.file = piece.at("file").get<std::string>(),
                              .box = {piece.at("offset").get<Sizes>(), piece.at("shape").get<Sizes>()},
@@ -86,9 +88,10 @@ void Manifest::merge(const Manifest& other) {
     if (is_new) continue;
     ManifestTensor& ours = place->second;
     if (ours.shape != theirs.shape || ours.dtype != theirs.dtype)
-      throw CheckpointError({.code = "LS1305",
-                             .what = cat("ranks disagree about tensor '", name, "': ", ours.dtype, " ",
-                                         shape_text(ours.shape), " and ", theirs.dtype, " ", shape_text(theirs.shape))});
+      throw CheckpointError(
+          {.code = "LS1305",
+           .what = cat("ranks disagree about tensor '", name, "': ", ours.dtype, " ", shape_text(ours.shape), " and ",
+                       theirs.dtype, " ", shape_text(theirs.shape))});
     ours.pieces.insert(ours.pieces.end(), theirs.pieces.begin(), theirs.pieces.end());
   }
 }
@@ -102,7 +105,8 @@ uint64_t Manifest::total_bytes() const {
 void check_cover(const Manifest& manifest, std::string_view origin) {
   for (const auto& [name, tensor] : manifest.tensors) {
     const auto fail = [&, &name = name](const std::string& what) {
-      throw CheckpointError({.code = "LS1305", .what = cat("tensor '", name, "' ", what), .where = std::string(origin)});
+      throw CheckpointError(
+          {.code = "LS1305", .what = cat("tensor '", name, "' ", what), .where = std::string(origin)});
     };
     int64_t covered = 0;
     for (size_t i = 0; i < tensor.pieces.size(); ++i) {
@@ -124,13 +128,10 @@ void check_cover(const Manifest& manifest, std::string_view origin) {
 }
 
 std::string manifest_text(const Manifest& manifest) {
-  OrderedJson json = {{"xxh3", std::string(kDigits, '0')},
-                      {"format", "lockstep checkpoint"},
-                      {"version", kVersion},
-                      {"lockstep", manifest.version},
-                      {"step", manifest.step},
-                      {"files", OrderedJson::object()},
-                      {"tensors", OrderedJson::object()}};
+  OrderedJson json = {
+      {"xxh3", std::string(kDigits, '0')}, {"format", "lockstep checkpoint"}, {"version", kVersion},
+      {"lockstep", manifest.version},      {"step", manifest.step},           {"files", OrderedJson::object()},
+      {"tensors", OrderedJson::object()}};
   for (const auto& [path, file] : manifest.files)
     json["files"][path] = {{"size", file.size}, {"xxh3", hash_text(file.hash)}};
   for (const auto& [name, tensor] : manifest.tensors) {

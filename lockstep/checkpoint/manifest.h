@@ -1,5 +1,5 @@
-// manifest.json: the list of all files, tensors and checksums of a checkpoint, written last. A folder without a valid one
-// is not a checkpoint. Tensors are keyed by the name they have in the files: "blocks.0.attn.qkv.weight" in model/,
+// manifest.json: the list of all files, tensors and checksums of a checkpoint, written last. A folder without a valid
+// one is not a checkpoint. Tensors are keyed by the name they have in the files: "blocks.0.attn.qkv.weight" in model/,
 // "optim.exp_avg.blocks.0.attn.qkv.weight" in optim/.
 #pragma once
 
@@ -16,7 +16,8 @@ namespace lockstep::checkpoint {
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr const char* kTrainStateName = "train_state.json";
 
-// xxh3 of a safetensors file is of everything before its data (each piece has its own); of any other file, of the whole.
+// xxh3 of a safetensors file is of everything before its data (each piece has its own); of any other file, of the
+// whole.
 struct ManifestFile {
   uint64_t size = 0;  // bytes
   uint64_t hash = 0;
@@ -39,7 +40,7 @@ struct ManifestTensor {
 
 struct Manifest {
   int64_t step = 0;
-  std::string version{};  // of Lockstep
+  std::string version{};                        // of Lockstep
   std::map<std::string, ManifestFile> files{};  // by path in the step's folder
   std::map<std::string, ManifestTensor> tensors{};
   bool operator==(const Manifest&) const = default;

@@ -28,7 +28,9 @@ at::Tensor view(at::Tensor tensor, const Sizes& origin, const Box& box) {
 }
 
 // The same as a box of at least one dim, so that a scalar is one row.
-int64_t num_rows(const Box& box) { return box.shape.empty() ? 1 : box.shape[0]; }
+int64_t num_rows(const Box& box) {
+  return box.shape.empty() ? 1 : box.shape[0];
+}
 
 Box rows_of(Box box, int64_t first, int64_t count) {
   if (box.shape.empty()) return box;
@@ -43,11 +45,13 @@ PieceReader::PieceReader(const std::filesystem::path& step_folder, const std::st
     : file_(open(step_folder / file)) {
   const ManifestFile& expected = manifest.files.at(file);
   if (file_.size() != expected.size || file_.header_hash() != expected.hash)
-    throw CheckpointError({.code = "LS1303",
-                           .what = cat(file_.path().string(), ": its header does not match the checksum in the manifest")});
+    throw CheckpointError(
+        {.code = "LS1303",
+         .what = cat(file_.path().string(), ": its header does not match the checksum in the manifest")});
 }
 
-void PieceReader::read(const std::string& name, const Piece& piece, const std::vector<Destination>& destinations) const {
+void PieceReader::read(const std::string& name, const Piece& piece,
+                       const std::vector<Destination>& destinations) const {
   const SafetensorsEntry* entry = file_.find(name);
   if (entry == nullptr || entry->shape != piece.box.shape)
     throw CheckpointError({.code = "LS1303",

@@ -24,8 +24,8 @@ class PieceReader {
   PieceReader(const std::filesystem::path& step_folder, const std::string& file, const Manifest& manifest);
 
   // Copies what `piece` of tensor `name` has of each destination, converting the dtype. Some 16 MiB are held at a time.
-  // All of the piece is read and CheckpointError LS1304 thrown where its sum is wrong: the destinations then hold damaged
-  // values.
+  // All of the piece is read and CheckpointError LS1304 thrown where its sum is wrong: the destinations then hold
+  // damaged values.
   void read(const std::string& name, const Piece& piece, const std::vector<Destination>& destinations) const;
 
  private:

@@ -80,7 +80,8 @@ class Parser {
     entry.end = offsets[1].get<uint64_t>();
     const uint64_t bytes = byte_size(entry);
     if (entry.end < entry.begin || entry.end - entry.begin != bytes)
-      refuse(name, cat("data_offsets [", entry.begin, ", ", entry.end, "], but dtype and shape need ", bytes, " bytes"));
+      refuse(name,
+             cat("data_offsets [", entry.begin, ", ", entry.end, "], but dtype and shape need ", bytes, " bytes"));
     return entry;
   }
 
@@ -101,7 +102,8 @@ class Parser {
     if (!dtype) refuse(entry.name, cat("unknown dtype '", entry.dtype, "'"));
     uint64_t bits = static_cast<uint64_t>(dtype->bits);
     for (const int64_t size : entry.shape) {
-      if (__builtin_mul_overflow(bits, static_cast<uint64_t>(size), &bits)) refuse(entry.name, "its size overflows 64 bits");
+      if (__builtin_mul_overflow(bits, static_cast<uint64_t>(size), &bits))
+        refuse(entry.name, "its size overflows 64 bits");
     }
     if (bits % 8 != 0) refuse(entry.name, "its size is not a whole number of bytes");
     return bits / 8;
@@ -111,14 +113,14 @@ class Parser {
   void check_cover(const SafetensorsHeader& header, uint64_t data_size) const {
     std::vector<const SafetensorsEntry*> order;
     for (const auto& [name, entry] : header.entries) order.push_back(&entry);
-    std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-      return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
-    });
+    std::sort(order.begin(), order.end(),
+              [](const auto* a, const auto* b) { return std::pair(a->begin, a->end) < std::pair(b->begin, b->end); });
     uint64_t at = 0;
     for (const auto* entry : order) {
       if (entry->begin != at)
-        refuse(entry->name, cat("begins at byte ", entry->begin, entry->begin < at ? ", inside" : ", after a hole behind",
-                                " the tensor before it, which ends at ", at));
+        refuse(entry->name,
+               cat("begins at byte ", entry->begin, entry->begin < at ? ", inside" : ", after a hole behind",
+                   " the tensor before it, which ends at ", at));
       at = entry->end;
     }
     if (at != data_size) refuse(cat("the tensors end at byte ", at, " of the data, the file at ", data_size));
@@ -130,7 +132,8 @@ class Parser {
 uint64_t read_header_size(const InputFile& file) {
   std::array<unsigned char, 8> bytes{};
   const auto refuse = [&](const std::string& what) {
-    throw DataError({.code = "LS1290", .what = cat("not a valid safetensors file: ", what), .where = file.path().string()});
+    throw DataError(
+        {.code = "LS1290", .what = cat("not a valid safetensors file: ", what), .where = file.path().string()});
   };
   if (file.size() < bytes.size()) refuse(cat("only ", file.size(), " bytes"));
   file.read(0, bytes.data(), bytes.size());
@@ -167,11 +170,13 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, uint64_t begin, void* 
 
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   const SafetensorsEntry* entry = find(name);
-  if (entry == nullptr) throw DataError({.code = "LS1291", .what = cat(path().string(), " holds no tensor '", name, "'")});
+  if (entry == nullptr)
+    throw DataError({.code = "LS1291", .what = cat(path().string(), " holds no tensor '", name, "'")});
   const auto type = scalar_type(entry->dtype);
   if (!type)
-    throw DataError({.code = "LS1291",
-                     .what = cat(path().string(), ": LibTorch has no dtype ", entry->dtype, " of tensor '", name, "'")});
+    throw DataError(
+        {.code = "LS1291",
+         .what = cat(path().string(), ": LibTorch has no dtype ", entry->dtype, " of tensor '", name, "'")});
   at::Tensor tensor = at::empty(entry->shape, at::TensorOptions().dtype(*type));
   read(*entry, 0, tensor.mutable_data_ptr(), tensor.nbytes());
   return tensor;

@@ -1,6 +1,6 @@
-// The safetensors format (github.com/huggingface/safetensors), read strictly: u64 header size, JSON header, data. Stricter
-// than the reference reader: duplicate keys and a header that does not begin with an opening brace are refused; at most
-// 1e6 tensors, 8 dims, names of 1 KiB.
+// The safetensors format (github.com/huggingface/safetensors), read strictly: u64 header size, JSON header, data.
+// Stricter than the reference reader: duplicate keys and a header that does not begin with an opening brace are
+// refused; at most 1e6 tensors, 8 dims, names of 1 KiB.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -43,7 +43,8 @@ std::string refusal(const std::string& bytes) {
   }
 }
 
-std::string entry(const std::string& name, const std::string& dtype, const std::string& shape, const std::string& offsets) {
+std::string entry(const std::string& name, const std::string& dtype, const std::string& shape,
+                  const std::string& offsets) {
   return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
 }
 
@@ -56,9 +57,10 @@ TEST(Safetensors, WritesTheReferenceLayout) {
   const WrittenFile written = write_safetensors(path, tensors, {{"format", "pt"}});
   const std::string bytes = read_file(path);
   const std::string header = bytes.substr(8, bytes.size() - 8 - 38);
-  EXPECT_EQ(header.substr(0, header.find_last_not_of(' ') + 1),
-            R"({"__metadata__":{"format":"pt"},"z":{"dtype":"I64","shape":[],"data_offsets":[0,8]},)"
-            R"("b":{"dtype":"F32","shape":[2,3],"data_offsets":[8,32]},"a":{"dtype":"BF16","shape":[3],"data_offsets":[32,38]}})");
+  EXPECT_EQ(
+      header.substr(0, header.find_last_not_of(' ') + 1),
+      R"({"__metadata__":{"format":"pt"},"z":{"dtype":"I64","shape":[],"data_offsets":[0,8]},)"
+      R"("b":{"dtype":"F32","shape":[2,3],"data_offsets":[8,32]},"a":{"dtype":"BF16","shape":[3],"data_offsets":[32,38]}})");
   EXPECT_EQ(header.size() % 8, 0u);
   EXPECT_EQ(written.size, bytes.size());
 }
@@ -66,8 +68,8 @@ TEST(Safetensors, WritesTheReferenceLayout) {
 TEST(Safetensors, EveryDtypeComesBackAsItWas) {
   const fs::path path = fresh_file("dtypes.safetensors");
   std::vector<NamedTensor> tensors;
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kInt, at::kShort, at::kByte,
-                                    at::kChar, at::kBool, at::kFloat8_e4m3fn, at::kComplexFloat})
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble, at::kLong, at::kInt, at::kShort,
+                                    at::kByte, at::kChar, at::kBool, at::kFloat8_e4m3fn, at::kComplexFloat})
     tensors.push_back({at::toString(type), at::arange(12).to(type).reshape({3, 4})});
   tensors.push_back({"transposed", at::arange(12).to(at::kFloat).reshape({3, 4}).t()});
   tensors.push_back({"scalar", at::arange(8).to(at::kFloat)[7]});
@@ -138,10 +140,14 @@ TEST(Safetensors, RefusesMalformedHeaders) {
       {R"({"__metadata__":{"a":1}})", "", "not a string"},
       {R"({"__metadata__":[]})", "", "not an object"},
       {"{" + entry(long_name, "F32", "[1]", "[0,4]") + "}", four, "name of 1025"},
-      {R"({"a)" "\xff" R"(":{}})", "", "malformed JSON"},
+      {R"({"a)"
+       "\xff"
+       R"(":{}})",
+       "", "malformed JSON"},
       {"{\"a\":" + std::string(100000, '[') + "}", "", "nested deeper"},
   };
-  for (const Case& bad : cases) EXPECT_THAT(refusal(file_bytes(bad.header, bad.data)), HasSubstr(bad.reason)) << bad.header;
+  for (const Case& bad : cases)
+    EXPECT_THAT(refusal(file_bytes(bad.header, bad.data)), HasSubstr(bad.reason)) << bad.header;
 }
 
 TEST(Safetensors, RefusesBadHeaderSizesAndCutFiles) {

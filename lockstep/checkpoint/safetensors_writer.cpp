@@ -20,7 +20,8 @@ std::vector<const NamedTensor*> in_file_order(std::span<const NamedTensor> tenso
 }
 
 // The eight bytes of its size, then the JSON.
-std::string header_bytes(const std::vector<const NamedTensor*>& order, const std::map<std::string, std::string>& metadata) {
+std::string header_bytes(const std::vector<const NamedTensor*>& order,
+                         const std::map<std::string, std::string>& metadata) {
   OrderedJson json = OrderedJson::object();
   if (!metadata.empty()) json["__metadata__"] = metadata;
   size_t offset = 0;

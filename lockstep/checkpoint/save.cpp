@@ -56,8 +56,9 @@ class Saver {
   void write_own() {
     const int rank = request_.world.rank();
     if (!fs::is_directory(temporary_))
-      throw CheckpointError({.code = "LS1306", .what = cat("cannot see ", temporary_.string(), ", which rank 0 made: ",
-                                                           "checkpoints need a file system that all ranks share")});
+      throw CheckpointError({.code = "LS1306",
+                             .what = cat("cannot see ", temporary_.string(), ", which rank 0 made: ",
+                                         "checkpoints need a file system that all ranks share")});
     Manifest own = write_shards(temporary_, request_.state, rank);
     own.step = request_.train_state.step;
     write_file(fragment(rank), manifest_text(own));
@@ -108,6 +109,8 @@ class Saver {
 
 }  // namespace
 
-SaveResult save(const SaveRequest& request) { return Saver(request).run(); }
+SaveResult save(const SaveRequest& request) {
+  return Saver(request).run();
+}
 
 }  // namespace lockstep::checkpoint

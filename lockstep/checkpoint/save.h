@@ -22,14 +22,14 @@ struct SaveRequest {
 };
 
 struct SaveResult {
-  std::filesystem::path path;  // .../step-00001200
-  uint64_t bytes = 0;          // of all files, on every rank
+  std::filesystem::path path;          // .../step-00001200
+  uint64_t bytes = 0;                  // of all files, on every rank
   std::vector<std::string> removed{};  // names of old steps, on rank 0
 };
 
 // Collective. Every rank writes into .tmp-step-00001200, rank 0 gathers the manifest, writes it last and renames the
-// folder; older steps are removed only after the new one was read back. If any rank fails, every rank throws CheckpointError
-// LS1306 with that rank's reason, and older steps are untouched. A step of the same number is replaced.
+// folder; older steps are removed only after the new one was read back. If any rank fails, every rank throws
+// CheckpointError LS1306 with that rank's reason, and older steps are untouched. A step of the same number is replaced.
 // The deadline of `world` bounds how much longer one rank may write than another.
 SaveResult save(const SaveRequest& request);
 

@@ -22,7 +22,8 @@ struct Part {
   at::Tensor data;
 };
 
-// This replica's rows of the local piece; a scalar is one row. Nothing where there are fewer rows than replicas before it.
+// This replica's rows of the local piece; a scalar is one row. Nothing where there are fewer rows than replicas before
+// it.
 std::optional<Part> part_of(const StateTensor& state) {
   const bool scalar = state.local.dim() == 0;
   LOCKSTEP_CHECK(lies_in({state.offset, state.local.sizes().vec()}, state.global_shape) || state.local.numel() == 0,
@@ -97,9 +98,8 @@ Manifest write_shards(const std::filesystem::path& folder, std::span<const State
       for (const Part& part : files[i]) {
         manifest.tensors[part.name].dtype = dtype_of(part.data.scalar_type()).name;
         manifest.tensors[part.name].shape = part.global_shape;
-        manifest.tensors[part.name].pieces.push_back({.file = path,
-                                                      .box = {part.offset, part.data.sizes().vec()},
-                                                      .hash = written.tensor_hashes.at(part.name)});
+        manifest.tensors[part.name].pieces.push_back(
+            {.file = path, .box = {part.offset, part.data.sizes().vec()}, .hash = written.tensor_hashes.at(part.name)});
       }
     }
   }

@@ -14,9 +14,10 @@ namespace lockstep::checkpoint {
 std::string saved_name(const engine::StateTensor& tensor);
 
 // Writes model/shard-<rank + 1>-model-*.safetensors and the same in optim/, in the dialect that
-// torch.distributed.checkpoint.HuggingFaceStorageReader opens: the offset of each piece in the metadata DCP_SHARDING_INFO,
-// one piece of a tensor per file (a rank with several writes several files). Of a piece that n ranks hold, each writes its
-// part of the rows; nobody writes an empty one. Synced to the disk; the step and version of the result are not set.
+// torch.distributed.checkpoint.HuggingFaceStorageReader opens: the offset of each piece in the metadata
+// DCP_SHARDING_INFO, one piece of a tensor per file (a rank with several writes several files). Of a piece that n ranks
+// hold, each writes its part of the rows; nobody writes an empty one. Synced to the disk; the step and version of the
+// result are not set.
 Manifest write_shards(const std::filesystem::path& folder, std::span<const engine::StateTensor> state, int rank);
 
 }  // namespace lockstep::checkpoint

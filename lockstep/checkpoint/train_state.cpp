@@ -32,7 +32,8 @@ TrainState parse_train_state(std::string_view text, std::string_view origin) {
     json.at("world_size").get_to(state.world_size);
     json.at("layout").get_to(state.layout);
   } catch (const Json::exception& error) {
-    throw CheckpointError({.code = "LS1302", .what = cat("not a training state: ", error.what()), .where = std::string(origin)});
+    throw CheckpointError(
+        {.code = "LS1302", .what = cat("not a training state: ", error.what()), .where = std::string(origin)});
   }
   return state;
 }

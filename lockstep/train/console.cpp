@@ -23,8 +23,16 @@ struct Column {
   std::string_view name;
   size_t width;
 };
-constexpr std::array<Column, 10> kColumns = {{{"step", 13}, {"loss", 8}, {"z", 5}, {"gnorm", 7}, {"lr", 9}, {"tok/s", 6},
-                                              {"mfu%", 5}, {"step ms", 8}, {"mem GiB", 8}, {"eta", 7}}};
+constexpr std::array<Column, 10> kColumns = {{{"step", 13},
+                                              {"loss", 8},
+                                              {"z", 5},
+                                              {"gnorm", 7},
+                                              {"lr", 9},
+                                              {"tok/s", 6},
+                                              {"mfu%", 5},
+                                              {"step ms", 8},
+                                              {"mem GiB", 8},
+                                              {"eta", 7}}};
 
 std::string print_number(const char* format, double value) {
   if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
@@ -125,7 +133,9 @@ ConsoleOptions ConsoleOptions::detect(std::FILE* stream) {
           .columns = terminal ? std::min(kMaxColumns, terminal_columns(stream)) : kMaxColumns};
 }
 
-Console::~Console() { clear_live(); }
+Console::~Console() {
+  clear_live();
+}
 
 void Console::header(const HeaderTable& table) {
   clear_live();
@@ -141,12 +151,15 @@ void Console::row(const StepRow& row) {
 void Console::live(const StepRow& row) {
   if (!options_.terminal) return;
   // Without a line feed: the next output starts over at the line's begin.
-  std::fprintf(options_.stream, "\r%s\x1b[K", format_row(row).substr(0, static_cast<size_t>(options_.columns - 1)).c_str());
+  std::fprintf(options_.stream, "\r%s\x1b[K",
+               format_row(row).substr(0, static_cast<size_t>(options_.columns - 1)).c_str());
   std::fflush(options_.stream);
   live_shown_ = true;
 }
 
-void Console::note(const std::string& text) { print(text); }
+void Console::note(const std::string& text) {
+  print(text);
+}
 
 std::string Console::painted(const StepRow& row) const {
   std::string line = format_row(row);

@@ -1,5 +1,6 @@
-// What a person sees of training: a header with the resolved layout, then one line per logged step. On a terminal the newest
-// line is drawn anew in place, with colours and ETA; a pipe gets plain whole lines. Formatting is pure and tested as text.
+// What a person sees of training: a header with the resolved layout, then one line per logged step. On a terminal the
+// newest line is drawn anew in place, with colours and ETA; a pipe gets plain whole lines. Formatting is pure and
+// tested as text.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +15,14 @@ namespace lockstep::train {
 struct StepRow {
   int64_t step = 0;
   int64_t total_steps = 0;
-  double loss = 0;                       // nats per token
-  std::optional<double> z{};             // of the loss, against the steps before it
+  double loss = 0;            // nats per token
+  std::optional<double> z{};  // of the loss, against the steps before it
   double grad_norm = 0;
   double lr = 0;
-  double tokens_per_s = 0;               // over all ranks
-  std::optional<double> mfu{};           // share of the machine's rate, 0..1; nothing where that is unknown
+  double tokens_per_s = 0;      // over all ranks
+  std::optional<double> mfu{};  // share of the machine's rate, 0..1; nothing where that is unknown
   double step_seconds = 0;
-  double memory_gib = 0;                 // peak of the worst rank
+  double memory_gib = 0;  // peak of the worst rank
   std::optional<double> eta_seconds{};
 };
 
@@ -40,8 +41,8 @@ std::string format_header(const HeaderTable& table, int columns);
 class LossStatistics {
  public:
   explicit LossStatistics(int window = 100) : window_(window) {}
-  // The score of `loss` against what came before it, then takes it in. Nothing during the first 10 steps, nor for a loss
-  // that is not finite (which is left out).
+  // The score of `loss` against what came before it, then takes it in. Nothing during the first 10 steps, nor for a
+  // loss that is not finite (which is left out).
   std::optional<double> add(double loss);
 
  private:
@@ -56,7 +57,7 @@ struct ConsoleOptions {
   std::FILE* stream = stderr;
   bool terminal = false;  // redraw the line in place
   bool color = false;
-  int columns = 140;      // lines on a terminal are cut here
+  int columns = 140;                                         // lines on a terminal are cut here
   static ConsoleOptions detect(std::FILE* stream = stderr);  // isatty, NO_COLOR, CLICOLOR_FORCE, COLUMNS, TERM=dumb
 };
 

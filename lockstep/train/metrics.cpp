@@ -9,7 +9,9 @@ namespace lockstep::train {
 namespace {
 
 // nlohmann prints the shortest text that reads back as the same double, and null for what is not finite.
-double to_milliseconds(double time) { return std::round(time * 1000) / 1000; }
+double to_milliseconds(double time) {
+  return std::round(time * 1000) / 1000;
+}
 
 // A line cut short by a crash must not swallow the first line of the run that goes on.
 void end_last_line(const std::filesystem::path& path) {

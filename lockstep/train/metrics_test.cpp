@@ -30,8 +30,9 @@ std::vector<std::string> lines_of(const fs::path& path) {
 TEST(Metrics, LinesAreFlatAndOrdered) {
   EXPECT_EQ(step_line(1200, 1790000000.1234, 157286400, {{"train/loss", 2.8134}, {"perf/step_ms", 318}}),
             R"({"step":1200,"time":1790000000.123,"tokens":157286400,"train/loss":2.8134,"perf/step_ms":318.0})");
-  EXPECT_EQ(event_line("checkpoint", 1200, 1790000001.9, {{"path", "checkpoints/step-00001200"}, {"seconds", 1.7}}),
-            R"({"event":"checkpoint","step":1200,"time":1790000001.9,"path":"checkpoints/step-00001200","seconds":1.7})");
+  EXPECT_EQ(
+      event_line("checkpoint", 1200, 1790000001.9, {{"path", "checkpoints/step-00001200"}, {"seconds", 1.7}}),
+      R"({"event":"checkpoint","step":1200,"time":1790000001.9,"path":"checkpoints/step-00001200","seconds":1.7})");
   EXPECT_THROW(event_line("stop", 1, 1, {{"list", OrderedJson::array()}}), InternalError);
 }
 
@@ -45,7 +46,9 @@ TEST(Metrics, NumbersComeBackToTheBit) {
 TEST(Metrics, NonFiniteValuesAreNullAndAnEvent) {
   const fs::path folder = fresh_folder("nonfinite");
   MetricsWriter writer(folder, /*tensorboard=*/false);
-  writer.step(3, 30, {{"train/loss", std::nan("")}, {"train/lr", 0.5}, {"train/grad_norm", std::numeric_limits<double>::infinity()}});
+  writer.step(
+      3, 30,
+      {{"train/loss", std::nan("")}, {"train/lr", 0.5}, {"train/grad_norm", std::numeric_limits<double>::infinity()}});
   const auto lines = lines_of(folder / "metrics.jsonl");
   ASSERT_EQ(lines.size(), 2u);
   const Json step = parse_json(lines[0], "line"), event = parse_json(lines[1], "line");

@@ -33,7 +33,8 @@ std::vector<std::string> differences(const Json& ours, const Json& theirs) {
 void make_folder(const fs::path& folder) {
   std::error_code code;
   fs::create_directories(folder, code);
-  if (code) throw EnvironmentError({.code = "LS3101", .what = cat("cannot make ", folder.string(), ": ", code.message())});
+  if (code)
+    throw EnvironmentError({.code = "LS3101", .what = cat("cannot make ", folder.string(), ": ", code.message())});
 }
 
 std::string host_name() {
@@ -52,7 +53,8 @@ fs::path RunDirectory::log(int rank) const {
 void RunDirectory::open(const Content& content) const {
   if (fs::exists(environment())) {
     const Json old = read_json(environment());
-    const auto lines = differences(content.model, old.is_object() ? old.value(kModelKey, Json::object()) : Json::object());
+    const auto lines =
+        differences(content.model, old.is_object() ? old.value(kModelKey, Json::object()) : Json::object());
     if (!lines.empty()) {
       std::string shown;
       for (size_t i = 0; i < std::min(kShown, lines.size()); ++i) shown += "\n  " + lines[i];

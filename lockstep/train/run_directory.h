@@ -1,5 +1,5 @@
-// The folder of a run: runs/<name>/ with config.resolved.toml, env.json, metrics.jsonl, tb/, logs/, checkpoints/ and, when
-// training has ended, DONE. Made by rank 0.
+// The folder of a run: runs/<name>/ with config.resolved.toml, env.json, metrics.jsonl, tb/, logs/, checkpoints/ and,
+// when training has ended, DONE. Made by rank 0.
 #pragma once
 
 #include <filesystem>
@@ -28,8 +28,8 @@ class RunDirectory {
     Json model;               // the sizes of the model: what makes two runs the same run
     Json environment;         // as describe_environment()
   };
-  // Makes the folder, or goes on in it: config and environment are replaced, DONE is removed. CheckpointError LS1309 where
-  // it holds a run of another model, with the first five settings that differ; nothing is changed then.
+  // Makes the folder, or goes on in it: config and environment are replaced, DONE is removed. CheckpointError LS1309
+  // where it holds a run of another model, with the first five settings that differ; nothing is changed then.
   void open(const Content& content) const;
   // Writes DONE with the last step and its loss.
   void finish(int64_t step, double loss) const;
@@ -38,8 +38,8 @@ class RunDirectory {
   std::filesystem::path root_;
 };
 
-// What is known of where the run happens: host, cores, compiler, LibTorch, time, and what the caller adds ("lockstep" = its
-// version, "launcher", "world_size", "commit").
+// What is known of where the run happens: host, cores, compiler, LibTorch, time, and what the caller adds ("lockstep" =
+// its version, "launcher", "world_size", "commit").
 Json describe_environment(const Json& more = Json::object());
 
 }  // namespace lockstep::train

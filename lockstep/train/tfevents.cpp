@@ -29,14 +29,19 @@ std::string raw(Value value) {
   return std::string(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-// Protocol buffers: a key is (field number << 3 | wire type); 0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes.
+// Protocol buffers: a key is (field number << 3 | wire type); 0 varint, 1 eight bytes, 2 length and bytes, 5 four
+// bytes.
 std::string varint(uint64_t value) {
   std::string bytes;
   for (; value >= 0x80; value >>= 7) bytes += static_cast<char>((value & 0x7f) | 0x80);
   return bytes + static_cast<char>(value);
 }
-std::string key(int field, int wire_type) { return varint(static_cast<uint64_t>(field << 3 | wire_type)); }
-std::string bytes_field(int field, std::string_view bytes) { return key(field, 2) + varint(bytes.size()) + std::string(bytes); }
+std::string key(int field, int wire_type) {
+  return varint(static_cast<uint64_t>(field << 3 | wire_type));
+}
+std::string bytes_field(int field, std::string_view bytes) {
+  return key(field, 2) + varint(bytes.size()) + std::string(bytes);
+}
 
 std::string record(const std::string& event) {
   const std::string length = raw(static_cast<uint64_t>(event.size()));
@@ -72,7 +77,8 @@ std::string scalar_record(double wall_time, int64_t step, std::string_view tag, 
 }
 
 EventFile::EventFile(const std::filesystem::path& folder, double wall_time)
-    : path_(folder / cat("events.out.tfevents.", static_cast<int64_t>(wall_time), ".", host_name(), ".", ::getpid(), ".0")) {
+    : path_(folder /
+            cat("events.out.tfevents.", static_cast<int64_t>(wall_time), ".", host_name(), ".", ::getpid(), ".0")) {
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
   stream_.open(path_, std::ios::binary | std::ios::app);
