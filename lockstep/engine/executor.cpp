@@ -48,7 +48,8 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
       program_(program::build_program(options_.layout)),
       memory_(std::make_shared<MemoryAccount>()),
       store_(arch::param_table(options_.layout.model), store_options(options_, groups, memory_)),
-      layers_(model::build_layers(options_.layout.model, store_, {.seed = options_.seed, .training = true})) {
+      layers_(model::build_layers(options_.layout.model, store_, {.seed = options_.seed, .training = true})),
+      evaluation_layers_(model::build_layers(options_.layout.model, store_, {.seed = options_.seed, .training = false})) {
   store_.initialize(options_.seed);
 }
 
@@ -275,7 +276,7 @@ program::MemoryBytes Executor::measured_memory() const {
 
 std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) {
   at::Tensor x;
-  for (const auto& layer : layers_) x = layer->forward(x, microbatch, nullptr);
+  for (const auto& layer : evaluation_layers_) x = layer->forward(x, microbatch, nullptr);
   return {x.item<double>(), microbatch.targets.ge(0).sum().item<int64_t>()};
 }
 

@@ -91,6 +91,7 @@ class Executor {
   std::shared_ptr<MemoryAccount> memory_;
   ParameterStore store_;
   std::vector<std::unique_ptr<nn::Layer>> layers_;
+  std::vector<std::unique_ptr<nn::Layer>> evaluation_layers_;  // over the same parameters, without dropout
 
   // Of the step that runs.
   const std::vector<nn::Microbatch>* microbatches_ = nullptr;

@@ -7,12 +7,29 @@
 #include <ATen/ops/sum.h>
 
 namespace lockstep::nn {
+namespace {
+
+// grad += product in another dtype. On the CPU ATen casts a whole operand first; by rows that copy stays in cache.
+void add_cast(const at::Tensor& grad, const at::Tensor& product) {
+  constexpr int64_t kElements = 16384;
+  if (!grad.is_cpu()) {
+    grad.add_(product);
+    return;
+  }
+  const int64_t rows = std::max<int64_t>(1, kElements / std::max<int64_t>(1, grad.size(1)));
+  for (int64_t row = 0; row < grad.size(0); row += rows) {
+    const int64_t count = std::min(rows, grad.size(0) - row);
+    grad.narrow(0, row, count).add_(product.narrow(0, row, count));
+  }
+}
+
+}  // namespace
 
 void accumulate_matmul(const at::Tensor& grad, const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() == grad.scalar_type()) {
     grad.addmm_(a, b);
   } else {
-    grad.add_(at::mm(a, b));
+    add_cast(grad, at::mm(a, b));
   }
 }
 
