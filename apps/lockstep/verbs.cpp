@@ -39,7 +39,7 @@ const std::vector<Verb>& verbs() {
        .usage = "RUN | STEP | run.toml (--prompt TEXT | --prompt-ids 1,2,3) [--max-new-tokens N] [--temperature T]",
        .flags = {{"prompt", "TEXT", "the text to continue; needs the run's tokenizer"},
                  {"prompt-ids", "IDS", "the same as token ids: 1,2,3"},
-                 {"max-new-tokens", "N", "tokens to add at most (default 64)"},
+                 {"max-new-tokens", "N", "tokens to add at most (default 64, or what fits)"},
                  {"temperature", "T", "0 = always the most likely token (default); 1 = as the model says"},
                  {"top-k", "K", "sample from the K most likely tokens only"},
                  {"top-p", "P", "sample from the most likely tokens that together have probability P"},

@@ -83,6 +83,7 @@ TEST(Launcher, EndsTheOthersAfterTheGracePeriod) {
 
 TEST(Launcher, KeepsTheOutputOfOtherRanksInTheirLogs) {
   const std::filesystem::path logs = std::filesystem::temp_directory_path() / cat("lockstep-logs-", getpid());
+  std::filesystem::create_directories(logs);
   EXPECT_EQ(run(2, "echo out; echo err >&2", milliseconds(100), logs).code, 0);
   EXPECT_EQ(read_file(logs / "rank-0001.out"), "out\nerr\n");
   std::filesystem::remove_all(logs);

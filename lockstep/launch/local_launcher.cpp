@@ -173,7 +173,6 @@ class Launcher {
       child.output = Descriptor(ends[0]);
       writer = Descriptor(ends[1]);
       fcntl(ends[0], F_SETFL, O_NONBLOCK);
-      child.log = open_log(rank);
     }
     const pid_t parent = getpid();
     child.pid = fork();
@@ -186,8 +185,6 @@ class Launcher {
   }
 
   Descriptor open_log(int rank) const {
-    if (launch_.log_dir.empty()) return {};
-    std::filesystem::create_directories(launch_.log_dir);
     std::string number = std::to_string(rank);
     number.insert(0, number.size() < 4 ? 4 - number.size() : 0, '0');
     const std::filesystem::path path = launch_.log_dir / cat("rank-", number, ".out");
@@ -221,11 +218,20 @@ class Launcher {
     ssize_t count;
     while ((count = read(child.output.get(), buffer, sizeof buffer)) > 0) {
       const std::string_view text(buffer, static_cast<size_t>(count));
-      if (child.log.get() >= 0) write_all(child.log.get(), text);
       child.tail += text;
+      keep(child, text);
       if (child.tail.size() > 2 * kTailBytes) child.tail.erase(0, child.tail.size() - kTailBytes);
     }
     if (count == 0) child.output = Descriptor();
+  }
+
+  // Rank 0 makes the folder when the job is good: what comes before waits in the tail.
+  void keep(Child& child, std::string_view text) const {
+    if (child.log.get() >= 0) return write_all(child.log.get(), text);
+    std::error_code problem;
+    if (launch_.log_dir.empty() || !std::filesystem::is_directory(launch_.log_dir, problem)) return;
+    child.log = open_log(child.rank);
+    write_all(child.log.get(), child.tail);
   }
 
   void handle(int signal) {
@@ -262,13 +268,16 @@ class Launcher {
     next_step_ = Clock::now() + launch_.grace;
   }
 
-  // The first failure that is not the echo of another's.
+  static bool is_echo(const Child& child) {
+    return child.pressed || (!child.ended_by_signal() && child.exit_code() == static_cast<int>(ExitCode::kPeerLost));
+  }
+
+  // The first failure that is not the echo of another's; rank 0 where it failed alike, since its message is already shown.
   const Child& culprit() const {
+    const Child& rank0 = children_.front();
     for (const int rank : ended_) {
       const Child& child = children_[static_cast<size_t>(rank)];
-      const bool echo =
-          child.pressed || (!child.ended_by_signal() && child.exit_code() == static_cast<int>(ExitCode::kPeerLost));
-      if (!echo) return child;
+      if (!is_echo(child)) return child.status == rank0.status && !is_echo(rank0) ? rank0 : child;
     }
     return children_[static_cast<size_t>(ended_.front())];
   }

@@ -27,6 +27,23 @@ std::optional<data::Sampler> open_validation(const config::RunConfig& config, co
   return open_validation_data(config, layout);
 }
 
+CheckpointError no_checkpoint(const std::string& path) {
+  return CheckpointError({.code = "LS1310",
+                          .what = cat("no checkpoint in ", path),
+                          .way_out = "checkpoint.resume is \"auto\", \"none\", RUN/checkpoints or one step of it"});
+}
+
+// What would stop the run later is told before anything is written.
+const TrainJob& checked(const TrainJob& job) {
+  device_of(job.loaded.config);
+  const std::string& resume = job.loaded.config.checkpoint.resume;
+  if (resume == "auto" || resume == "none") return job;
+  const std::filesystem::path path = std::filesystem::weakly_canonical(resume);
+  const bool one_step = checkpoint::parse_step_name(path.filename().string()).has_value();
+  if (one_step ? !std::filesystem::exists(path) : checkpoint::list_steps(path).empty()) throw no_checkpoint(resume);
+  return job;
+}
+
 }  // namespace
 
 struct Trainer::Console0 {
@@ -38,7 +55,7 @@ struct Trainer::Console0 {
 };
 
 Trainer::Trainer(const TrainJob& job)
-    : job_(job),
+    : job_(checked(job)),
       directory_(job.loaded.config.run.dir),
       log_({.file = directory_.log(job.world.rank())}),
       groups_(job.world, job.layout.mesh),
@@ -93,8 +110,7 @@ void Trainer::resume() {
                           .state = state,
                           .world = groups_.world(),
                           .model = arch::model_json(job_.layout.model)});
-  if (!resumed && !automatic)
-    throw CheckpointError({.code = "LS1310", .what = cat("no checkpoint in ", config().checkpoint.resume)});
+  if (!resumed && !automatic) throw no_checkpoint(config().checkpoint.resume);
   if (!resumed) return;
   for (const checkpoint::StepFolder& folder : resumed->skipped)
     note(cat("skipped ", folder.path.string(), ": ", folder.problem));

@@ -1,6 +1,8 @@
 // `lockstep generate`: text from a run's checkpoint.
+#include <algorithm>
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "apps/lockstep/runtime/verbs.h"
 #include "lockstep/arch/model_json.h"
@@ -28,6 +30,10 @@ Source find_source(const CommandLine& command_line) {
   if (!command_line.config_files().empty()) {
     path = load_config(command_line).config.run.dir;
   } else if (command_line.arguments.size() == 1) {
+    if (!command_line.overrides.empty())
+      throw ConfigError({.code = "LS1002",
+                         .what = cat("--", command_line.overrides.front().key, " changes a run.toml, and none was named"),
+                         .way_out = "the checkpoint says what the model is"});
     path = command_line.arguments[0];
   } else {
     throw ConfigError({.code = "LS1004", .what = "lockstep generate needs one run, step or run.toml"});
@@ -70,9 +76,11 @@ std::vector<int64_t> prompt_ids(const CommandLine& command_line, const std::opti
   return {ids.begin(), ids.end()};
 }
 
-infer::GenerateOptions options_of(const CommandLine& command_line, const std::optional<data::Tokenizer>& tokenizer) {
+// `room`: tokens that fit behind the prompt.
+infer::GenerateOptions options_of(const CommandLine& command_line, const std::optional<data::Tokenizer>& tokenizer,
+                                  int64_t room) {
   infer::GenerateOptions options{
-      .max_new_tokens = command_line.integer("max-new-tokens", 64),
+      .max_new_tokens = command_line.integer("max-new-tokens", std::clamp<int64_t>(room, 1, 64)),
       .sampling = {.temperature = command_line.number("temperature", 0),
                    .top_k = command_line.integer("top-k", 0),
                    .top_p = command_line.number("top-p", 1),
@@ -96,6 +104,10 @@ std::string text_of(const data::Tokenizer& tokenizer, const std::vector<int64_t>
 }  // namespace
 
 int verb_generate(const CommandLine& command_line) {
+  if (command_line.ranks.value_or(1) != 1)
+    throw ConfigError({.code = "LS1005",
+                       .what = cat("-n ", *command_line.ranks, ": lockstep generate runs on one rank"),
+                       .way_out = "leave -n out; one rank reads what any number of ranks saved"});
   const Source source = find_source(command_line);
   const checkpoint::TrainState train_state =
       checkpoint::read_train_state(source.step, checkpoint::read_manifest(source.step));
@@ -103,18 +115,21 @@ int verb_generate(const CommandLine& command_line) {
   std::optional<data::Tokenizer> tokenizer;
   if (fs::exists(source.tokenizer)) tokenizer.emplace(data::Tokenizer::load(source.tokenizer));
   std::vector<int64_t> ids = prompt_ids(command_line, tokenizer, source);
-  const infer::GenerateOptions options = options_of(command_line, tokenizer);
+  const int64_t room = model.max_seq_len - static_cast<int64_t>(ids.size());
+  const infer::GenerateOptions options = options_of(command_line, tokenizer, room);
 
   engine::ParameterStore store(arch::param_table(model), {.training = false});
   checkpoint::load_parameters_only(source.step, store.state());
   model::Decoder decoder(model, store);
 
-  // People see the text as it comes; --json is one object at the end.
+  // People see the text as it comes, the prompt with the first token, when it is known to be good; --json is one object
+  // at the end.
   std::optional<data::StreamDecoder> stream;
   if (tokenizer && !command_line.json) stream.emplace(*tokenizer);
-  if (stream) std::fputs(text_of(*tokenizer, ids).c_str(), stdout);
+  bool prompt_shown = false;
   const std::vector<int64_t> continuation = infer::generate(decoder, model, ids, options, [&](int64_t id) {
     if (!stream) return;
+    if (!std::exchange(prompt_shown, true)) std::fputs(text_of(*tokenizer, ids).c_str(), stdout);
     std::fputs(stream->push(static_cast<int32_t>(id)).c_str(), stdout);
     std::fflush(stdout);
   });
