@@ -17,8 +17,14 @@ if(LOCKSTEP_RUNTIME)
   lockstep_install_library(runtime runtime lockstep_torch)
 endif()
 
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/lockstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-        FILES_MATCHING PATTERN "*.h" PATTERN "test_*.h" EXCLUDE)
+foreach(line ${LOCKSTEP_ROOM_LINES})
+  string(REGEX MATCH "^[0-9]+ ([a-z_/]+) (core|runtime)" _ "${line}")
+  if(CMAKE_MATCH_2 STREQUAL "core" OR LOCKSTEP_RUNTIME)
+    install(DIRECTORY ${CMAKE_SOURCE_DIR}/lockstep/${CMAKE_MATCH_1}/
+            DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${CMAKE_MATCH_1}
+            FILES_MATCHING PATTERN "*.h" PATTERN "test_*.h" EXCLUDE)
+  endif()
+endforeach()
 install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 configure_package_config_file(${CMAKE_SOURCE_DIR}/cmake/lockstep-config.cmake.in
