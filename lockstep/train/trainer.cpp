@@ -223,7 +223,7 @@ void Trainer::save_if_due() {
   const config::Interval& every = config().checkpoint.every;
   if (step_ == config().train.steps) return;  // finish() saves the last one
   if (every.steps) {
-    if (step_ % *every.steps == 0) save();
+    if (*every.steps > 0 && step_ % *every.steps == 0) save();
     return;
   }
   // Clocks differ: rank 0's decides for all.
