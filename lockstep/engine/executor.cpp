@@ -224,12 +224,12 @@ void Executor::update() {
 
 void Executor::check_finite(int64_t begin, int64_t end) {
   if (bad_param_ >= 0) return;
-  const at::Tensor slice = store_.grad_slice(begin, end);
-  if (std::isfinite(slice.sum(at::kDouble).item<double>())) return;
+  // A sum is finite only if every term is (or it overflows, which is no better).
+  if (std::isfinite(store_.grad_slice(begin, end).sum().item<double>())) return;
   for (const arch::FlatUnit& unit : store_.layout().units)
     for (const arch::FlatSlot& slot : unit.slots)
       if (slot.offset >= begin && slot.offset < end &&
-          !std::isfinite(store_.grad(slot.param).sum(at::kDouble).item<double>())) {
+          !std::isfinite(store_.grad(slot.param).sum().item<double>())) {
         bad_param_ = slot.param;
         return;
       }

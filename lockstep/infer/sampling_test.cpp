@@ -17,7 +17,7 @@ TEST(Sampling, FollowsTheProbabilities) {
   std::vector<int> counts(3);
   constexpr int kDraws = 80000;
   for (int i = 0; i < kDraws; ++i) ++counts[static_cast<size_t>(pick_token(logits, {.temperature = 1}, i))];
-  for (const auto [id, p] : {std::pair{0, 1 / 8.0}, {1, 2 / 8.0}, {2, 5 / 8.0}})
+  for (const auto& [id, p] : {std::pair{0, 1 / 8.0}, {1, 2 / 8.0}, {2, 5 / 8.0}})
     EXPECT_NEAR(counts[static_cast<size_t>(id)], p * kDraws, 5 * std::sqrt(p * (1 - p) * kDraws)) << id;
 }
 

@@ -30,7 +30,7 @@ struct AdamWParameter {
 void adamw_step(const std::vector<AdamWParameter>& parameters, const AdamWOptions& options, double lr, int64_t step,
                 double grad_scale);
 
-// The L2 norm over all gradients together, summed in fp64 in the order given.
+// The L2 norm over all gradients together; each contiguous. Squares are summed in fp64 in the order given.
 double gradient_norm(const std::vector<at::Tensor>& gradients);
 
 // The factor that brings `norm` down to `max_norm`: 1 where it is below or max_norm is 0 (clipping off).
