@@ -1,0 +1,135 @@
+"""The documentation against what it speaks of.
+
+    docs_test.py SOURCE_DIR BUILD_DIR
+
+- relative links of every page lead to a file, and to a heading where they name one
+- paths in backticks in README.md, ARCHITECTURE.md and the pages of docs/ exist
+- quoted output (scripts/quote_output.py) is what the program prints today
+- ```sh blocks behind a line `<!-- run -->` run, those of a page after each other in one empty folder
+- README.md names every room, the pages every verb of `lockstep --help`
+"""
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE_DIR, BUILD_DIR = Path(), Path()
+SKIPPED = {"build", ".venv", "runs", "data", ".git", "__pycache__"}  # at the top: not ours
+
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+CODE = re.compile(r"`([^`\n]+)`")
+# What looks like a file of the repository: a top folder, then a path without placeholders.
+REPOSITORY_PATH = re.compile(r"(?:apps|lockstep|docs|examples|scripts|tests|cmake)/[\w./-]*")
+RUN = re.compile(r"<!-- run -->\n```(?:sh|console)\n(.*?)```\n", re.DOTALL)
+QUOTE = re.compile(r"<!-- lockstep ([^\n]*) -->\n```text\n(.*?)```\n", re.DOTALL)
+
+
+def pages():
+    """Every page, as path below SOURCE_DIR."""
+    for path in sorted(SOURCE_DIR.rglob("*.md")):
+        relative = path.relative_to(SOURCE_DIR)
+        if relative.parts[0] not in SKIPPED:
+            yield relative
+
+
+def front_pages():
+    return [page for page in pages() if page.parts[0] == "docs" or page.as_posix() in ("README.md", "ARCHITECTURE.md")]
+
+
+def text_of(page):
+    return (SOURCE_DIR / page).read_text()
+
+
+def anchor(heading):
+    """GitHub's name of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-")
+
+
+def broken_links(page, text):
+    for target in LINK.findall(FENCE.sub("", text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, fragment = target.partition("#")
+        path = (SOURCE_DIR / page).parent / name if name else SOURCE_DIR / page
+        if not path.exists():
+            yield f"{page}: {target}: no such file"
+        elif fragment and fragment not in map(anchor, HEADING.findall(FENCE.sub("", path.read_text()))):
+            yield f"{page}: {target}: no such heading"
+
+
+def broken_paths(page, text):
+    for code in CODE.findall(FENCE.sub("", text)):
+        if REPOSITORY_PATH.fullmatch(code) and not (SOURCE_DIR / code).exists():
+            yield f"{page}: `{code}`: no such file"
+
+
+def lockstep(*arguments):
+    return subprocess.run([BUILD_DIR / "lockstep", *arguments], cwd=SOURCE_DIR, capture_output=True, text=True, timeout=20)
+
+
+class Docs(unittest.TestCase):
+    def test_links(self):
+        self.assertEqual([wrong for page in pages() for wrong in broken_links(page, text_of(page))], [])
+
+    def test_paths(self):
+        self.assertEqual([wrong for page in front_pages() for wrong in broken_paths(page, text_of(page))], [])
+
+    def test_quotes(self):
+        quotes = [(page, *quote) for page in pages() for quote in QUOTE.findall(text_of(page))]
+        self.assertGreater(len(quotes), 2)
+        for page, arguments, quoted in quotes:
+            with self.subTest(f"{page}: lockstep {arguments}"):
+                result = lockstep(*shlex.split(arguments))
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertEqual(quoted, result.stdout, "renew it with scripts/quote_output.py")
+
+    def test_commands(self):
+        blocks = {page: RUN.findall(text_of(page)) for page in front_pages()}
+        self.assertGreater(sum(map(len, blocks.values())), 1)
+        for page, scripts in blocks.items():
+            if scripts:
+                with self.subTest(str(page)), tempfile.TemporaryDirectory() as folder:
+                    self.run_blocks(Path(folder), scripts)
+
+    def run_blocks(self, folder, scripts):
+        # The commands are written for the root of the repository; what they leave behind stays in `folder`.
+        for name in ("tests", "examples", "scripts"):
+            (folder / name).symlink_to(SOURCE_DIR / name)
+        (folder / "build").mkdir()
+        (folder / "build/release").symlink_to(BUILD_DIR)
+        environment = {**os.environ, "PATH": f"{BUILD_DIR}:{os.environ['PATH']}"}
+        result = subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(scripts)], cwd=folder, env=environment,
+                                capture_output=True, text=True, timeout=300)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_verbs(self):
+        verbs = re.findall(r"^  ([a-z]+)  ", lockstep("--help").stdout, re.MULTILINE)
+        self.assertIn("train", verbs)
+        docs = "\n".join(map(text_of, front_pages()))
+        self.assertEqual([verb for verb in verbs if not re.search(rf"lockstep {verb}\b", docs)], [])
+
+    def test_rooms(self):
+        rooms = [line.split()[1] for line in (SOURCE_DIR / "cmake/rooms.txt").read_text().splitlines()
+                 if line and not line.startswith("#")]
+        readme, rooms_page = text_of("README.md"), text_of("lockstep/README.md")
+        self.assertEqual([room for room in rooms if f"lockstep/{room}/" not in readme], [])
+        self.assertEqual([room for room in rooms if f"]({room}/README.md)" not in rooms_page], [])
+
+    def test_finds_what_is_broken(self):
+        text = "[a](nowhere.md) [b](README.md) [c](#no-such) [d](https://x.org) `lockstep/no.cpp` `lockstep/base/` `a/b.cpp`\n"
+        self.assertEqual([*broken_links(Path("README.md"), text), *broken_paths(Path("README.md"), text)],
+                         ["README.md: nowhere.md: no such file", "README.md: #no-such: no such heading",
+                          "README.md: `lockstep/no.cpp`: no such file"])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    SOURCE_DIR, BUILD_DIR = (Path(sys.argv.pop(1)).resolve() for _ in range(2))
+    unittest.main()
