@@ -76,6 +76,8 @@ class Package(unittest.TestCase):
         source.mkdir()
         for file, text in files.items():
             (source / file).write_text(text)
+        if sanitizers := cached("LOCKSTEP_SANITIZE"):
+            options += (f"-DCMAKE_CXX_FLAGS=-fsanitize={sanitizers}",)
         run(["cmake", "-S", source, "-B", source / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
              f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCMAKE_CXX_COMPILER={cached('CMAKE_CXX_COMPILER')}", *options])
         return source / "build"
