@@ -1,0 +1,138 @@
+"""PyTorch twins of Lockstep's models: the same shapes and parameters, written the way a fast PyTorch model is written.
+
+One fused projection for q, k and v, scaled_dot_product_attention (the flash kernel on CPUs too), tanh GELU or SwiGLU,
+the head tied to the token embedding, and one cross entropy over all logits.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    family: str  # gpt2 | llama
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab_size: int
+    max_seq_len: int
+
+    def flops_per_token(self, seq_len):
+        """Model FLOPs of one training token, attention counted by its causal half: what perf/mfu counts."""
+        attention = 4 * self.hidden**2 + self.hidden * seq_len
+        mlp = (3 if self.family == "llama" else 2) * self.hidden * self.ffn
+        return 6 * (self.layers * (attention + mlp) + self.hidden * self.vocab_size)
+
+
+# The presets of lockstep/arch/model_config.cpp with the vocabulary the benchmark gives them.
+SHAPES = {
+    "gpt2-10m": Shape("gpt2", layers=4, hidden=384, heads=12, ffn=1536, vocab_size=8192, max_seq_len=512),
+    "llama-15m": Shape("llama", layers=6, hidden=288, heads=6, ffn=768, vocab_size=32000, max_seq_len=256),
+}
+
+
+class Attention(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        bias = shape.family == "gpt2"
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.hidden, 3 * shape.hidden, bias=bias)
+        self.out = nn.Linear(shape.hidden, shape.hidden, bias=bias)
+
+    def forward(self, x, rotary):
+        batch, length, hidden = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).transpose(1, 3).unbind(2)
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, length, hidden))
+
+
+class GeluMlp(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.up = nn.Linear(shape.hidden, shape.ffn)
+        self.down = nn.Linear(shape.ffn, shape.hidden)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class SwiGlu(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.gate_up = nn.Linear(shape.hidden, 2 * shape.ffn, bias=False)
+        self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
+
+    def forward(self, x):
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+def norm(shape):
+    return nn.LayerNorm(shape.hidden) if shape.family == "gpt2" else nn.RMSNorm(shape.hidden, eps=1e-5)
+
+
+class Block(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.attention_norm, self.attention = norm(shape), Attention(shape)
+        self.mlp_norm, self.mlp = norm(shape), (GeluMlp if shape.family == "gpt2" else SwiGlu)(shape)
+
+    def forward(self, x, rotary):
+        x = x + self.attention(self.attention_norm(x), rotary)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """tokens, targets [B, S] -> mean loss."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocab_size, shape.hidden)
+        self.positions = nn.Embedding(shape.max_seq_len, shape.hidden) if shape.family == "gpt2" else None
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = norm(shape)
+        if shape.family == "llama":
+            cos, sin = rotary_table(shape.hidden // shape.heads, shape.max_seq_len)
+            self.register_buffer("cos", cos, persistent=False)
+            self.register_buffer("sin", sin, persistent=False)
+        self.apply(initialize)
+
+    def forward(self, tokens, targets):
+        length = tokens.shape[1]
+        x = self.tokens(tokens)
+        rotary = None
+        if self.positions is not None:
+            x = x + self.positions.weight[:length]
+        else:
+            rotary = self.cos[:length], self.sin[:length]
+        for block in self.blocks:
+            x = block(x, rotary)
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def initialize(module):
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def rotary_table(size, length):
+    """cos and sin [S, K]; the halves of a head turn together."""
+    frequencies = torch.exp(-math.log(10000.0) * torch.arange(0, size, 2) / size)
+    angles = torch.outer(torch.arange(length), frequencies).repeat(1, 2)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x, rotary):
+    cos, sin = (table.to(x.dtype) for table in rotary)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
