@@ -36,7 +36,7 @@ target_compile_definitions(lockstep_torch INTERFACE AT_PER_OPERATOR_HEADERS)
 target_link_options(lockstep_torch INTERFACE $<BUILD_INTERFACE:-Wl,-rpath,${LOCKSTEP_TORCH}/lib>)
 
 # One precompiled header for every file that sees LibTorch.
-file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cpp "")
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_pch.cpp CONTENT "")  # rewritten only where it differs
 add_library(lockstep_torch_pch OBJECT ${CMAKE_BINARY_DIR}/torch_pch.cpp)
 target_link_libraries(lockstep_torch_pch PRIVATE lockstep_torch nlohmann_json::nlohmann_json)
 target_precompile_headers(lockstep_torch_pch PRIVATE ${CMAKE_SOURCE_DIR}/cmake/torch_pch.h)

@@ -10,15 +10,15 @@ namespace {
 
 void check_prompt(const arch::ModelConfig& model, const std::vector<int64_t>& prompt, int64_t max_new_tokens) {
   const auto length = static_cast<int64_t>(prompt.size());
-  if (length == 0) throw DataError({.code = "LS1240", .what = "the prompt has no token"});
+  if (length == 0) throw DataError({.code = "LS1241", .what = "the prompt has no token"});
   for (int64_t i = 0; i < length; ++i) {
     const int64_t id = prompt[static_cast<size_t>(i)];
     if (id < 0 || id >= model.vocab_size)
-      throw DataError({.code = "LS1240",
+      throw DataError({.code = "LS1241",
                        .what = cat("prompt token ", i, " is ", id, ", but the model's vocabulary has ", model.vocab_size)});
   }
   if (length + max_new_tokens > model.max_seq_len)
-    throw DataError({.code = "LS1240",
+    throw DataError({.code = "LS1241",
                      .what = cat("prompt(", length, ") + max_new_tokens(", max_new_tokens, ") = ", length + max_new_tokens,
                                  ", but the model's max_seq_len is ", model.max_seq_len),
                      .way_out = length < model.max_seq_len

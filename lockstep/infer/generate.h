@@ -18,7 +18,7 @@ struct GenerateOptions {
 };
 
 // The continuation of `prompt` (at least one id), without the prompt. `on_token` sees every new id as it comes.
-// DataError LS1240 for ids outside the vocabulary, or where prompt + max_new_tokens is more than max_seq_len.
+// DataError LS1241 for ids outside the vocabulary, or where prompt + max_new_tokens is more than max_seq_len.
 std::vector<int64_t> generate(model::Decoder& decoder, const arch::ModelConfig& model, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options, const std::function<void(int64_t)>& on_token = {});
 
