@@ -32,7 +32,7 @@ checkpoints/. The newest checkpoint: $(readlink -f runs/demo/checkpoints/latest 
 Try next:
   $lockstep verify examples/demo.toml -n 2 --steps 2        does the layout compute what one rank computes?
   $lockstep show examples/demo.toml -n 2 program            the step as a program: overlap is visible in the list
-  $lockstep show examples/demo.toml -n 4 traffic            what ring and parameter server put on each link
+  $lockstep show examples/demo.toml -n 2 traffic            what ring and parameter server put on each link
   $lockstep train examples/demo.toml -n 2 --train.steps=800 --checkpoint.resume=auto
   $lockstep generate runs/demo --prompt "She had" --temperature 0.8
 END
