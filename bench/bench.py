@@ -27,6 +27,7 @@ def parse_arguments():
     parser.add_argument("lockstep", type=Path, help="the program: build/release/lockstep")
     parser.add_argument("--quick", action="store_true", help="one short round: do all cases run?")
     parser.add_argument("--compile", action="store_true", help="also PyTorch with torch.compile (needs a C++ compiler)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="comparisons with this in their name: bf16, ddp")
     parser.add_argument("--rounds", type=int, default=3, help="at most this many")
     parser.add_argument("--seconds", type=float, default=330, help="no round begins that would end later")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a case in a round")
@@ -101,8 +102,8 @@ def measure(cases, arguments, setting):
         for case in cases if number % 2 == 0 else reversed(cases):
             result = run_case(case, setting)
             measurements.add(case, result)
-            milliseconds = median(result.step_seconds) * 1000
-            print(f"round {number + 1}  {case.name():<48} {milliseconds:8.0f} ms   load {load_average():.1f}", flush=True)
+            milliseconds = f"{median(result.step_seconds) * 1000:8.0f} ms"
+            print(f"round {number + 1}  {case.name():<48} {milliseconds}   load {load_average():.1f}", flush=True)
         longest = max(longest, time.monotonic() - round_begin)
     return measurements
 
@@ -166,9 +167,10 @@ def print_tables(report):
 
 def print_setting(report):
     limits = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in report["gemm_limit"].items())
-    print(f"\nmachine      {report['machine']['cpu']}, {report['machine']['cores']} cores, {report['machine']['system']}")
+    on = report["machine"]
+    print(f"\nmachine      {on['cpu']}, {on['cores']} cores, {on['system']}")
     print(f"load         {report['load_before']:.1f} before, {report['load_after']:.1f} after (1-minute average)")
-    print(f"work         {report['batch']} sequences of {report['seq_len']} tokens a step; {report['steps']} steps a round")
+    print(f"work         {report['batch']} x {report['seq_len']} tokens a step, {report['steps']} steps a round")
     print(f"GEMM limit   {limits} (torch.mm of 768 x 768, {CORES} cores, best of all rounds)")
     print(f"PyTorch      {report['torch']}, {report['peer_allocator']}")
     if report["load_before"] > 0.5:
@@ -177,7 +179,9 @@ def print_setting(report):
 
 def main():
     arguments = parse_arguments()
-    pairs = comparisons(arguments.compile)
+    pairs = [pair for pair in comparisons(arguments.compile) if arguments.only in pair.name()]
+    if not any(pair.other.program == "pytorch" for pair in pairs):  # its report holds the GEMM rate
+        raise BenchError(f"--only {arguments.only}: no comparison with PyTorch has this in its name")
     cases = cases_of(pairs)
     load_before = load_average()
     print(f"load {load_before:.1f} before; {len(cases)} cases")

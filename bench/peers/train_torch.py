@@ -6,7 +6,6 @@ loss and gradient norm are known.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import socket
@@ -53,7 +52,7 @@ def best_product_rate(dtype, threads):
 
 
 def gemm_rate(dtype, threads):
-    """What `threads` cores can do: by that many threads, or by one times as many, which a busy machine disturbs less."""
+    """What `threads` cores can do: with that many threads, or one times as many (a busy machine disturbs it less)."""
     alone = threads * best_product_rate(dtype, 1)
     return max(alone, best_product_rate(dtype, threads))
 
@@ -78,29 +77,15 @@ def batches(arguments, rank):
         yield windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
-def train(rank, arguments, port):
-    torch.manual_seed(1234)
-    if arguments.ranks > 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=arguments.ranks)
-
-    shape = SHAPES[arguments.model]
-    dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
-    rate = gemm_rate(dtype, arguments.threads)
-    torch.set_num_threads(arguments.threads)
-    model = Transformer(shape)
-    run = torch.compile(model) if arguments.compile else model
-    if arguments.ranks > 1:
-        run = DistributedDataParallel(run, gradient_as_bucket_view=True, static_graph=True)
+def timed_steps(arguments, rank, model, run):
+    """Seconds of every step, and the last loss; `run` is the model, perhaps compiled or wrapped."""
     optimizer = make_optimizer(model)
-    half = dtype == torch.bfloat16
     data = batches(arguments, rank)
-
     seconds = []
     for _ in range(arguments.warmup + arguments.steps):
         begin = time.perf_counter()
         tokens, targets = next(data)
-        with torch.autocast("cpu", dtype) if half else contextlib.nullcontext():
+        with torch.autocast("cpu", torch.bfloat16, enabled=arguments.precision == "bf16"):
             loss = run(tokens, targets)
         loss.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -108,11 +93,28 @@ def train(rank, arguments, port):
         optimizer.zero_grad()
         loss.item(), grad_norm.item()
         seconds.append(time.perf_counter() - begin)
+    return seconds, loss.item()
+
+
+def train(rank, arguments, port):
+    if arguments.ranks > 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=arguments.ranks)
+    rate = gemm_rate(torch.bfloat16 if arguments.precision == "bf16" else torch.float32, arguments.threads)
+
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(1234)
+    shape = SHAPES[arguments.model]
+    model = Transformer(shape)
+    run = torch.compile(model) if arguments.compile else model
+    if arguments.ranks > 1:
+        run = DistributedDataParallel(run, gradient_as_bucket_view=True, static_graph=True)
+    seconds, loss = timed_steps(arguments, rank, model, run)
 
     if rank == 0:
         report = {
             "step_seconds": seconds[arguments.warmup :],
-            "loss": loss.item(),
+            "loss": loss,
             "parameters": sum(p.numel() for p in model.parameters()),
             "flops_per_step": shape.flops_per_token(arguments.seq_len) * arguments.batch * arguments.seq_len,
             "gemm_flops_per_s": rate * arguments.ranks,  # of all ranks
