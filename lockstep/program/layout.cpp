@@ -1,5 +1,6 @@
 #include "lockstep/program/layout.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "lockstep/base/check.h"
@@ -30,7 +31,8 @@ Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& mod
           .precision = config.train.precision,
           .data_parallel = config.parallel.data_parallel,
           .bucket_bytes = std::llround(config.parallel.bucket_mib * static_cast<double>(kMiB)),
-          .overlap = config.parallel.overlap};
+          .overlap = config.parallel.overlap,
+          .threads = std::max(1, config.train.threads)};
 }
 
 Layout reference_layout(const Layout& layout) {

@@ -24,6 +24,8 @@ struct Layout {
   config::DataParallel data_parallel = config::DataParallel::kRing;
   int64_t bucket_bytes = 25 << 20;
   bool overlap = true;  // reduce a bucket as soon as it is full; otherwise all after the last backward
+  int threads = 1;               // compute threads of a rank (train.threads; 1 where it says 0 = by the machine): kernels have
+                                 // a scratch area per thread
 
   int64_t num_microbatches() const;  // global_batch / (micro_batch * data degree)
   int64_t element_size() const;      // of the compute copy: 4 fp32, 2 bf16

@@ -206,10 +206,10 @@ class RunTest(BadInputTest):
     def test_prompts(self):
         many = ",".join(["5"] * 65)
         for exit_code, code, words, arguments in (
-                (DATA, "LS1240", ["prompt(65)", "max_seq_len is 64", "shorter prompt"], ["--prompt-ids", many]),
-                (DATA, "LS1240", ["prompt(3) + max_new_tokens(62) = 65", "--max-new-tokens 61"],
+                (DATA, "LS1241", ["prompt(65)", "max_seq_len is 64", "shorter prompt"], ["--prompt-ids", many]),
+                (DATA, "LS1241", ["prompt(3) + max_new_tokens(62) = 65", "--max-new-tokens 61"],
                  ["--prompt-ids", "1,2,3", "--max-new-tokens", 62]),
-                (DATA, "LS1240", ["prompt token 1 is 512", "vocabulary has 512"], ["--prompt-ids", "1,512"]),
+                (DATA, "LS1241", ["prompt token 1 is 512", "vocabulary has 512"], ["--prompt-ids", "1,512"]),
                 (DATA, "LS1240", ["the prompt has no token"], ["--prompt", ""]),
                 (USAGE, "LS1005", ["'x' is not a token id"], ["--prompt-ids", "1,x"]),
                 (USAGE, "LS1003", ["either --prompt TEXT or --prompt-ids"], []),

@@ -12,11 +12,12 @@
 namespace lockstep::apps {
 namespace {
 
-std::unique_ptr<comm::World> join_world(const launch::Identity& identity) {
+std::unique_ptr<comm::World> join_world(const launch::Identity& identity, const RankJobOptions& options) {
   launch::SharedRegion region = identity.region_fd >= 0 ? launch::SharedRegion::from_descriptor(identity.region_fd)
                                                         : launch::SharedRegion::anonymous(launch::region_bytes(1));
   return std::make_unique<comm::SharedMemoryWorld>(std::make_shared<const launch::SharedRegion>(std::move(region)),
-                                                   identity.rank, identity.world_size);
+                                                   identity.rank, identity.world_size,
+                                                   comm::SharedMemoryOptions{.deadline = options.deadline});
 }
 
 int compute_threads(const config::RunConfig& config, const launch::Identity& identity) {
@@ -27,11 +28,12 @@ int compute_threads(const config::RunConfig& config, const launch::Identity& ide
 
 }  // namespace
 
-RankJob::RankJob(const CommandLine& command_line)
+RankJob::RankJob(const CommandLine& command_line, const RankJobOptions& options)
     : loaded_(load_config(command_line)), layout_(program::layout_of(loaded_, command_line.identity.world_size)) {
   engine::install_memory_tracking();
-  at::set_num_threads(compute_threads(loaded_.config, command_line.identity));
-  world_ = join_world(command_line.identity);
+  layout_.threads = compute_threads(loaded_.config, command_line.identity);
+  at::set_num_threads(layout_.threads);
+  world_ = join_world(command_line.identity, options);
 }
 
 }  // namespace lockstep::apps

@@ -1,6 +1,7 @@
 // What every verb that computes needs on its rank: configuration, layout and the world of ranks.
 #pragma once
 
+#include <chrono>
 #include <memory>
 
 #include "apps/lockstep/command_line.h"
@@ -9,11 +10,15 @@
 
 namespace lockstep::apps {
 
+struct RankJobOptions {
+  std::chrono::milliseconds deadline{60000};  // of every wait for a peer
+};
+
 class RankJob {
  public:
   // Joins the world that the identity names (a world of one where there is none), sets the number of compute threads and
   // turns memory accounts on. What goes wrong later must reach the peers: run the verb's work inside guarded().
-  explicit RankJob(const CommandLine& command_line);
+  explicit RankJob(const CommandLine& command_line, const RankJobOptions& options = {});
 
   const config::LoadedConfig& loaded() const { return loaded_; }
   const config::RunConfig& config() const { return loaded_.config; }

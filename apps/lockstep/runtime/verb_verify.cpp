@@ -7,7 +7,8 @@
 namespace lockstep::apps {
 
 int verb_verify_on_rank(const CommandLine& command_line) {
-  const RankJob job(command_line);
+  // The other ranks wait while rank 0 also runs the one-rank twin; a peer that dies is noticed at once all the same.
+  const RankJob job(command_line, {.deadline = std::chrono::hours(1)});
   const train::VerifyReport report = guarded(job, [&] {
     return train::verify(job.config(), job.layout(), job.world(), command_line.integer("steps", 2));
   });
