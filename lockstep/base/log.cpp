@@ -4,6 +4,9 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
 namespace lockstep {
 
 struct Log::Sinks {
@@ -13,7 +16,11 @@ struct Log::Sinks {
 Log::Log(const LogOptions& options) : sinks_(std::make_unique<Sinks>()) {
   std::vector<spdlog::sink_ptr> sinks;
   if (!options.file.empty()) {
-    std::filesystem::create_directories(options.file.parent_path());
+    std::error_code code;
+    std::filesystem::create_directories(options.file.parent_path(), code);
+    if (code)
+      throw EnvironmentError(
+          {.code = "LS3101", .what = cat("cannot make ", options.file.parent_path().string(), ": ", code.message())});
     sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file.string()));
     sinks.back()->set_pattern("%Y-%m-%dT%H:%M:%S.%e %L %v");
   }

@@ -3,7 +3,7 @@ import re
 
 import support
 
-USAGE, ENVIRONMENT, DATA, CHECKPOINT = 2, 3, 7, 8
+USAGE, ENVIRONMENT, DIVERGED, DATA, CHECKPOINT = 2, 3, 5, 7, 8
 
 
 class BadInputTest(support.LockstepTest):
@@ -150,6 +150,10 @@ class DataTest(BadInputTest):
         self.refused_on_all(DATA, "LS1222", ["large.bin: token "], "train", self.bare_toml("tokenizer"),
                             "--data.validation=large", "--model.vocab_size=512")
 
+    def test_a_run_directory_that_cannot_be_made(self):
+        self.refused_on_all(ENVIRONMENT, "LS3101", ["cannot make run.toml/x/logs"], "train", "run.toml",
+                            "--run.dir=run.toml/x")
+
     def test_tokenizer_larger_than_the_model(self):
         self.refused(USAGE, "LS1120", ["512 tokens", "model.vocab_size = 200"], "train", "run.toml",
                      "--model.vocab_size=200")
@@ -165,6 +169,17 @@ class DataTest(BadInputTest):
         result = self.lockstep("train", "run.toml", "--data.tokenizer=noise.json")
         self.assertEqual(result.code, DATA, result)
         self.assertIn("noise.json", result.err)
+
+
+class DivergedTest(BadInputTest):
+    def test_a_gradient_that_is_not_finite(self):
+        for ranks in (1, 2):
+            result = self.lockstep("train", "run.toml", f"--run.name=wild{ranks}", "-n", ranks, "--optimizer.lr=1e30",
+                                   "--optimizer.max_grad_norm=0")
+            self.assertEqual(result.code, DIVERGED, result)
+            self.assertEqual(re.findall(r"LS\d{4}", result.err), ["LS5001"], result)
+            for rank in range(ranks):
+                self.assertIn(f"rank {rank}: ", result.err)
 
 
 class RunTest(BadInputTest):
