@@ -52,7 +52,7 @@ Identity take_identity(std::vector<std::string>& arguments) {
           .local_rank = *rank,
           .local_size = *size,
           .region_fd = *fd,
-          .source = "--rank"};
+          .source = cat("lockstep -n ", *size)};
 }
 
 }  // namespace lockstep::launch

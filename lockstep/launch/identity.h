@@ -12,7 +12,7 @@ struct Identity {
   int local_rank = 0;  // among the ranks of this host
   int local_size = 1;
   int region_fd = -1;               // inherited descriptor of the ranks' SharedRegion; -1: none
-  std::string source = "one rank";  // who said so: "--rank", "one rank"
+  std::string source = "one rank";  // who said so: "lockstep -n 2", "one rank"
   bool operator==(const Identity&) const = default;
 };
 

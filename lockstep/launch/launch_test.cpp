@@ -153,7 +153,7 @@ TEST(Launcher, LeavesNoOrphanWhenItIsKilled) {
 
 TEST(Identity, GoesThroughTheFlagsAndLeavesTheOtherArguments) {
   const Identity identity{
-      .rank = 2, .world_size = 4, .local_rank = 2, .local_size = 4, .region_fd = 5, .source = "--rank"};
+      .rank = 2, .world_size = 4, .local_rank = 2, .local_size = 4, .region_fd = 5, .source = "lockstep -n 4"};
   std::vector<std::string> arguments = {"train", "run.toml"};
   for (const std::string& flag : identity_flags(identity)) arguments.push_back(flag);
   arguments.push_back("--train.steps=3");

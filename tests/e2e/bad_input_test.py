@@ -225,7 +225,7 @@ class RunTest(BadInputTest):
                 (DATA, "LS1241", ["prompt(3) + max_new_tokens(62) = 65", "--max-new-tokens 61"],
                  ["--prompt-ids", "1,2,3", "--max-new-tokens", 62]),
                 (DATA, "LS1241", ["prompt token 1 is 512", "vocabulary has 512"], ["--prompt-ids", "1,512"]),
-                (DATA, "LS1240", ["the prompt has no token"], ["--prompt", ""]),
+                (DATA, "LS1241", ["the prompt has no token"], ["--prompt", ""]),
                 (USAGE, "LS1005", ["'x' is not a token id"], ["--prompt-ids", "1,x"]),
                 (USAGE, "LS1003", ["either --prompt TEXT or --prompt-ids"], []),
                 (USAGE, "LS1003", ["either --prompt TEXT or --prompt-ids"], ["--prompt", "a", "--prompt-ids", "1"]),
