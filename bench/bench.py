@@ -19,7 +19,7 @@ from cases import VOCABULARY, cases_of, comparisons
 from programs import BenchError, Setting, lockstep_parameters, peer_allocator, run_case
 from token_files import write_random_tokens
 
-CORES = 2  # every case uses two: one rank with two threads, or two ranks with one
+CORES = 2  # one rank with two threads, or two ranks with one; --one-thread adds cases that use one core
 
 
 def parse_arguments():
@@ -27,6 +27,7 @@ def parse_arguments():
     parser.add_argument("lockstep", type=Path, help="the program: build/release/lockstep")
     parser.add_argument("--quick", action="store_true", help="one short round: do all cases run?")
     parser.add_argument("--compile", action="store_true", help="also PyTorch with torch.compile (needs a C++ compiler)")
+    parser.add_argument("--one-thread", action="store_true", help="also 1 rank x 1 thread: steadier on a busy machine")
     parser.add_argument("--only", default="", metavar="TEXT", help="comparisons with this in their name: bf16, ddp")
     parser.add_argument("--rounds", type=int, default=3, help="at most this many")
     parser.add_argument("--seconds", type=float, default=330, help="no round begins that would end later")
@@ -73,8 +74,9 @@ class Measurements:
         return [median(other.step_seconds) / median(ours.step_seconds) for ours, other in both]
 
     def reports(self, **fields):
+        """(case, report of the twin) of the cases with these fields."""
         return [
-            result.report
+            (case, result.report)
             for case, results in self.rounds.items()
             if all(getattr(case, name) == value for name, value in fields.items())
             for result in results
@@ -82,11 +84,12 @@ class Measurements:
         ]
 
     def gemm_limit(self, precision):
-        """FLOP/s that all cores reach in the best matrix product seen."""
-        return max(report["gemm_flops_per_s"] for report in self.reports(precision=precision))
+        """FLOP/s of one core in the best matrix product seen."""
+        reports = self.reports(precision=precision)
+        return max(report["gemm_flops_per_s"] / case.cores() for case, report in reports)
 
     def flops_per_step(self, model):
-        return self.reports(model=model)[0]["flops_per_step"]
+        return self.reports(model=model)[0][1]["flops_per_step"]
 
 
 def measure(cases, arguments, setting):
@@ -123,7 +126,7 @@ def case_rows(cases, measurements, setting):
     rows = []
     for case in cases:
         steps = measurements.steps(case)
-        flops, limit = measurements.flops_per_step(case.model), measurements.gemm_limit(case.precision)
+        flops, limit = measurements.flops_per_step(case.model), case.cores() * measurements.gemm_limit(case.precision)
         mfus = [result.mfu for result in measurements.rounds[case] if result.mfu is not None]
         rows.append(
             {
@@ -171,7 +174,7 @@ def print_setting(report):
     print(f"\nmachine      {on['cpu']}, {on['cores']} cores, {on['system']}")
     print(f"load         {report['load_before']:.1f} before, {report['load_after']:.1f} after (1-minute average)")
     print(f"work         {report['batch']} x {report['seq_len']} tokens a step, {report['steps']} steps a round")
-    print(f"GEMM limit   {limits} (torch.mm of 768 x 768, {CORES} cores, best of all rounds)")
+    print(f"GEMM limit   {limits} a core (torch.mm of 768 x 768, best of all rounds)")
     print(f"PyTorch      {report['torch']}, {report['peer_allocator']}")
     if report["load_before"] > 0.5:
         print("note         other programs were running before this one began: the figures are noisy")
@@ -179,7 +182,7 @@ def print_setting(report):
 
 def main():
     arguments = parse_arguments()
-    pairs = [pair for pair in comparisons(arguments.compile) if arguments.only in pair.name()]
+    pairs = [pair for pair in comparisons(arguments.compile, arguments.one_thread) if arguments.only in pair.name()]
     if not any(pair.other.program == "pytorch" for pair in pairs):  # its report holds the GEMM rate
         raise BenchError(f"--only {arguments.only}: no comparison with PyTorch has this in its name")
     cases = cases_of(pairs)
@@ -209,7 +212,7 @@ def main():
         "seq_len": setting.seq_len,
         "steps": setting.steps,
         "gemm_limit": {precision: measurements.gemm_limit(precision) for precision in precisions},
-        "torch": measurements.reports(program="pytorch")[0]["torch"],
+        "torch": measurements.reports(program="pytorch")[0][1]["torch"],
         "peer_allocator": peer_allocator(),
         "cases": case_rows(cases, measurements, setting),
         "comparisons": ratio_rows(pairs, measurements),

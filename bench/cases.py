@@ -1,6 +1,6 @@
 """What is measured: one case is one program on one model and layout; a comparison is two cases of the same work."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -11,6 +11,9 @@ class Case:
     precision: str = "fp32"
     ranks: int = 1
     threads: int = 2  # of one rank
+
+    def cores(self):
+        return self.ranks * self.threads
 
     def name(self):
         how = f" {self.how}" if self.program == "pytorch" or self.ranks > 1 else ""
@@ -29,11 +32,14 @@ class Comparison:
 VOCABULARY = {"gpt2-10m": 8192, "llama-15m": 32000}
 
 
-def comparisons(with_compile):
+def comparisons(with_compile=False, one_thread=False):
     gpt2, llama = "gpt2-10m", "llama-15m"
     pairs = []
     for model, precision in ((gpt2, "fp32"), (llama, "fp32"), (gpt2, "bf16")):
         ours = Case("lockstep", "ring", model, precision)
+        if one_thread:
+            alone = replace(ours, threads=1)
+            pairs.append(Comparison(alone, replace(alone, program="pytorch", how="eager")))
         pairs.append(Comparison(ours, Case("pytorch", "eager", model, precision)))
         if with_compile:
             pairs.append(Comparison(ours, Case("pytorch", "compile", model, precision)))
