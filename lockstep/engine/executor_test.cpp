@@ -177,6 +177,24 @@ TEST(Executor, MeasuredMemoryIsThePredictedOneWithinFivePercent) {
       }
 }
 
+TEST(Executor, ASteadyStepTakesNoNewMemory) {
+  install_memory_tracking();
+  for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16}) {
+    const program::Layout layout = layout_for({.preset = "gpt2-10m", .dp = 1, .precision = precision, .seq_len = 64}, 8);
+    lockstep::testing::run_ranks(1, [&](comm::World& world) {
+      Groups groups(world, layout.mesh);
+      Executor executor({.layout = layout}, groups);
+      const auto step = [&](int64_t index) {
+        executor.step(executor.load([&] { return microbatches(layout, 0, index); }), index + 1, 1e-3);
+      };
+      for (int64_t index = 0; index < 3; ++index) step(index);
+      const int64_t before = fresh_blocks();
+      for (int64_t index = 3; index < 6; ++index) step(index);
+      EXPECT_EQ(fresh_blocks(), before);
+    });
+  }
+}
+
 TEST(Executor, NonFiniteGradientIsNamedOnAllRanksAndTheWeightsStay) {
   for (const config::DataParallel kind : {config::DataParallel::kRing, config::DataParallel::kParameterServer}) {
     const program::Layout layout = layout_for({.dp = 3, .kind = kind});

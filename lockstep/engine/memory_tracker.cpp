@@ -1,10 +1,11 @@
 #include "lockstep/engine/memory_tracker.h"
 
 #include <c10/core/Allocator.h>
-#include <c10/core/impl/alloc_cpu.h>
 
 #include <mutex>
 #include <new>
+
+#include "lockstep/engine/block_cache.h"
 
 namespace lockstep::engine {
 namespace {
@@ -19,12 +20,19 @@ static_assert(sizeof(Header) == 64);
 
 thread_local const MemoryScope* current_scope = nullptr;
 
+// LibTorch's allocator is process-wide and outlives everything, so the blocks behind it are too.
+BlockCache& blocks() {
+  static auto* cache = new BlockCache;
+  return *cache;
+}
+
 void free_block(void* data) {
   if (data == nullptr) return;
   auto* header = reinterpret_cast<Header*>(static_cast<std::byte*>(data) - sizeof(Header));
   if (header->account) header->account->remove(header->category, header->bytes);
+  const auto bytes = static_cast<size_t>(header->bytes);
   header->~Header();
-  c10::free_cpu(header);
+  blocks().give_back(header, bytes + sizeof(Header));
 }
 
 }  // namespace
@@ -34,7 +42,7 @@ class TrackingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &free_block, cpu};
-    auto* header = new (c10::alloc_cpu(bytes + sizeof(Header))) Header;
+    auto* header = new (blocks().take(bytes + sizeof(Header))) Header;
     header->bytes = static_cast<int64_t>(bytes);
     if (current_scope != nullptr && current_scope->account_ != nullptr) {
       header->account = current_scope->account_;
@@ -73,6 +81,8 @@ void install_memory_tracking() {
   static std::once_flag once;
   std::call_once(once, [] { c10::SetAllocator(c10::DeviceType::CPU, new TrackingAllocator, /*priority=*/100); });
 }
+
+int64_t fresh_blocks() { return blocks().fresh_blocks(); }
 
 MemoryScope::MemoryScope(std::shared_ptr<MemoryAccount> account, MemoryCategory category)
     : account_(std::move(account)), category_(category), outer_(current_scope) {

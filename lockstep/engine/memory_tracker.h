@@ -30,9 +30,12 @@ class MemoryAccount {
   std::array<Counter, program::kNumMemoryCategories> counters_;
 };
 
-// Replaces LibTorch's CPU allocator by one that keeps accounts; once per process, later calls do nothing. Allocations
-// outside any MemoryScope are not accounted.
+// Replaces LibTorch's CPU allocator by one that keeps accounts and keeps blocks for reuse (block_cache.h); once per
+// process, later calls do nothing. Allocations outside any MemoryScope are not accounted.
 void install_memory_tracking();
+
+// Blocks that the CPU allocator has asked from the system so far; a steady step adds none.
+int64_t fresh_blocks();
 
 // While it lives, CPU tensors allocated on this thread belong to the category of the account. Scopes nest.
 class MemoryScope {
