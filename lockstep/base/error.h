@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// What the program `lockstep` returns. 75, 130 and 143 are for signals; see docs/errors.md.
+// What the program `lockstep` returns; see docs/errors.md.
 enum class ExitCode : int {
   kOk = 0,
   kUsage = 2,        // command line or configuration, with file and line or the equation
@@ -20,6 +20,9 @@ enum class ExitCode : int {
   kCheckpoint = 8,  // a checkpoint: none that is whole, damaged, or of another model
   kMismatch = 9,    // `verify` found the layout to compute something else than one rank
   kInternal = 70,
+  kSaved = 75,         // stopped after saving a checkpoint: start again to go on
+  kInterrupted = 130,  // by SIGINT, saved or not
+  kTerminated = 143,   // by SIGTERM or SIGUSR1, before a checkpoint was complete
 };
 
 // One message: what is wrong with the values filled in, where (file:line:column, or empty), and the way out.

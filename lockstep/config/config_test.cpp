@@ -88,6 +88,7 @@ every = 200
   EXPECT_EQ(config.parallel.data_parallel, DataParallel::kParameterServer);
   EXPECT_EQ(config.checkpoint.every, (Interval{.steps = 200, .seconds = std::nullopt}));
   EXPECT_EQ(read("[checkpoint]\nevery = \"1h30m\"").checkpoint.every.seconds, 5400.0);
+  EXPECT_EQ(read("[train]\ncomm_timeout = \"90s\"").train.comm_timeout.seconds, 90.0);
 }
 
 TEST(Config, DefaultsFollowFromOtherValues) {
@@ -157,6 +158,11 @@ TEST(Config, MissingUnit) {
             "run.toml:2:9: error LS1046: checkpoint.every = \"30\" is not a duration with a unit\n"
             "    2 | every = \"30\"\n"
             "      |         ^~~~ write \"30min\", \"90s\" or \"2h\", or a number of steps without quotes");
+}
+
+TEST(Config, ADurationAloneIsNoNumberAndNotZero) {
+  EXPECT_THAT(refusal("[train]\ncomm_timeout = 30\n"), HasSubstr("error LS1046: train.comm_timeout = 30"));
+  EXPECT_THAT(refusal("[train]\ncomm_timeout = \"0s\"\n"), HasSubstr("error LS1044: train.comm_timeout = \"0s\""));
 }
 
 TEST(Config, KeysOfLaterVersionsAreRefusedByName) {
@@ -302,7 +308,7 @@ TEST(Fields, TheListIsFrozen) {
             "model.vocab_size model.max_seq_len model.tied model.norm_eps model.rope_theta model.dropout "
             "data.train data.validation data.tokenizer data.shuffle "
             "train.steps train.seq_len train.global_batch train.micro_batch train.seed train.precision train.device "
-            "train.eval_every train.eval_samples train.log_every train.threads "
+            "train.eval_every train.eval_samples train.log_every train.threads train.comm_timeout "
             "optimizer.lr optimizer.min_lr optimizer.warmup_steps optimizer.schedule optimizer.weight_decay "
             "optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.max_grad_norm "
             "parallel.dp parallel.data_parallel parallel.bucket_mib parallel.overlap "

@@ -89,7 +89,9 @@ std::vector<Section> declare_sections() {
              "of one validation loss, over all ranks")
       .field("log_every", &TrainSection::log_every, counted(1, "steps"), "between lines of metrics")
       .field("threads", &TrainSection::threads, zero_or_more,
-             "compute threads of a rank; 0 = cores / ranks of the host");
+             "compute threads of a rank; 0 = cores / ranks of the host")
+      .field("comm_timeout", &TrainSection::comm_timeout, {.least = 0, .below = 1e9, .open_below = true},
+             "longest wait for another rank; then it is lost");
 
   Declare(table, "optimizer", &RunConfig::optimizer,
           "AdamW, weight decay decoupled and on parameters of two or more dimensions.")

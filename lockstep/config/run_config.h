@@ -21,6 +21,12 @@ struct Interval {
   bool operator==(const Interval&) const = default;
 };
 
+// Wall-clock time.
+struct Duration {
+  double seconds = 0;
+  bool operator==(const Duration&) const = default;
+};
+
 struct RunSection {
   std::string name = "run";
   std::string dir{};  // load_config fills runs/<name> where it is not given
@@ -67,6 +73,7 @@ struct TrainSection {
   int64_t eval_samples = 64;  // validation sequences of one evaluation, over all ranks
   int64_t log_every = 10;     // steps
   int threads = 0;            // compute threads of a rank; 0 = cores / ranks of this host
+  Duration comm_timeout{60};  // of every wait for another rank; then it counts as lost
   bool operator==(const TrainSection&) const = default;
 };
 

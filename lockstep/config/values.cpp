@@ -77,10 +77,13 @@ std::string print_value(const std::string& value) {
 }
 
 std::string print_value(const Interval& value) {
-  if (value.steps) return print_value(*value.steps);
-  const double minutes = value.seconds.value_or(0) / 60;
+  return value.steps ? print_value(*value.steps) : print_value(Duration{value.seconds.value_or(0)});
+}
+
+std::string print_value(const Duration& value) {
+  const double minutes = value.seconds / 60;
   if (minutes >= 1 && minutes == std::floor(minutes)) return cat("\"", fixed_text(minutes), "min\"");
-  return cat("\"", fixed_text(value.seconds.value_or(0)), "s\"");
+  return cat("\"", fixed_text(value.seconds), "s\"");
 }
 
 std::string print_value(const Value& value) {
@@ -114,6 +117,7 @@ std::string type_name(const std::string&, const Rule& rule) {
   return rule.choices.empty() ? "text" : join(rule.choices, " | ");
 }
 std::string type_name(const Interval&, const Rule&) { return "steps | duration"; }
+std::string type_name(const Duration&, const Rule&) { return "duration"; }
 
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, bool& out) {
   const bool* flag = std::get_if<bool>(&value);
@@ -155,21 +159,32 @@ Verdict read_value(const std::string& key, const Value& value, const Rule& rule,
 }
 
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Interval& out) {
-  if (const std::string* text = std::get_if<std::string>(&value)) {
-    const std::optional<double> seconds = parse_duration(*text);
-    if (!seconds) {
-      return Complaint{.code = "LS1046",
-                       .what = cat(key, " = ", print_value(value), " is not a duration with a unit"),
-                       .hint = "write \"30min\", \"90s\" or \"2h\", or a number of steps without quotes"};
+  if (std::holds_alternative<std::string>(value)) {
+    Duration duration;
+    if (Verdict bad = read_value(key, value, {.least = 0, .open_below = true}, duration)) {
+      if (bad->code == "LS1046") bad->hint += ", or a number of steps without quotes";
+      return bad;
     }
-    if (!(*seconds > 0)) return in_range(key, value, {.least = 0, .open_below = true}, *seconds);
-    out = {.steps = std::nullopt, .seconds = *seconds};
+    out = {.steps = std::nullopt, .seconds = duration.seconds};
     return std::nullopt;
   }
   int64_t steps = 0;
   if (!std::holds_alternative<int64_t>(value)) return wrong_type<Interval>(key, value, rule);
   if (Verdict bad = read_value(key, value, rule, steps)) return bad;
   out = {.steps = steps, .seconds = std::nullopt};
+  return std::nullopt;
+}
+
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Duration& out) {
+  const std::string* text = std::get_if<std::string>(&value);
+  const std::optional<double> seconds = text ? parse_duration(*text) : std::nullopt;
+  if (!seconds) {
+    return Complaint{.code = "LS1046",
+                     .what = cat(key, " = ", print_value(value), " is not a duration with a unit"),
+                     .hint = "write \"30min\", \"90s\" or \"2h\""};
+  }
+  if (Verdict bad = in_range(key, value, rule, *seconds)) return bad;
+  out = {.seconds = *seconds};
   return std::nullopt;
 }
 

@@ -44,6 +44,7 @@ std::string print_value(int64_t value);
 std::string print_value(double value);
 std::string print_value(const std::string& value);
 std::string print_value(const Interval& value);
+std::string print_value(const Duration& value);
 std::string print_value(const Value& value);
 
 // "true", "20_000", "3e-4" as what they say, everything else as text.
@@ -57,6 +58,7 @@ Verdict read_value(const std::string& key, const Value& value, const Rule& rule,
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, double& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, std::string& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Interval& out);
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Duration& out);
 
 // "integer", "number", ... with the range.
 std::string type_name(bool, const Rule& rule);
@@ -64,6 +66,7 @@ std::string type_name(int64_t, const Rule& rule);
 std::string type_name(double, const Rule& rule);
 std::string type_name(const std::string&, const Rule& rule);
 std::string type_name(const Interval&, const Rule& rule);
+std::string type_name(const Duration&, const Rule& rule);
 
 // int, enums and optionals in terms of the ones above.
 template <typename T>

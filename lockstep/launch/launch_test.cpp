@@ -27,7 +27,7 @@ struct Outcome {
 
 // Runs `script` as every rank; in it $rank, $size and $fd are the identity.
 Outcome run(int ranks, const std::string& script, milliseconds grace = milliseconds(5000),
-            std::filesystem::path logs = {}) {
+            std::filesystem::path logs = {}, int max_restarts = 0) {
   const int report = memfd_create("report", MFD_CLOEXEC);
   const std::string prologue = "rank=$2; size=$4; fd=$6; ";
   const int code = launch_local({.ranks = ranks,
@@ -35,7 +35,8 @@ Outcome run(int ranks, const std::string& script, milliseconds grace = milliseco
                                  .program = "/bin/sh",
                                  .log_dir = std::move(logs),
                                  .grace = grace,
-                                 .error_fd = report});
+                                 .error_fd = report,
+                                 .max_restarts = max_restarts});
   std::string text(static_cast<size_t>(lseek(report, 0, SEEK_END)), '\0');
   EXPECT_EQ(pread(report, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
   close(report);
@@ -100,7 +101,10 @@ class LauncherProcess {
       : folder_(std::filesystem::temp_directory_path() / cat("lockstep-launch-", getpid(), "-", rand())) {
     std::filesystem::create_directories(folder_);
     pid_ = fork();
-    if (pid_ == 0) _exit(run(ranks, cat("ready() { echo $$ > ", folder_.string(), "/$rank; }; ", script)).code);
+    if (pid_ == 0) {
+      signal(SIGINT, SIG_DFL);  // whatever started the test
+      _exit(run(ranks, cat("ready() { echo $$ > ", folder_.string(), "/$rank; }; ", script)).code);
+    }
     for (int rank = 0; rank < ranks; ++rank) ranks_.push_back(read_pid(rank));
   }
   ~LauncherProcess() { std::filesystem::remove_all(folder_); }
@@ -127,9 +131,50 @@ class LauncherProcess {
 };
 
 TEST(Launcher, PassesSignalsOn) {
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    const LauncherProcess launcher(2, "trap 'exit 75' TERM USR1; ready; while :; do sleep 0.05; done");
+    kill(launcher.pid(), signal);
+    EXPECT_EQ(launcher.wait_for_code(), static_cast<int>(ExitCode::kSaved)) << signal;
+  }
+}
+
+TEST(Launcher, ASignalBeforeThereIsAHandlerEndsTheRanks) {
+  for (const auto& [signal, code] : {std::pair(SIGTERM, 143), {SIGUSR1, 143}, {SIGINT, 130}}) {
+    const LauncherProcess launcher(2, "ready; while :; do sleep 0.05; done");
+    kill(launcher.pid(), signal);
+    EXPECT_EQ(launcher.wait_for_code(), code);
+    for (const pid_t rank : launcher.ranks()) EXPECT_TRUE(gone(rank));
+  }
+}
+
+TEST(Launcher, AQuestionEndsNobody) {
   const LauncherProcess launcher(2, "trap 'exit 75' TERM; ready; while :; do sleep 0.05; done");
+  kill(launcher.pid(), SIGUSR2);
+  std::this_thread::sleep_for(milliseconds(50));
   kill(launcher.pid(), SIGTERM);
-  EXPECT_EQ(launcher.wait_for_code(), 75);
+  EXPECT_EQ(launcher.wait_for_code(), static_cast<int>(ExitCode::kSaved));
+}
+
+TEST(Launcher, StoppedRanksAreNoFailure) {
+  const Outcome outcome = run(2, "exit 75");
+  EXPECT_EQ(outcome.code, 75);
+  EXPECT_EQ(outcome.report, "");
+}
+
+TEST(Launcher, StartsAgainAfterALostRankAndOnlyThen) {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / cat("lockstep-again-", getpid());
+  std::filesystem::create_directories(folder);
+  const std::string once = cat("if [ $rank = 1 ] && mkdir ", (folder / "once").string(), " 2>/dev/null; then kill -9 $$; fi");
+  const Outcome mended = run(2, once, milliseconds(5000), {}, 2);
+  EXPECT_EQ(mended.code, 0);
+  EXPECT_EQ(mended.report, "rank 1 was ended by signal 9 (Killed)\nstarting all ranks again (1 of 2 restarts)\n");
+  const Outcome lost = run(1, "kill -9 $$", milliseconds(5000), {}, 1);
+  EXPECT_EQ(lost.code, static_cast<int>(ExitCode::kPeerLost));
+  EXPECT_EQ(lost.report,
+            "rank 0 was ended by signal 9 (Killed)\nstarting all ranks again (1 of 1 restarts)\n"
+            "rank 0 was ended by signal 9 (Killed)\n");
+  EXPECT_EQ(run(2, "exit 5", milliseconds(5000), {}, 3).report, "rank 0 ended with exit code 5\n");
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Launcher, EndsAtOnceOnASecondSignal) {
@@ -137,7 +182,7 @@ TEST(Launcher, EndsAtOnceOnASecondSignal) {
   kill(launcher.pid(), SIGINT);
   std::this_thread::sleep_for(milliseconds(100));
   kill(launcher.pid(), SIGINT);
-  EXPECT_EQ(launcher.wait_for_code(), static_cast<int>(ExitCode::kPeerLost));
+  EXPECT_EQ(launcher.wait_for_code(), static_cast<int>(ExitCode::kInterrupted));
   for (const pid_t rank : launcher.ranks()) EXPECT_TRUE(gone(rank));
 }
 

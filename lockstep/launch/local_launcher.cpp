@@ -66,7 +66,7 @@ class Signals {
   Signals() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&set, signal);
     pthread_sigmask(SIG_BLOCK, &set, &before_);
     descriptor_ = Descriptor(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (descriptor_.get() < 0) fail("signalfd", errno);
@@ -95,11 +95,13 @@ struct Child {
   Descriptor log;
   std::string tail;
   bool running = false;
-  bool pressed = false;  // was told to end, by us
+  bool pressed = false;  // was made to end, by us
   int status = 0;        // as waitpid gives it
 
   bool ended_by_signal() const { return !running && WIFSIGNALED(status); }
+  bool ended_by_signal(int signal) const { return ended_by_signal() && WTERMSIG(status) == signal; }
   int exit_code() const { return ended_by_signal() ? static_cast<int>(ExitCode::kPeerLost) : WEXITSTATUS(status); }
+  bool returned(ExitCode code) const { return !running && !ended_by_signal() && exit_code() == static_cast<int>(code); }
 };
 
 // Between fork and exec: only calls that are safe there.
@@ -113,6 +115,7 @@ struct Child {
     dup2(output, STDERR_FILENO);
   }
   fcntl(region, F_SETFD, 0);
+  signal(SIGUSR2, SIG_IGN);  // asks what a rank is doing: until the rank listens, it must not end it
   pthread_sigmask(SIG_SETMASK, &signals, nullptr);
   execv(program, arguments);
   constexpr std::string_view text = "error LS3111: this program cannot be run: ";
@@ -122,10 +125,20 @@ struct Child {
   _exit(static_cast<int>(ExitCode::kEnvironment));
 }
 
+// One start of all ranks.
 class Launcher {
  public:
-  explicit Launcher(const LocalLaunch& launch)
-      : launch_(launch), region_(SharedRegion::memfd(region_bytes(launch.ranks))), program_(resolve(launch.program)) {}
+  struct Outcome {
+    int code = 0;
+    bool lost = false;  // a rank, and nobody wanted the ranks to end
+  };
+
+  Launcher(const LocalLaunch& launch, Signals& signals, bool again)
+      : launch_(launch),
+        signals_(signals),
+        again_(again),
+        region_(SharedRegion::memfd(region_bytes(launch.ranks))),
+        program_(resolve(launch.program)) {}
   ~Launcher() {
     for (Child& child : children_) end(child, SIGKILL);
     for (Child& child : children_)
@@ -134,7 +147,7 @@ class Launcher {
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  int run() {
+  Outcome run() {
     children_.reserve(static_cast<size_t>(launch_.ranks));
     for (int rank = 0; rank < launch_.ranks; ++rank) start(rank);
     while (running() > 0) {
@@ -144,7 +157,8 @@ class Launcher {
       press();
     }
     for (Child& child : children_) read_output(child);
-    return report();
+    const int code = report();
+    return {.code = code, .lost = code == static_cast<int>(ExitCode::kPeerLost) && !stop_signal_};
   }
 
  private:
@@ -188,7 +202,7 @@ class Launcher {
     std::string number = std::to_string(rank);
     number.insert(0, number.size() < 4 ? 4 - number.size() : 0, '0');
     const std::filesystem::path path = launch_.log_dir / cat("rank-", number, ".out");
-    Descriptor log(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    Descriptor log(open(path.c_str(), O_WRONLY | O_CREAT | (again_ ? O_APPEND : O_TRUNC) | O_CLOEXEC, 0644));
     if (log.get() < 0) fail(path.string(), errno);
     return log;
   }
@@ -236,9 +250,16 @@ class Launcher {
 
   void handle(int signal) {
     if (signal == SIGCHLD) return;
-    const int passed = interrupted_ ? SIGKILL : signal;
-    interrupted_ = true;
-    for (Child& child : children_) end(child, passed);
+    if (signal != SIGUSR2 && stop_signal_) return end_at_once(signal);
+    if (signal != SIGUSR2) stop_signal_ = signal;
+    // A question is for the rank alone, an end also for what it started.
+    for (const Child& child : children_)
+      if (child.running) kill(signal == SIGUSR2 ? child.pid : -child.pid, signal);
+  }
+
+  void end_at_once(int signal) {
+    stop_signal_ = signal;
+    for (Child& child : children_) end(child, SIGKILL);
   }
 
   // To the whole process group of a rank: what it started goes with it.
@@ -255,8 +276,8 @@ class Launcher {
       const int code = child.exit_code();
       if (code == 0) continue;
       ended_.push_back(child.rank);
-      // After an interruption ranks end one by one, some still saving: no hurry then, a second signal ends them.
-      if (ended_.size() == 1 && !interrupted_ && code != 75) next_step_ = Clock::now() + launch_.grace;
+      // Ranks that stop as they were told end one by one, some still saving: no hurry then, a second signal ends them.
+      if (!next_step_ && !is_stop(child)) next_step_ = Clock::now() + launch_.grace;
     }
   }
 
@@ -268,8 +289,14 @@ class Launcher {
     next_step_ = Clock::now() + launch_.grace;
   }
 
-  static bool is_echo(const Child& child) {
-    return child.pressed || (!child.ended_by_signal() && child.exit_code() == static_cast<int>(ExitCode::kPeerLost));
+  // Stopped as it was told.
+  static bool is_stop(const Child& child) {
+    return child.returned(ExitCode::kSaved) || child.returned(ExitCode::kInterrupted);
+  }
+
+  bool is_echo(const Child& child) const {
+    return child.pressed || child.returned(ExitCode::kPeerLost) || is_stop(child) ||
+           (stop_signal_ && child.ended_by_signal(*stop_signal_));
   }
 
   // The first failure that is not the echo of another's; rank 0 where it failed alike, since its message is already shown.
@@ -279,12 +306,30 @@ class Launcher {
       const Child& child = children_[static_cast<size_t>(rank)];
       if (!is_echo(child)) return child.status == rank0.status && !is_echo(rank0) ? rank0 : child;
     }
+    for (const int rank : ended_)
+      if (!is_stop(children_[static_cast<size_t>(rank)])) return children_[static_cast<size_t>(rank)];
     return children_[static_cast<size_t>(ended_.front())];
+  }
+
+  bool all_stopped_alike() const {
+    return std::all_of(children_.begin(), children_.end(), [&](const Child& child) {
+      return is_stop(child) && child.status == children_.front().status;
+    });
+  }
+
+  // Where the ranks were told to stop and did not: nobody is to blame but the signal.
+  int report_signal() const {
+    const bool by_person = *stop_signal_ == SIGINT;
+    write_all(launch_.error_fd, cat("ended by ", by_person ? "SIGINT" : *stop_signal_ == SIGTERM ? "SIGTERM" : "SIGUSR1",
+                                    " before a checkpoint was complete\n"));
+    return static_cast<int>(by_person ? ExitCode::kInterrupted : ExitCode::kTerminated);
   }
 
   int report() const {
     if (ended_.empty()) return 0;
     const Child& child = culprit();
+    if (all_stopped_alike()) return child.exit_code();
+    if (stop_signal_ && is_echo(child)) return report_signal();
     std::string text;
     if (!child.tail.empty()) {
       std::string_view tail = child.tail;
@@ -302,12 +347,13 @@ class Launcher {
   }
 
   const LocalLaunch& launch_;
+  Signals& signals_;
+  bool again_;  // not the first start
   SharedRegion region_;
   std::string program_;
-  Signals signals_;
   std::vector<Child> children_;
   std::vector<int> ended_;  // ranks that failed, in the order of their ends
-  bool interrupted_ = false;
+  std::optional<int> stop_signal_;  // the last one that we were sent
   int next_signal_ = SIGTERM;
   std::optional<Clock::time_point> next_step_;
 };
@@ -316,7 +362,13 @@ class Launcher {
 
 int launch_local(const LocalLaunch& launch) {
   LOCKSTEP_CHECK(launch.ranks >= 1, "ranks = ", launch.ranks);
-  return Launcher(launch).run();
+  Signals signals;
+  for (int restarts = 0;; ++restarts) {
+    const Launcher::Outcome outcome = Launcher(launch, signals, restarts > 0).run();
+    if (!outcome.lost || restarts == launch.max_restarts) return outcome.code;
+    write_all(launch.error_fd,
+              cat("starting all ranks again (", restarts + 1, " of ", launch.max_restarts, " restarts)\n"));
+  }
 }
 
 }  // namespace lockstep::launch

@@ -15,16 +15,20 @@ struct LocalLaunch {
   std::filesystem::path log_dir{};        // what ranks above 0 print is kept here as rank-NNNN.out once it exists
   std::chrono::milliseconds grace{5000};  // from the first failure to SIGTERM, and from there to SIGKILL
   int error_fd = 2;                       // where a failure is reported
+  int max_restarts = 0;                   // how often all ranks are started again after one was lost
 };
 
 // Blocks until every rank has ended. Returns 0 where all did well, else the exit code of the rank that failed first,
 // and says which it was. A failure of code kPeerLost is blamed only where no rank has another one, since it is the echo
 // of somebody else's; a rank ended by a signal counts as kPeerLost and as a cause: "rank 2 was ended by signal 9
 // (Killed)". Rank 0 keeps the terminal; of the others the last lines of the one to blame are shown, with its number.
+// Where the outcome is kPeerLost, all ranks are started again, `max_restarts` times at most.
 //
-// SIGINT and SIGTERM are passed on to every rank, which then may take its time to save; a second one ends them at once.
-// Where this process dies, the kernel ends the ranks. To be called from a process with one thread: signals are blocked
-// while it runs. EnvironmentError LS3111 where a rank cannot be started.
+// SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 are passed on to every rank. After one of the first three a rank may take its time
+// to save; the next of the three ends all at once. Ranks that all return kSaved or kInterrupted did what they were told:
+// this is returned without a word. Where they had no time for it: kInterrupted after SIGINT, kTerminated after the others.
+// Ranks begin with SIGUSR2 ignored. Where this process dies, the kernel ends the ranks. To be called from a process with
+// one thread: signals are blocked while it runs. EnvironmentError LS3111 where a rank cannot be started.
 int launch_local(const LocalLaunch& launch);
 
 }  // namespace lockstep::launch

@@ -12,12 +12,17 @@
 namespace lockstep::apps {
 namespace {
 
-std::unique_ptr<comm::World> join_world(const launch::Identity& identity, const RankJobOptions& options) {
+std::chrono::milliseconds deadline_of(const config::RunConfig& config, const RankJobOptions& options) {
+  const std::chrono::duration<double> configured(config.train.comm_timeout.seconds);
+  return options.deadline.value_or(std::chrono::ceil<std::chrono::milliseconds>(configured));
+}
+
+std::unique_ptr<comm::World> join_world(const launch::Identity& identity, std::chrono::milliseconds deadline) {
   launch::SharedRegion region = identity.region_fd >= 0 ? launch::SharedRegion::from_descriptor(identity.region_fd)
                                                         : launch::SharedRegion::anonymous(launch::region_bytes(1));
   return std::make_unique<comm::SharedMemoryWorld>(std::make_shared<const launch::SharedRegion>(std::move(region)),
                                                    identity.rank, identity.world_size,
-                                                   comm::SharedMemoryOptions{.deadline = options.deadline});
+                                                   comm::SharedMemoryOptions{.deadline = deadline});
 }
 
 int compute_threads(const config::RunConfig& config, const launch::Identity& identity) {
@@ -33,7 +38,7 @@ RankJob::RankJob(const CommandLine& command_line, const RankJobOptions& options)
   engine::install_memory_tracking();
   layout_.threads = compute_threads(loaded_.config, command_line.identity);
   at::set_num_threads(layout_.threads);
-  world_ = join_world(command_line.identity, options);
+  world_ = join_world(command_line.identity, deadline_of(loaded_.config, options));
 }
 
 }  // namespace lockstep::apps

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 
 #include "apps/lockstep/command_line.h"
 #include "lockstep/comm/world.h"
@@ -11,7 +12,7 @@
 namespace lockstep::apps {
 
 struct RankJobOptions {
-  std::chrono::milliseconds deadline{60000};  // of every wait for a peer
+  std::optional<std::chrono::milliseconds> deadline{};  // of every wait for a peer; unset: train.comm_timeout
 };
 
 class RankJob {
