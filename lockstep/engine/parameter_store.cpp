@@ -1,5 +1,7 @@
 #include "lockstep/engine/parameter_store.h"
 
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/check.h"
@@ -68,10 +70,17 @@ nn::Parameter ParameterStore::parameter(std::string_view name) {
 }
 
 void ParameterStore::initialize(uint64_t seed) {
+  constexpr int64_t kGrain = 1 << 16;
   for (size_t row = 0; row < table_.size(); ++row) {
-    const at::Tensor values = at::zeros(table_[row].shape, at::kFloat);
-    model::initial_values(table_[row], seed, 0, {values.data_ptr<float>(), static_cast<size_t>(values.numel())});
-    value(static_cast<int>(row)).copy_(values);
+    const arch::ParamSpec& spec = table_[row];
+    const at::Tensor target = value(static_cast<int>(row));
+    const bool in_place = target.is_cpu() && target.scalar_type() == at::kFloat;
+    const at::Tensor values = in_place ? target : at::empty(spec.shape, at::kFloat);
+    float* data = values.data_ptr<float>();
+    at::parallel_for(0, spec.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      model::initial_values(spec, seed, begin, {data + begin, static_cast<size_t>(end - begin)});
+    });
+    if (!in_place) target.copy_(values);
   }
   refresh_compute();
 }
