@@ -211,8 +211,8 @@ void head_memory(const Sizes& s, LayerCost& cost) {
   cost.output = 4;
   Memory forward(s.hidden);
   norm_forward(s, forward);
-  forward.scratch(2 * 4 * logits);
-  if (!s.fp32) forward.scratch((2 * logits) + 2 * m.vocab_size * m.hidden);
+  forward.take(logits * s.input.element_size);  // overwritten with their gradient
+  if (!s.fp32) forward.scratch(2 * m.vocab_size * m.hidden + kPackingBytes);
   cost.forward_workspace = forward.peak() - cost.kept;
   Memory backward(cost.kept);
   norm_backward_input(s, backward);
@@ -261,8 +261,8 @@ void head_work(const Sizes& s, LayerCost& cost) {
   cost.forward = {{.name = "logits", .m = s.tokens, .n = m.vocab_size, .k = m.hidden},
                   {.name = "logits.dx", .m = s.tokens, .n = m.hidden, .k = m.vocab_size},
                   {.name = "logits.dw", .m = m.vocab_size, .n = m.hidden, .k = s.tokens}};
-  const int64_t passes = 4;  // log softmax and exponential: read and write
-  cost.memory_traffic = 4 * s.hidden + passes * 4 * s.tokens * m.vocab_size;
+  const int64_t passes = 2;  // softmax cross-entropy: read and write
+  cost.memory_traffic = 4 * s.hidden + passes * s.tokens * m.vocab_size * s.input.element_size;
 }
 
 double sum_flops(const std::vector<Gemm>& gemms) {
@@ -281,7 +281,7 @@ double LayerCost::backward_flops() const {
 }
 
 int64_t head_chunk_rows(int64_t vocab_size) {
-  return std::max<int64_t>(128, 16 * 1024 * 1024 / (4 * vocab_size));
+  return std::max<int64_t>(256, 16 * 1024 * 1024 / (4 * vocab_size));
 }
 
 LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input) {

@@ -31,7 +31,7 @@ class Head : public Layer {
   at::Tensor logits(const at::Tensor& x);  // [..., D] -> [..., V] fp32; for generation
 
  private:
-  at::Tensor train_chunk(const at::Tensor& rows, const at::Tensor& targets);
+  void chunk_backward(at::Tensor rows, const at::Tensor& dlogits);
 
   std::unique_ptr<Norm> norm_;
   Parameter weight_;
