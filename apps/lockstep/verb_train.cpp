@@ -1,15 +1,43 @@
 // `lockstep train`: judges configuration, layout and data before anything starts, then runs the ranks.
 #include "apps/lockstep/ranks.h"
 #include "apps/lockstep/verbs.h"
+#include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
 #include "lockstep/program/job.h"
 
 namespace lockstep::apps {
 
+namespace {
+
+int max_restarts_of(const CommandLine& command_line, const config::RunConfig& config) {
+  const int64_t restarts = command_line.integer("max-restarts", 0);
+  if (restarts < 0 || restarts > 1000)
+    throw ConfigError({.code = "LS1005", .what = cat("--max-restarts ", restarts, ": 0 to 1000 is needed")});
+  if (restarts > 0 && config.checkpoint.resume != "auto")
+    throw ConfigError({.code = "LS1005",
+                       .what = cat("--max-restarts goes on from the newest checkpoint of the run, but checkpoint.resume is \"",
+                                   config.checkpoint.resume, "\""),
+                       .way_out = "leave checkpoint.resume at \"auto\""});
+  return static_cast<int>(restarts);
+}
+
+void check_stop_after(const CommandLine& command_line) {
+  const std::string text = command_line.value("stop-after");
+  if (command_line.has("stop-after") && !parse_duration(text))
+    throw ConfigError({.code = "LS1005",
+                       .what = cat("--stop-after ", text, ": a duration with a unit is needed"),
+                       .way_out = "write 3h50m, 90s or 30min"});
+}
+
+}  // namespace
+
 int verb_train(const CommandLine& command_line) {
   const config::LoadedConfig loaded = load_config(command_line);
   const int ranks = ranks_of(command_line, loaded.config);
+  const int max_restarts = max_restarts_of(command_line, loaded.config);
+  check_stop_after(command_line);
   if (!is_started_rank(command_line)) program::check_data(loaded.config, program::layout_of(loaded, ranks));
-  return run_on_ranks(command_line, ranks, std::filesystem::path(loaded.config.run.dir) / "logs");
+  return run_on_ranks(command_line, ranks, std::filesystem::path(loaded.config.run.dir) / "logs", max_restarts);
 }
 
 }  // namespace lockstep::apps

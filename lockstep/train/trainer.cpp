@@ -2,6 +2,9 @@
 
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
+#include <cstdio>
+
 #include "lockstep/arch/cost.h"
 #include "lockstep/arch/model_json.h"
 #include "lockstep/base/error.h"
@@ -62,16 +65,19 @@ Trainer::Trainer(const TrainJob& job)
       executor_(executor_options(job.loaded.config, job.layout), groups_),
       device_(device_of(job.loaded.config)),
       sampler_(open_training_data(job.loaded.config, job.layout)),
-      validation_(open_validation(job.loaded.config, job.layout)) {}
+      validation_(open_validation(job.loaded.config, job.layout)),
+      signals_(job.second_signal_ends),
+      dump_([this](const std::string& stack) { write_dump(stack); }) {}
 
 Trainer::~Trainer() = default;
 
-void Trainer::run() {
+ExitCode Trainer::run() {
   try {
     open_run_directory();
     resume();
-    train();
-    finish();
+    const Request request = train();
+    stops(request) ? stop(request) : finish();
+    return exit_code(request);
   } catch (const std::exception& error) {
     log_.error(error.what());
     throw;
@@ -134,7 +140,7 @@ void Trainer::check_resumed(const checkpoint::Resumed& resumed) {
                                           "--checkpoint.resume=", resumed.path.string())});
 }
 
-void Trainer::train() {
+Request Trainer::train() {
   last_save_ = Clock::now();
   while (step_ < config().train.steps) {
     const double lr = optim::learning_rate(config().optimizer, step_, config().train.steps);
@@ -143,7 +149,47 @@ void Trainer::train() {
     log_step(result, lr, seconds_since(begin));
     evaluate_if_due();
     save_if_due();
+    if (step_ == config().train.steps) break;
+    const Request request = agree_on_request();
+    if (stops(request)) return request;
+    if (request == Request::kSave && saved_at_ != step_) save();
   }
+  return Request::kNone;
+}
+
+// A signal may have reached one rank alone, and only rank 0 looks at files and the clock: the largest request counts.
+Request Trainer::agree_on_request() {
+  Request mine = signals_.request();
+  if (is_rank0()) {
+    mine = std::max(mine, take_switch_file(directory_.root()));
+    if (job_.stop_after_seconds && seconds_since(began_) >= *job_.stop_after_seconds)
+      mine = std::max(mine, Request::kRequeue);
+  }
+  const at::Tensor request = at::tensor({static_cast<int64_t>(mine)}, at::kLong);
+  groups_.world()
+      .all_reduce(request, {.site = "stop", .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax})
+      .wait();
+  return static_cast<Request>(request.item<int64_t>());
+}
+
+void Trainer::stop(Request request) {
+  if (saved_at_ != step_) save();
+  note(cat("stopped by ", describe(request), " at step ", step_, "; the same command goes on from there"));
+  if (rank0_) rank0_->metrics.event("stop", step_, {{"code", static_cast<int>(exit_code(request))}});
+}
+
+// On the thread of the dump, while the rank goes on.
+void Trainer::write_dump(const std::string& stack) {
+  const auto calls = [](const comm::Communicator& group) {
+    const std::string text = group.last_calls();
+    return text.empty() ? std::string("  none\n") : text;
+  };
+  const std::string text = cat("rank ", job_.world.rank(), " was asked what it does\nlast calls on group dp, newest last:\n",
+                               calls(groups_.data()), "last calls on group world, newest last:\n",
+                               calls(groups_.world()), "stack, innermost first:\n", stack);
+  log_.info(text);
+  log_.flush();
+  std::fputs(text.c_str(), stderr);
 }
 
 engine::StepResult Trainer::train_step(double lr) {

@@ -17,6 +17,8 @@
 #include "lockstep/train/console.h"
 #include "lockstep/train/metrics.h"
 #include "lockstep/train/run_directory.h"
+#include "lockstep/train/stack_dump.h"
+#include "lockstep/train/stop_request.h"
 
 namespace lockstep::train {
 
@@ -26,6 +28,8 @@ struct TrainJob {
   comm::World& world;
   std::string launcher{};  // who started the ranks, for env.json
   std::string version{};   // of Lockstep
+  std::optional<double> stop_after_seconds{};  // from the start of the ranks, by rank 0's clock
+  bool second_signal_ends = true;              // see StopSignals
 };
 
 // One rank's part of a run. Rank 0 writes the run directory and the terminal; every rank writes its log.
@@ -34,9 +38,10 @@ class Trainer {
   explicit Trainer(const TrainJob& job);
   ~Trainer();
 
-  // From the newest checkpoint (as checkpoint.resume says) to the last step. Errors as Executor::step, checkpoint::save
-  // and checkpoint::resume; they are in the log when they leave here.
-  void run();
+  // From the newest checkpoint (as checkpoint.resume says) to the last step, or until the run is asked to stop; then it
+  // is saved. Returns kOk, kSaved or kInterrupted, the same on all ranks. Errors as Executor::step, checkpoint::save and
+  // checkpoint::resume; they are in the log when they leave here.
+  ExitCode run();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -45,7 +50,10 @@ class Trainer {
   void open_run_directory();
   void resume();
   void check_resumed(const checkpoint::Resumed& resumed);
-  void train();
+  Request train();
+  Request agree_on_request();
+  void stop(Request request);
+  void write_dump(const std::string& stack);
   engine::StepResult train_step(double lr);
   void log_step(const engine::StepResult& result, double lr, double seconds);
   void compare_memory();
@@ -80,7 +88,12 @@ class Trainer {
   double last_loss_ = 0;
   double data_seconds_ = 0;
   double gemm_rate_ = 0;  // FLOP/s of this rank
+  const Clock::time_point began_ = Clock::now();
   Clock::time_point last_save_;
+
+  // Last: what they ask and tell must be there.
+  StopSignals signals_;
+  StackDump dump_;
 };
 
 }  // namespace lockstep::train

@@ -1,8 +1,16 @@
 #include "apps/lockstep/runtime/job.h"
 #include "apps/lockstep/runtime/verbs.h"
+#include "lockstep/base/units.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep::apps {
+namespace {
+
+std::optional<double> stop_after(const CommandLine& command_line) {
+  return command_line.has("stop-after") ? parse_duration(command_line.value("stop-after")) : std::nullopt;
+}
+
+}  // namespace
 
 int verb_train_on_rank(const CommandLine& command_line) {
   const RankJob job(command_line);
@@ -11,9 +19,10 @@ int verb_train_on_rank(const CommandLine& command_line) {
                             .layout = job.layout(),
                             .world = job.world(),
                             .launcher = command_line.identity.source,
-                            .version = LOCKSTEP_VERSION});
-    trainer.run();
-    return static_cast<int>(ExitCode::kOk);
+                            .version = LOCKSTEP_VERSION,
+                            .stop_after_seconds = stop_after(command_line),
+                            .second_signal_ends = command_line.identity.region_fd < 0});
+    return static_cast<int>(trainer.run());
   });
 }
 

@@ -1,0 +1,93 @@
+#include "lockstep/train/stack_dump.h"
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <memory>
+
+#include "lockstep/base/text.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr int kFrames = 64;
+
+// What the handler needs. `state` hands the frames over: only one thread at a time fills or reads them.
+enum State : int { kIdle, kFilling, kFilled, kClosing };
+std::array<void*, kFrames> frames;
+int num_frames = 0;
+std::atomic<int> state{kIdle};
+sem_t asked;
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void on_signal(int) {
+  const int saved_errno = errno;
+  int idle = kIdle;
+  if (state.compare_exchange_strong(idle, kFilling)) {
+    num_frames = backtrace(frames.data(), kFrames);
+    state = kFilled;
+    sem_post(&asked);
+  }
+  errno = saved_errno;
+}
+
+std::string name_of(void* address) {
+  Dl_info info{};
+  if (dladdr(address, &info) == 0 || !info.dli_fname) return cat(address);
+  const std::string file = std::string(info.dli_fname).substr(std::string(info.dli_fname).rfind('/') + 1);
+  if (!info.dli_sname) return cat("? (", file, ")");
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> plain(abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), std::free);
+  return cat(status == 0 ? plain.get() : info.dli_sname, " (", file, ")");
+}
+
+// Without the handler and the frame by which the kernel called it.
+std::string stack_text() {
+  std::string text;
+  for (int i = 2; i < num_frames; ++i) text += cat("  ", name_of(frames[static_cast<size_t>(i)]), "\n");
+  return text;
+}
+
+}  // namespace
+
+StackDump::StackDump(Write write) : write_(std::move(write)) {
+  backtrace(frames.data(), 1);  // loads what it needs: that allocates, which a handler must not
+  state = kIdle;
+  sem_init(&asked, 0, 0);
+  thread_ = std::thread([this] { answer(); });
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGUSR2, &action, &before_);
+}
+
+StackDump::~StackDump() {
+  sigaction(SIGUSR2, &before_, nullptr);
+  while (state == kFilling) std::this_thread::yield();  // a handler on another thread
+  state = kClosing;
+  sem_post(&asked);
+  thread_.join();
+  sem_destroy(&asked);
+}
+
+void StackDump::answer() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);  // signals are for those who compute
+  for (;;) {
+    while (sem_wait(&asked) != 0) {
+    }
+    if (state == kClosing) return;
+    write_(stack_text());
+    int filled = kFilled;
+    if (!state.compare_exchange_strong(filled, kIdle)) return;  // closing
+  }
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,75 @@
+#include "lockstep/train/stop_request.h"
+
+#include <unistd.h>
+
+#include <system_error>
+
+namespace lockstep::train {
+namespace {
+
+// All that a handler may touch.
+volatile sig_atomic_t last_signal = 0;
+volatile sig_atomic_t second_signal_ends = 0;
+
+void on_signal(int signal) {
+  if (last_signal != 0 && second_signal_ends != 0)
+    _exit(static_cast<int>(signal == SIGINT ? ExitCode::kInterrupted : ExitCode::kTerminated));
+  last_signal = signal;
+}
+
+bool take(const std::filesystem::path& file) {
+  std::error_code ignored;
+  return std::filesystem::remove(file, ignored);
+}
+
+}  // namespace
+
+ExitCode exit_code(Request request) {
+  if (request == Request::kInterrupt) return ExitCode::kInterrupted;
+  return request == Request::kRequeue ? ExitCode::kSaved : ExitCode::kOk;
+}
+
+std::string describe(Request request) {
+  switch (request) {
+    case Request::kNone:
+      return "nothing";
+    case Request::kSave:
+      return "the file 'save'";
+    case Request::kRequeue:
+      return "SIGTERM, SIGUSR1 or --stop-after";
+    case Request::kStop:
+      return "the file 'stop'";
+    case Request::kInterrupt:
+      return "SIGINT";
+  }
+  return "";
+}
+
+Request take_switch_file(const std::filesystem::path& run_directory) {
+  const bool save = take(run_directory / "save");
+  if (take(run_directory / "stop")) return Request::kStop;
+  return save ? Request::kSave : Request::kNone;
+}
+
+StopSignals::StopSignals(bool second_ends) {
+  last_signal = 0;
+  second_signal_ends = second_ends ? 1 : 0;
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &before_[i]);
+    if (kSignals[i] != SIGINT || before_[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
+  }
+}
+
+StopSignals::~StopSignals() {
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+}
+
+Request StopSignals::request() const {
+  if (last_signal == 0) return Request::kNone;
+  return last_signal == SIGINT ? Request::kInterrupt : Request::kRequeue;
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,77 @@
+#include "lockstep/train/stop_request.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "lockstep/base/file.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::train {
+namespace {
+
+TEST(StopSignals, EachIsARequestUntilTheListenerEnds) {
+  const auto before = signal(SIGINT, SIG_DFL);
+  for (const auto& [number, request] :
+       {std::pair(SIGTERM, Request::kRequeue), {SIGUSR1, Request::kRequeue}, {SIGINT, Request::kInterrupt}}) {
+    const StopSignals signals(false);
+    EXPECT_EQ(signals.request(), Request::kNone);
+    raise(number);
+    EXPECT_EQ(signals.request(), request);
+    raise(number);  // below a launcher: still alive
+  }
+  EXPECT_EQ(signal(SIGINT, before), SIG_DFL);
+}
+
+TEST(StopSignals, AnIgnoredSigintStaysIgnored) {
+  const auto before = signal(SIGINT, SIG_IGN);
+  {
+    const StopSignals signals(true);
+    raise(SIGINT);
+    EXPECT_EQ(signals.request(), Request::kNone);
+  }
+  EXPECT_EQ(signal(SIGINT, before), SIG_IGN);
+}
+
+TEST(StopSignals, TheSecondEndsTheProcess) {
+  for (const auto& [second, code] : {std::pair(SIGTERM, 143), {SIGUSR1, 143}, {SIGINT, 130}}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      signal(SIGINT, SIG_DFL);
+      const StopSignals signals(true);
+      raise(SIGTERM);
+      raise(second);
+      _exit(1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), code);
+  }
+}
+
+TEST(SwitchFiles, AreTakenOnceAndStopWins) {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / cat("lockstep-switch-", getpid());
+  std::filesystem::create_directories(folder);
+  EXPECT_EQ(take_switch_file(folder), Request::kNone);
+  write_file(folder / "save", "");
+  EXPECT_EQ(take_switch_file(folder), Request::kSave);
+  EXPECT_EQ(take_switch_file(folder), Request::kNone);
+  write_file(folder / "save", "");
+  write_file(folder / "stop", "");
+  EXPECT_EQ(take_switch_file(folder), Request::kStop);
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Requests, HaveTheirExitCodes) {
+  EXPECT_EQ(exit_code(Request::kSave), ExitCode::kOk);
+  EXPECT_EQ(exit_code(Request::kRequeue), ExitCode::kSaved);
+  EXPECT_EQ(exit_code(Request::kStop), ExitCode::kOk);
+  EXPECT_EQ(exit_code(Request::kInterrupt), ExitCode::kInterrupted);
+  EXPECT_FALSE(stops(Request::kSave));
+  EXPECT_TRUE(stops(Request::kRequeue));
+}
+
+}  // namespace
+}  // namespace lockstep::train
