@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <chrono>
+
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/hash.h"
@@ -15,18 +17,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Saver {
+class Writing {
  public:
-  explicit Saver(const SaveRequest& request)
+  explicit Writing(const SaveRequest& request)
       : request_(request),
         final_(request.directory / step_name(request.train_state.step)),
         temporary_(request.directory / cat(".tmp-", step_name(request.train_state.step))) {}
 
   SaveResult run() {
-    together("checkpoint prepare", [this] { on_rank_0(&Saver::prepare); });
+    together("checkpoint prepare", [this] { on_rank_0(&Writing::prepare); });
     together("checkpoint write", [this] { write_own(); });
-    together("checkpoint publish", [this] { on_rank_0(&Saver::publish); });
+    together("checkpoint publish", [this] { on_rank_0(&Writing::publish); });
     result_.path = final_;
+    result_.step = request_.train_state.step;
+    result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
     result_.bytes = static_cast<uint64_t>(
         broadcast_number(request_.world, "checkpoint bytes", static_cast<int64_t>(result_.bytes)));
     return std::move(result_);
@@ -40,7 +44,7 @@ class Saver {
                            .what = cat("checkpoint of step ", request_.train_state.step, " was not written: ", problem),
                            .way_out = cat("earlier checkpoints in ", request_.directory.string(), " are untouched")});
   }
-  void on_rank_0(void (Saver::*work)()) {
+  void on_rank_0(void (Writing::*work)()) {
     if (request_.world.rank() == 0) (this->*work)();
   }
 
@@ -102,6 +106,7 @@ class Saver {
   }
 
   const SaveRequest& request_;
+  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   fs::path final_;
   fs::path temporary_;
   SaveResult result_{};
@@ -110,7 +115,7 @@ class Saver {
 }  // namespace
 
 SaveResult save(const SaveRequest& request) {
-  return Saver(request).run();
+  return Writing(request).run();
 }
 
 }  // namespace lockstep::checkpoint

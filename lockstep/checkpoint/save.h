@@ -23,7 +23,9 @@ struct SaveRequest {
 
 struct SaveResult {
   std::filesystem::path path;          // .../step-00001200
+  int64_t step = 0;
   uint64_t bytes = 0;                  // of all files, on every rank
+  double seconds = 0;                  // from the call to the renamed folder
   std::vector<std::string> removed{};  // names of old steps, on rank 0
 };
 
