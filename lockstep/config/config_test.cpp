@@ -109,7 +109,7 @@ TEST(Config, UnknownKeyNamesTheNearest) {
             "    3 | stpes = 20_000\n"
             "      | ^~~~~ did you mean 'train.steps'?");
   EXPECT_THAT(refusal("[train]\n  lr = 1\n"), HasSubstr("      |   ^~ did you mean 'optimizer.lr'?"));
-  EXPECT_THAT(refusal("[checkpoint]\nfrobnicate = 1\n"), HasSubstr("[checkpoint] has every, keep, resume"));
+  EXPECT_THAT(refusal("[checkpoint]\nfrobnicate = 1\n"), HasSubstr("[checkpoint] has every, keep, asynchronous, resume"));
   EXPECT_THAT(refusal("steps = 1\n"), HasSubstr("outside of any section\n    1 | steps = 1\n"
                                                 "      | ^~~~~ did you mean 'train.steps'?"));
 }
@@ -312,7 +312,7 @@ TEST(Fields, TheListIsFrozen) {
             "optimizer.lr optimizer.min_lr optimizer.warmup_steps optimizer.schedule optimizer.weight_decay "
             "optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.max_grad_norm "
             "parallel.dp parallel.data_parallel parallel.bucket_mib parallel.overlap "
-            "checkpoint.every checkpoint.keep checkpoint.resume");
+            "checkpoint.every checkpoint.keep checkpoint.asynchronous checkpoint.resume");
 }
 
 TEST(Fields, EachHasHelp) {

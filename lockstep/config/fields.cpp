@@ -118,6 +118,7 @@ std::vector<Section> declare_sections() {
   Declare(table, "checkpoint", &RunConfig::checkpoint, "When to save, and where to start from.")
       .field("every", &CheckpointSection::every, zero_or_more, "steps, or a duration as \"30min\"; 0 = at the end only")
       .field("keep", &CheckpointSection::keep, zero_or_more, "newest checkpoints to keep; 0 = all")
+      .field("asynchronous", &CheckpointSection::asynchronous, any, "written beside the next steps, from a copy in memory")
       .field("resume", &CheckpointSection::resume, any, "\"auto\" = newest whole one of this run, \"none\", or a path");
   return table;
 }

@@ -102,6 +102,7 @@ struct ParallelSection {
 struct CheckpointSection {
   Interval every{.steps = std::nullopt, .seconds = 1800.0};
   int64_t keep = 3;             // the newest ones; 0 = all
+  bool asynchronous = true;     // written by a thread beside the next steps
   std::string resume = "auto";  // "auto": newest whole one of this run, else from scratch; "none"; or a path
   bool operator==(const CheckpointSection&) const = default;
 };

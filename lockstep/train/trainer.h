@@ -7,6 +7,7 @@
 #include <string>
 
 #include "lockstep/base/log.h"
+#include "lockstep/checkpoint/async_save.h"
 #include "lockstep/checkpoint/load.h"
 #include "lockstep/checkpoint/train_state.h"
 #include "lockstep/comm/world.h"
@@ -60,6 +61,7 @@ class Trainer {
   std::optional<double> evaluate_if_due();
   void save_if_due();
   void save();
+  void report_saved(const std::optional<checkpoint::SaveResult>& saved);
   void finish();
   void note(const std::string& text);
 
@@ -76,6 +78,7 @@ class Trainer {
   at::Device device_;
   data::Sampler sampler_;
   std::optional<data::Sampler> validation_;
+  checkpoint::Saver saver_;
   std::unique_ptr<Console0> rank0_;
 
   // The position of the run: everything a checkpoint must remember.
