@@ -2,8 +2,10 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 
 #include "lockstep/base/file.h"
 #include "lockstep/base/hash.h"
@@ -69,6 +71,18 @@ std::string memory_comparison(const program::MemoryBytes& predicted, const progr
   }
   line("total", predicted.total(), measured.total());
   return join(lines, "\n");
+}
+
+std::string activity_report(engine::Groups& groups, const std::string& stack, int calls) {
+  const auto last = [calls](const comm::Communicator& group) {
+    std::vector<std::string> lines = split(group.last_calls(), '\n');
+    if (lines.back().empty()) lines.pop_back();
+    if (lines.empty()) return std::string("  none");
+    const auto shown = std::min<std::ptrdiff_t>(calls, std::ssize(lines));
+    return join({lines.end() - shown, lines.end()}, "\n");
+  };
+  return cat("rank ", groups.rank(), " was asked what it does\nlast calls on group dp, newest last:\n", last(groups.data()),
+             "\nlast calls on group world, newest last:\n", last(groups.world()), "\nstack, innermost first:\n", stack);
 }
 
 void keep_tokenizer(const config::RunConfig& config, const RunDirectory& directory) {

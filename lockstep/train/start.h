@@ -1,4 +1,4 @@
-// What a run says of itself at its start: the header of the terminal, and the identities that a checkpoint keeps.
+// What a run says of itself: the header of the terminal, the identities that a checkpoint keeps, what a rank is doing.
 #pragma once
 
 #include <string>
@@ -21,6 +21,9 @@ Json data_identity(const config::RunConfig& config, const program::Layout& layou
 HeaderTable run_header(const TrainJob& job, const engine::Executor& executor);
 // Predicted and measured bytes by category, a line each.
 std::string memory_comparison(const program::MemoryBytes& predicted, const program::MemoryBytes& measured);
+
+// The last `calls` collectives of each group of this rank, and its stack as StackDump gives it. Thread-safe.
+std::string activity_report(engine::Groups& groups, const std::string& stack, int calls);
 
 // Copies the tokenizer into the run directory, so that the run can be generated from by itself.
 void keep_tokenizer(const config::RunConfig& config, const RunDirectory& directory);

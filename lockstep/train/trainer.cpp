@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <numeric>
 
 #include "lockstep/arch/cost.h"
 #include "lockstep/arch/model_json.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/checkpoint/save.h"
 #include "lockstep/optim/lr_schedule.h"
 #include "lockstep/train/batches.h"
 #include "lockstep/train/evaluate.h"
@@ -28,13 +28,6 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 std::optional<data::Sampler> open_validation(const config::RunConfig& config, const program::Layout& layout) {
   if (config.data.validation.empty()) return std::nullopt;
   return open_validation_data(config, layout);
-}
-
-// Apart from the groups of training, whose calls go on while a checkpoint is written.
-std::unique_ptr<comm::Communicator> checkpoint_group(comm::World& world) {
-  std::vector<int> ranks(static_cast<size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return world.communicator(ranks, "checkpoint");
 }
 
 CheckpointError no_checkpoint(const std::string& path) {
@@ -73,9 +66,6 @@ Trainer::Trainer(const TrainJob& job)
       device_(device_of(job.loaded.config)),
       sampler_(open_training_data(job.loaded.config, job.layout)),
       validation_(open_validation(job.loaded.config, job.layout)),
-      saver_({.world = checkpoint_group(job.world),
-              .directory = directory_.checkpoints(),
-              .keep = static_cast<int>(job.loaded.config.checkpoint.keep)}),
       signals_(job.second_signal_ends),
       dump_([this](const std::string& stack) { write_dump(stack); }) {}
 
@@ -184,23 +174,15 @@ Request Trainer::agree_on_request() {
 
 void Trainer::stop(Request request) {
   if (saved_at_ != step_) save();
-  report_saved(saver_.wait());
   note(cat("stopped by ", describe(request), " at step ", step_, "; the same command goes on from there"));
   if (rank0_) rank0_->metrics.event("stop", step_, {{"code", static_cast<int>(exit_code(request))}});
 }
 
 // On the thread of the dump, while the rank goes on.
 void Trainer::write_dump(const std::string& stack) {
-  const auto calls = [](const comm::Communicator& group) {
-    const std::string text = group.last_calls();
-    return text.empty() ? std::string("  none\n") : text;
-  };
-  const std::string text = cat("rank ", job_.world.rank(), " was asked what it does\nlast calls on group dp, newest last:\n",
-                               calls(groups_.data()), "last calls on group world, newest last:\n",
-                               calls(groups_.world()), "stack, innermost first:\n", stack);
-  log_.info(text);
+  log_.info(activity_report(groups_, stack, 64));
   log_.flush();
-  std::fputs(text.c_str(), stderr);
+  std::fputs(activity_report(groups_, stack, 8).c_str(), stderr);
 }
 
 engine::StepResult Trainer::train_step(double lr) {
@@ -277,7 +259,6 @@ std::optional<double> Trainer::evaluate_if_due() {
 }
 
 void Trainer::save_if_due() {
-  report_saved(saver_.poll(groups_.world()));
   const config::Interval& every = config().checkpoint.every;
   if (step_ == config().train.steps) return;  // finish() saves the last one
   if (every.steps) {
@@ -303,26 +284,20 @@ checkpoint::TrainState Trainer::train_state() const {
 }
 
 void Trainer::save() {
+  const auto begin = Clock::now();
   const std::vector<engine::StateTensor> state = executor_.store().state();
-  if (config().checkpoint.asynchronous) {
-    report_saved(saver_.start(state, train_state()));
-  } else {
-    report_saved(checkpoint::save({.directory = directory_.checkpoints(),
-                                   .state = state,
-                                   .train_state = train_state(),
-                                   .world = groups_.world(),
-                                   .keep = static_cast<int>(config().checkpoint.keep)}));
-  }
+  const checkpoint::TrainState train_state = this->train_state();
+  const checkpoint::SaveResult saved = checkpoint::save({.directory = directory_.checkpoints(),
+                                                         .state = state,
+                                                         .train_state = train_state,
+                                                         .world = groups_.world(),
+                                                         .keep = static_cast<int>(config().checkpoint.keep)});
   last_save_ = Clock::now();
   saved_at_ = step_;
-}
-
-void Trainer::report_saved(const std::optional<checkpoint::SaveResult>& saved) {
-  if (!saved) return;
-  note(cat("checkpoint ", saved->path.string(), "  ", format_bytes(static_cast<double>(saved->bytes)), " in ",
-           format_duration(saved->seconds)));
-  if (rank0_)
-    rank0_->metrics.event("checkpoint", saved->step, {{"path", saved->path.string()}, {"seconds", saved->seconds}});
+  const double seconds = seconds_since(begin);
+  note(cat("checkpoint ", saved.path.string(), "  ", format_bytes(static_cast<double>(saved.bytes)), " in ",
+           format_duration(seconds)));
+  if (rank0_) rank0_->metrics.event("checkpoint", step_, {{"path", saved.path.string()}, {"seconds", seconds}});
 }
 
 void Trainer::finish() {
@@ -331,7 +306,6 @@ void Trainer::finish() {
   } else if (saved_at_ != step_) {
     save();
   }
-  report_saved(saver_.wait());
   if (!rank0_) return;
   rank0_->metrics.event("stop", step_, {{"code", 0}});
   directory_.finish(step_, last_loss_);
