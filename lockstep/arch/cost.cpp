@@ -87,9 +87,11 @@ void norm_backward_weight(const Sizes& s, Memory& memory) {
 // Packing areas of a bf16 product (oneDNN): bounded, whatever the sizes.
 constexpr int64_t kPackingBytes = 128 * 1024;
 
-void linear(const Sizes& s, int64_t bytes_out, Memory& memory) {
+// A product over sums of `in` terms. An fp32 one (nn/gemm.cpp) packs 64 columns of the weight at a time.
+void linear(const Sizes& s, int64_t in, int64_t bytes_out, Memory& memory) {
   memory.take(bytes_out);
   if (!s.fp32) memory.scratch(kPackingBytes);
+  if (s.fp32 && s.tokens > 1) memory.scratch(4 * 64 * in);
 }
 
 // The product is added straight into an fp32 gradient when the operands are fp32. The sum for the bias casts bf16
@@ -135,35 +137,34 @@ int64_t block_kept(const Sizes& s) {
 int64_t block_forward_peak(const Sizes& s) {
   Memory memory(s.hidden);  // x
   norm_forward(s, memory);
-  linear(s, s.qkv, memory);
+  linear(s, s.model.hidden, s.qkv, memory);
   if (!s.gpt2) memory.scratch(rotary_scratch(s));
   memory.take(s.q + s.logsumexp);
   memory.scratch(attention_scratch(s, 1));
-  linear(s, s.hidden, memory);  // becomes the sum after attention
+  linear(s, s.q_width, s.hidden, memory);  // becomes the sum after attention
   dropout_forward(s, memory);
   norm_forward(s, memory);
-  linear(s, s.up, memory);
+  linear(s, s.model.hidden, s.up, memory);
   memory.take(s.ffn);
-  linear(s, s.hidden, memory);  // becomes the output
+  linear(s, s.model.ffn, s.hidden, memory);  // becomes the output
   dropout_forward(s, memory);
   return memory.peak();
 }
 
 void block_backward_input(const Sizes& s, Memory& memory) {
   dropout_backward(s, memory);
-  linear(s, s.ffn, memory);  // of the nonlinearity's output
-  if (!s.gpt2) memory.scratch(s.ffn);
+  linear(s, s.model.hidden, s.ffn, memory);  // of the nonlinearity's output
   memory.drop(s.ffn);
-  linear(s, s.hidden, memory);  // of the norm's output
+  linear(s, s.up_width, s.hidden, memory);  // of the norm's output
   norm_backward_input(s, memory);
   dropout_backward(s, memory);
-  linear(s, s.q, memory);  // of mixed
+  linear(s, s.model.hidden, s.q, memory);  // of mixed
   memory.take(s.qkv);      // dq, dk, dv, then copied over q, k, v
   memory.scratch(attention_scratch(s, 2));
   memory.drop(s.logsumexp + s.q);
   if (!s.gpt2) memory.scratch(rotary_scratch(s));
   memory.drop(s.qkv);
-  linear(s, s.hidden, memory);
+  linear(s, s.qkv_width, s.hidden, memory);
   norm_backward_input(s, memory);
 }
 

@@ -1,12 +1,10 @@
 #include "lockstep/nn/linear.h"
 
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/mm.h>
-
 #include <utility>
 #include <vector>
 
 #include "lockstep/nn/accumulate.h"
+#include "lockstep/nn/gemm.h"
 
 namespace lockstep::nn {
 namespace {
@@ -28,14 +26,12 @@ Linear::Linear(Parameter weight, Parameter bias) : weight_(std::move(weight)), b
 
 at::Tensor Linear::forward(const at::Tensor& x, Saved* saved) {
   if (saved) saved->x = x;
-  const at::Tensor rows = flatten_rows(x);
-  const at::Tensor weight_t = weight_.value.t();
-  return unflatten_rows(bias_.defined() ? at::addmm(bias_.value, rows, weight_t) : at::mm(rows, weight_t), x);
+  return unflatten_rows(multiply(flatten_rows(x), weight_.value.t(), bias_.value), x);
 }
 
 at::Tensor Linear::backward_input(const at::Tensor& dy, Saved& saved) {
   saved.dy = dy;
-  return unflatten_rows(at::mm(flatten_rows(dy), weight_.value), dy);
+  return unflatten_rows(multiply(flatten_rows(dy), weight_.value), dy);
 }
 
 void Linear::backward_weight(Saved& saved) {
