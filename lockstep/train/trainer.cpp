@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 
 #include "lockstep/arch/cost.h"
 #include "lockstep/arch/model_json.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
-#include "lockstep/checkpoint/save.h"
 #include "lockstep/optim/lr_schedule.h"
 #include "lockstep/train/batches.h"
 #include "lockstep/train/evaluate.h"
@@ -28,6 +28,13 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 std::optional<data::Sampler> open_validation(const config::RunConfig& config, const program::Layout& layout) {
   if (config.data.validation.empty()) return std::nullopt;
   return open_validation_data(config, layout);
+}
+
+// Apart from the groups of training, whose calls go on while a checkpoint is written.
+std::unique_ptr<comm::Communicator> checkpoint_group(comm::World& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world.communicator(ranks, "checkpoint");
 }
 
 CheckpointError no_checkpoint(const std::string& path) {
@@ -66,6 +73,9 @@ Trainer::Trainer(const TrainJob& job)
       device_(device_of(job.loaded.config)),
       sampler_(open_training_data(job.loaded.config, job.layout)),
       validation_(open_validation(job.loaded.config, job.layout)),
+      saver_({.world = checkpoint_group(job.world),
+              .directory = directory_.checkpoints(),
+              .keep = static_cast<int>(job.loaded.config.checkpoint.keep)}),
       signals_(job.second_signal_ends),
       dump_([this](const std::string& stack) { write_dump(stack); }) {}
 
@@ -174,6 +184,7 @@ Request Trainer::agree_on_request() {
 
 void Trainer::stop(Request request) {
   if (saved_at_ != step_) save();
+  report_saved(saver_.wait());
   note(cat("stopped by ", describe(request), " at step ", step_, "; the same command goes on from there"));
   if (rank0_) rank0_->metrics.event("stop", step_, {{"code", static_cast<int>(exit_code(request))}});
 }
@@ -259,6 +270,7 @@ std::optional<double> Trainer::evaluate_if_due() {
 }
 
 void Trainer::save_if_due() {
+  report_saved(saver_.poll(groups_.world()));
   const config::Interval& every = config().checkpoint.every;
   if (step_ == config().train.steps) return;  // finish() saves the last one
   if (every.steps) {
@@ -284,20 +296,26 @@ checkpoint::TrainState Trainer::train_state() const {
 }
 
 void Trainer::save() {
-  const auto begin = Clock::now();
   const std::vector<engine::StateTensor> state = executor_.store().state();
-  const checkpoint::TrainState train_state = this->train_state();
-  const checkpoint::SaveResult saved = checkpoint::save({.directory = directory_.checkpoints(),
-                                                         .state = state,
-                                                         .train_state = train_state,
-                                                         .world = groups_.world(),
-                                                         .keep = static_cast<int>(config().checkpoint.keep)});
+  if (config().checkpoint.asynchronous) {
+    report_saved(saver_.start(state, train_state()));
+  } else {
+    report_saved(checkpoint::save({.directory = directory_.checkpoints(),
+                                   .state = state,
+                                   .train_state = train_state(),
+                                   .world = groups_.world(),
+                                   .keep = static_cast<int>(config().checkpoint.keep)}));
+  }
   last_save_ = Clock::now();
   saved_at_ = step_;
-  const double seconds = seconds_since(begin);
-  note(cat("checkpoint ", saved.path.string(), "  ", format_bytes(static_cast<double>(saved.bytes)), " in ",
-           format_duration(seconds)));
-  if (rank0_) rank0_->metrics.event("checkpoint", step_, {{"path", saved.path.string()}, {"seconds", seconds}});
+}
+
+void Trainer::report_saved(const std::optional<checkpoint::SaveResult>& saved) {
+  if (!saved) return;
+  note(cat("checkpoint ", saved->path.string(), "  ", format_bytes(static_cast<double>(saved->bytes)), " in ",
+           format_duration(saved->seconds)));
+  if (rank0_)
+    rank0_->metrics.event("checkpoint", saved->step, {{"path", saved->path.string()}, {"seconds", saved->seconds}});
 }
 
 void Trainer::finish() {
@@ -306,6 +324,7 @@ void Trainer::finish() {
   } else if (saved_at_ != step_) {
     save();
   }
+  report_saved(saver_.wait());
   if (!rank0_) return;
   rank0_->metrics.event("stop", step_, {{"code", 0}});
   directory_.finish(step_, last_loss_);
