@@ -1,5 +1,7 @@
 // The program `lockstep`: finds the verb, takes its command line apart and runs it. What goes wrong is told on stderr
 // and by the exit code.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -25,13 +27,24 @@ int fail(ExitCode code, const std::string& text) {
   return static_cast<int>(code);
 }
 
+launch::Environment environment() {
+  launch::Environment variables;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string text = *entry;
+    const size_t equals = text.find('=');
+    if (equals != std::string::npos) variables[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  return variables;
+}
+
 int run(std::vector<std::string> arguments) {
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") return print(overview());
   if (arguments[0] == "--version") return print("lockstep " LOCKSTEP_VERSION "\n");
   const Verb& verb = find_verb(arguments[0]);
   // A verb with a flag --rank of its own is never started as one rank of several.
   const bool own_rank = std::any_of(verb.flags.begin(), verb.flags.end(), [](auto& flag) { return flag.name == "rank"; });
-  const launch::Identity identity = own_rank ? launch::Identity{} : launch::take_identity(arguments);
+  launch::Identity identity = own_rank ? launch::Identity{} : launch::take_identity(arguments);
+  if (verb.on_ranks && identity.region_fd < 0) identity = launch::detect_identity(environment());
   CommandLine command_line = parse_command_line(verb, {arguments.begin() + 1, arguments.end()});
   command_line.written = arguments;
   command_line.identity = identity;

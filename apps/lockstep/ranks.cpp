@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "apps/lockstep/runtime_call.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
 #include "lockstep/launch/local_launcher.h"
 
 namespace lockstep::apps {
@@ -10,7 +12,15 @@ namespace lockstep::apps {
 bool is_started_rank(const CommandLine& command_line) { return command_line.identity.region_fd >= 0; }
 
 int ranks_of(const CommandLine& command_line, const config::RunConfig& config) {
-  if (is_started_rank(command_line)) return command_line.identity.world_size;
+  const launch::Identity& identity = command_line.identity;
+  if (is_started_rank(command_line)) return identity.world_size;
+  if (identity.world_size > 1)
+    throw EnvironmentError(
+        {.code = "LS3121",
+         .what = cat("this is rank ", identity.rank, " of ", identity.world_size, " (", identity.source,
+                     "), and no backend joins ranks that another launcher has started"),
+         .way_out = cat("start one process; it starts the ranks of this host itself: lockstep ", command_line.verb,
+                        " ... -n ", identity.world_size)});
   return command_line.ranks.value_or(std::max(1, config.parallel.dp));
 }
 

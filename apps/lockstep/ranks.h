@@ -10,7 +10,8 @@ namespace lockstep::apps {
 // True in a process that was started as one of several ranks: its parent has checked everything already.
 bool is_started_rank(const CommandLine& command_line);
 
-// The number of ranks asked for: -n, else parallel.dp, else one.
+// The number of ranks asked for: -n, else parallel.dp, else one. EnvironmentError LS3121 where another launcher (mpirun,
+// srun, torchrun) has started this process as one of several.
 int ranks_of(const CommandLine& command_line, const config::RunConfig& config);
 
 // Runs the verb here where one rank is enough or this process is a rank; else starts `ranks` copies of the program and

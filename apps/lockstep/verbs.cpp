@@ -61,6 +61,7 @@ const std::vector<Verb>& verbs() {
        .flags = {{"stop-after", "DURATION", "save and leave with code 75 after this time: 3h50m"},
                  {"max-restarts", "N", "start all ranks again when one is lost, N times at most (default 0)"}},
        .takes_config = true,
+       .on_ranks = true,
        .function = verb_train},
       {.name = "verify",
        .help = "train a few steps under the layout and on one rank, and compare every gradient and parameter",
@@ -68,6 +69,7 @@ const std::vector<Verb>& verbs() {
        .flags = {{"steps", "K", "optimizer steps to compare (default 2)"}},
        .has_json = true,
        .takes_config = true,
+       .on_ranks = true,
        .function = verb_verify},
   };
   return table;

@@ -17,6 +17,7 @@ struct Verb {
   std::vector<Flag> flags{};       // its own; --help is everyone's
   bool has_json = false;           // --json: one object on stdout
   bool takes_config = false;       // reads run.toml: accepts -n and --section.field=value
+  bool on_ranks = false;           // runs on several ranks: asks who has started this process
   int (*function)(const CommandLine&) = nullptr;  // returns the exit code; none = the runtime library has the verb
 };
 
