@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 
@@ -22,6 +23,7 @@ constexpr int kFrames = 64;
 enum State : int { kIdle, kFilling, kFilled, kClosing };
 std::array<void*, kFrames> frames;
 int num_frames = 0;
+pthread_t interrupted;
 std::atomic<int> state{kIdle};
 sem_t asked;
 static_assert(std::atomic<int>::is_always_lock_free);
@@ -31,6 +33,7 @@ void on_signal(int) {
   int idle = kIdle;
   if (state.compare_exchange_strong(idle, kFilling)) {
     num_frames = backtrace(frames.data(), kFrames);
+    interrupted = pthread_self();
     state = kFilled;
     sem_post(&asked);
   }
@@ -45,6 +48,12 @@ std::string name_of(void* address) {
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> plain(abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), std::free);
   return cat(status == 0 ? plain.get() : info.dli_sname, " (", file, ")");
+}
+
+// Kernels that a library generated at run time say nothing of who called them: the stack ends in such a frame.
+bool cut_short() {
+  Dl_info info{};
+  return num_frames == 0 || dladdr(frames[static_cast<size_t>(num_frames - 1)], &info) == 0;
 }
 
 // Without the handler and the frame by which the kernel called it.
@@ -68,11 +77,11 @@ StackDump::StackDump(Write write) : write_(std::move(write)) {
 }
 
 StackDump::~StackDump() {
-  sigaction(SIGUSR2, &before_, nullptr);
   while (state == kFilling) std::this_thread::yield();  // a handler on another thread
   state = kClosing;
   sem_post(&asked);
   thread_.join();
+  sigaction(SIGUSR2, &before_, nullptr);  // last: the thread may have asked once more
   sem_destroy(&asked);
 }
 
@@ -80,13 +89,23 @@ void StackDump::answer() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);  // signals are for those who compute
+  constexpr int kTries = 200;
+  int tries = 0;
   for (;;) {
     while (sem_wait(&asked) != 0) {
     }
     if (state == kClosing) return;
-    write_(stack_text());
+    const bool again = cut_short() && ++tries < kTries;
+    if (!again) {
+      write_(stack_text());
+      tries = 0;
+    }
+    const pthread_t thread = interrupted;
     int filled = kFilled;
     if (!state.compare_exchange_strong(filled, kIdle)) return;  // closing
+    if (!again) continue;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    pthread_kill(thread, SIGUSR2);
   }
 }
 
