@@ -24,6 +24,8 @@ enum State : int { kIdle, kFilling, kFilled, kClosing };
 std::array<void*, kFrames> frames;
 int num_frames = 0;
 pthread_t interrupted;
+void* program_base = nullptr;  // where a whole stack ends: in the program, or in libc for its threads
+void* libc_base = nullptr;
 std::atomic<int> state{kIdle};
 sem_t asked;
 static_assert(std::atomic<int>::is_always_lock_free);
@@ -50,10 +52,17 @@ std::string name_of(void* address) {
   return cat(status == 0 ? plain.get() : info.dli_sname, " (", file, ")");
 }
 
-// Kernels that a library generated at run time say nothing of who called them: the stack ends in such a frame.
-bool cut_short() {
+// Where the object that holds `address` was loaded; null for code generated at run time.
+void* base_of(void* address) {
   Dl_info info{};
-  return num_frames == 0 || dladdr(frames[static_cast<size_t>(num_frames - 1)], &info) == 0;
+  return dladdr(address, &info) != 0 ? info.dli_fbase : nullptr;
+}
+
+// Some kernels (oneDNN's generated ones, MKL's) say nothing of who called them: the stack then ends inside a library,
+// not where the program or its threads begin.
+bool cut_short() {
+  void* outermost = num_frames > 0 ? base_of(frames[static_cast<size_t>(num_frames - 1)]) : nullptr;
+  return outermost != program_base && outermost != libc_base;
 }
 
 // Without the handler and the frame by which the kernel called it.
@@ -66,7 +75,9 @@ std::string stack_text() {
 }  // namespace
 
 StackDump::StackDump(Write write) : write_(std::move(write)) {
-  backtrace(frames.data(), 1);  // loads what it needs: that allocates, which a handler must not
+  // The first call loads what it needs: that allocates, which a handler must not.
+  program_base = base_of(frames[static_cast<size_t>(backtrace(frames.data(), kFrames) - 1)]);
+  libc_base = base_of(reinterpret_cast<void*>(&::sigaction));
   state = kIdle;
   sem_init(&asked, 0, 0);
   thread_ = std::thread([this] { answer(); });

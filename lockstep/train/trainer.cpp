@@ -258,15 +258,14 @@ void Trainer::compare_memory() {
   for (const std::string& line : split(table, '\n')) note(line);
 }
 
-std::optional<double> Trainer::evaluate_if_due() {
+void Trainer::evaluate_if_due() {
   const int64_t every = config().train.eval_every;
-  if (!validation_ || every == 0 || (step_ % every != 0 && step_ != config().train.steps)) return std::nullopt;
+  if (!validation_ || every == 0 || (step_ % every != 0 && step_ != config().train.steps)) return;
   const auto begin = Clock::now();
   const double loss = evaluate(executor_, groups_, *validation_, config().train.eval_samples, device_);
   note(cat("validation loss ", number_text(static_cast<float>(loss)), " at step ", step_));
   if (rank0_)
     rank0_->metrics.event("eval", step_, {{"validation/loss", loss}, {"seconds", seconds_since(begin)}});
-  return loss;
 }
 
 void Trainer::save_if_due() {

@@ -58,7 +58,7 @@ class Trainer {
   engine::StepResult train_step(double lr);
   void log_step(const engine::StepResult& result, double lr, double seconds);
   void compare_memory();
-  std::optional<double> evaluate_if_due();
+  void evaluate_if_due();
   void save_if_due();
   void save();
   void report_saved(const std::optional<checkpoint::SaveResult>& saved);

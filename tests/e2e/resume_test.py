@@ -3,39 +3,11 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import support
 
 LAST, HALF = 20, 10
 DROPOUT = "--model.dropout=0.1"  # its random numbers must go on too
-
-
-def children(pid):
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return sorted(found)
-
-
-def rank_of(pid):
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    for number, word in enumerate(words):
-        if word.startswith(b"--rank"):
-            return int(word.partition(b"=")[2] or words[number + 1])
-    return None  # not yet the program
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class ResumeTest(support.LockstepTest):
@@ -147,15 +119,15 @@ class LostRankTest(support.LockstepTest):
             self.assertIsNone(process.poll(), "it ended by itself")
             self.assertLess(time.monotonic(), deadline, "no step was made")
             time.sleep(0.05)
-        ranks_found = {rank_of(pid): pid for pid in children(process.pid)}
+        ranks_found = {support.rank_of(pid): pid for pid in support.children(process.pid)}
         self.assertEqual(sorted(ranks_found), list(range(ranks)))
         return process, ranks_found
 
     def check_gone(self, ranks):
         deadline = time.monotonic() + 10
-        while any(alive(pid) for pid in ranks.values()) and time.monotonic() < deadline:
+        while any(support.alive(pid) for pid in ranks.values()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        self.assertFalse([pid for pid in ranks.values() if alive(pid)])
+        self.assertFalse([pid for pid in ranks.values() if support.alive(pid)])
 
     def check_killed(self, victim, count=3):
         shared_before = set(os.listdir("/dev/shm"))

@@ -4,35 +4,10 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import support
 
 STEPS = 1000000
-
-
-def children(pid):
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
-
-
-def rank_of(pid):
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return int(words[words.index(b"--rank") + 1])
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class StopTestCase(support.LockstepTest):
@@ -102,20 +77,20 @@ class SignalTest(StopTestCase):
 
     def test_a_signal_to_one_rank_stops_all(self):
         process = self.start("one")
-        os.kill(max(children(process.pid), key=rank_of), signal.SIGTERM)
+        os.kill(max(support.children(process.pid), key=support.rank_of), signal.SIGTERM)
         self.check_ended(process, 75)
         self.check_stopped("one", 75)
 
     def check_second(self, name, number, code, spoken):
         process = self.start(name)
-        pids = children(process.pid)
+        pids = support.children(process.pid)
         os.kill(pids[-1], signal.SIGSTOP)  # so that they cannot save
         process.send_signal(number)
         time.sleep(0.2)
         process.send_signal(number)
         err = self.check_ended(process, code)
         self.assertIn(f"ended by {spoken} before a checkpoint was complete", err)
-        self.assertFalse([pid for pid in pids if alive(pid)], err)
+        self.assertFalse([pid for pid in pids if support.alive(pid)], err)
         self.assertEqual(list(self.run_folder(name).rglob("manifest.json")), [])
 
     def test_a_second_signal_ends_at_once(self):
@@ -176,13 +151,13 @@ class SwitchTest(StopTestCase):
 
 class LostRankTest(StopTestCase):
     def check_gone(self, pids):
-        self.wait_until(lambda: not any(map(alive, pids)), "orphans", seconds=10)
+        self.wait_until(lambda: not any(map(support.alive, pids)), "orphans", seconds=10)
 
     def test_a_killed_rank_is_named_in_one_line_and_leaves_nothing(self):
         shared_before = set(os.listdir("/dev/shm"))
         process = self.start("killed", "--train.global_batch=12", ranks=3)
-        pids = children(process.pid)
-        os.kill(next(pid for pid in pids if rank_of(pid) == 1), signal.SIGKILL)
+        pids = support.children(process.pid)
+        os.kill(next(pid for pid in pids if support.rank_of(pid) == 1), signal.SIGKILL)
         process.wait(timeout=10)
         err = self.check_ended(process, 6)
         self.assertEqual(err.count("rank 1 was ended by signal 9 (Killed)\n"), 1, err)
@@ -191,8 +166,8 @@ class LostRankTest(StopTestCase):
 
     def test_a_rank_that_hangs_is_named_at_the_deadline(self):
         process = self.start("hung", "--train.comm_timeout=2s")
-        pids = children(process.pid)
-        os.kill(next(pid for pid in pids if rank_of(pid) == 1), signal.SIGSTOP)
+        pids = support.children(process.pid)
+        os.kill(next(pid for pid in pids if support.rank_of(pid) == 1), signal.SIGSTOP)
         err = self.check_ended(process, 6)
         self.assertIn("LS3002", err)
         self.assertRegex(err, r"rank 1\b")
@@ -201,7 +176,7 @@ class LostRankTest(StopTestCase):
     def test_lost_ranks_are_started_again_and_come_to_the_end(self):
         process = self.start("again", "--max-restarts=1", "--checkpoint.every=2", steps=400)
         self.wait_until(lambda: self.step_folder("again", 2).parent.exists() and self.steps_done("again") > 5, "no checkpoint")
-        os.kill(max(children(process.pid), key=rank_of), signal.SIGKILL)
+        os.kill(max(support.children(process.pid), key=support.rank_of), signal.SIGKILL)
         err = self.check_ended(process, 0)
         self.assertIn("rank 1 was ended by signal 9 (Killed)\nstarting all ranks again (1 of 1 restarts)\n", err)
         self.assertIn("resumed from", err)

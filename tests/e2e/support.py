@@ -49,6 +49,36 @@ class Result:
         return json.loads(self.out)
 
 
+def children(pid):
+    """The living processes that `pid` started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return sorted(found)
+
+
+def rank_of(pid):
+    """The rank that a process was started as; None where it is not yet the program."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    for number, word in enumerate(words):
+        if word.startswith(b"--rank"):
+            return int(word.partition(b"=")[2] or words[number + 1])
+    return None
+
+
+def alive(pid):
+    """Neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 class LockstepTest(unittest.TestCase):
     """Each test class has one folder of its own: run.toml, tok.json, austen.bin/.idx and held.bin/.idx."""
 
