@@ -169,7 +169,7 @@ TEST(Config, KeysOfLaterVersionsAreRefusedByName) {
   EXPECT_EQ(refusal("[parallel]\ntp = 1\n"),
             "run.toml:2:1: error LS1047: parallel.tp is not built yet in this version\n"
             "    2 | tp = 1\n"
-            "      | ^~ this build knows dp, data_parallel, bucket_mib, overlap");
+            "      | ^~ this build knows dp, data_parallel, bucket_mib, overlap, backend");
   for (const char* key : {"pp", "cp", "ep", "zero", "fsdp", "sequence_parallel", "dp_shard"}) {
     EXPECT_THAT(refusal(Override{cat("parallel.", key), "1"}), HasSubstr("LS1047")) << key;
   }
@@ -308,10 +308,10 @@ TEST(Fields, TheListIsFrozen) {
             "model.vocab_size model.max_seq_len model.tied model.norm_eps model.rope_theta model.dropout "
             "data.train data.validation data.tokenizer data.shuffle "
             "train.steps train.seq_len train.global_batch train.micro_batch train.seed train.precision train.device "
-            "train.eval_every train.eval_samples train.log_every train.threads train.comm_timeout "
+            "train.eval_every train.eval_samples train.log_every train.threads train.comm_timeout train.join_timeout "
             "optimizer.lr optimizer.min_lr optimizer.warmup_steps optimizer.schedule optimizer.weight_decay "
             "optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.max_grad_norm "
-            "parallel.dp parallel.data_parallel parallel.bucket_mib parallel.overlap "
+            "parallel.dp parallel.data_parallel parallel.bucket_mib parallel.overlap parallel.backend "
             "checkpoint.every checkpoint.keep checkpoint.asynchronous checkpoint.resume");
 }
 

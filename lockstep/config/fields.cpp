@@ -91,7 +91,9 @@ std::vector<Section> declare_sections() {
       .field("threads", &TrainSection::threads, zero_or_more,
              "compute threads of a rank; 0 = cores / ranks of the host")
       .field("comm_timeout", &TrainSection::comm_timeout, {.least = 0, .below = 1e9, .open_below = true},
-             "longest wait for another rank; then it is lost");
+             "longest wait for another rank; then it is lost")
+      .field("join_timeout", &TrainSection::join_timeout, {.least = 0, .below = 1e9, .open_below = true},
+             "longest wait for all ranks at the start, where another launcher starts them");
 
   Declare(table, "optimizer", &RunConfig::optimizer,
           "AdamW, weight decay decoupled and on parameters of two or more dimensions.")
@@ -113,7 +115,9 @@ std::vector<Section> declare_sections() {
       .field("data_parallel", &ParallelSection::data_parallel, any, "how gradients are summed")
       .field("bucket_mib", &ParallelSection::bucket_mib, {.least = 0, .open_below = true, .unit = "MiB"},
              "gradients reduced as one")
-      .field("overlap", &ParallelSection::overlap, any, "reduce a bucket while the backward pass goes on");
+      .field("overlap", &ParallelSection::overlap, any, "reduce a bucket while the backward pass goes on")
+      .field("backend", &ParallelSection::backend, any,
+             "what carries messages; auto = nccl on GPUs, shared_memory on one host, mpi on several under mpirun");
 
   Declare(table, "checkpoint", &RunConfig::checkpoint, "When to save, and where to start from.")
       .field("every", &CheckpointSection::every, zero_or_more, "steps, or a duration as \"30min\"; 0 = at the end only")

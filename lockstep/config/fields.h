@@ -60,6 +60,7 @@ std::string name_of(Precision precision);
 std::string name_of(Device device);
 std::string name_of(LrSchedule schedule);
 std::string name_of(DataParallel kind);
+std::string name_of(Backend backend);
 
 // "field  TYPE  help (default ...)", one line each, for --help.
 std::string fields_help();

@@ -13,6 +13,7 @@ enum class Precision { kFp32, kBf16 };  // of forward and backward; master weigh
 enum class Device { kCpu, kCuda };
 enum class LrSchedule { kCosine, kLinear, kWsd, kConstant };  // after the warm-up
 enum class DataParallel { kRing, kParameterServer };
+enum class Backend { kAuto, kSharedMemory, kMpi, kNccl };  // what carries the ranks' messages; launch/backend.h resolves kAuto
 
 // How often: every so many steps, or every so many seconds of wall-clock time. Exactly one is set.
 struct Interval {
@@ -73,7 +74,8 @@ struct TrainSection {
   int64_t eval_samples = 64;  // validation sequences of one evaluation, over all ranks
   int64_t log_every = 10;     // steps
   int threads = 0;            // compute threads of a rank; 0 = cores / ranks of this host
-  Duration comm_timeout{60};  // of every wait for another rank; then it counts as lost
+  Duration comm_timeout{60};   // of every wait for another rank; then it counts as lost
+  Duration join_timeout{300};  // of the wait for all ranks at the start
   bool operator==(const TrainSection&) const = default;
 };
 
@@ -96,6 +98,7 @@ struct ParallelSection {
   DataParallel data_parallel = DataParallel::kRing;
   double bucket_mib = 25;  // MiB of fp32 gradients reduced as one
   bool overlap = true;     // reduce a bucket while the backward pass goes on
+  Backend backend = Backend::kAuto;
   bool operator==(const ParallelSection&) const = default;
 };
 

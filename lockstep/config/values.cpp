@@ -51,11 +51,13 @@ std::vector<std::string> choices_of(Precision) { return {"fp32", "bf16"}; }
 std::vector<std::string> choices_of(Device) { return {"cpu", "cuda"}; }
 std::vector<std::string> choices_of(LrSchedule) { return {"cosine", "linear", "wsd", "constant"}; }
 std::vector<std::string> choices_of(DataParallel) { return {"ring", "parameter_server"}; }
+std::vector<std::string> choices_of(Backend) { return {"auto", "shared_memory", "mpi", "nccl"}; }
 
 std::string name_of(Precision value) { return choices_of(value).at(static_cast<size_t>(value)); }
 std::string name_of(Device value) { return choices_of(value).at(static_cast<size_t>(value)); }
 std::string name_of(LrSchedule value) { return choices_of(value).at(static_cast<size_t>(value)); }
 std::string name_of(DataParallel value) { return choices_of(value).at(static_cast<size_t>(value)); }
+std::string name_of(Backend value) { return choices_of(value).at(static_cast<size_t>(value)); }
 
 std::string print_value(bool value) { return value ? "true" : "false"; }
 std::string print_value(int64_t value) { return std::to_string(value); }
