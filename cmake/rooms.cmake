@@ -1,5 +1,6 @@
 # The rooms in the order of cmake/rooms.txt: a room may include only rooms with a lower number.
-# Every *.cpp of a room that does not end in _test.cpp is part of it; every *_test.cpp is one ctest.
+# Every *.cpp of a room is part of it but for *_test.cpp, each of which is one ctest, and *_plugin.cpp, each of which is a
+# shared library of its own that is loaded where it is asked for.
 find_package(nlohmann_json REQUIRED)
 find_package(tomlplusplus REQUIRED)
 find_package(spdlog REQUIRED)
@@ -25,7 +26,7 @@ function(lockstep_room path side)
   set(directory ${CMAKE_SOURCE_DIR}/lockstep/${path})
   file(GLOB sources CONFIGURE_DEPENDS ${directory}/*.cpp)
   set(tests ${sources})
-  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "_(test|plugin)\\.cpp$")
   list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
   if(NOT sources)
     return()

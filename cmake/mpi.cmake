@@ -1,0 +1,26 @@
+# liblockstep_mpi.so: all that links an MPI library. Loaded by the runtime library where the backend is chosen; where
+# this machine has no MPI it is not built, the backend is refused by name, and its tests are listed as not run.
+set(MPI_CXX_SKIP_MPICXX ON)
+find_package(MPI COMPONENTS CXX QUIET)
+if(MPI_CXX_FOUND)
+  message(STATUS "MPI ${MPI_CXX_VERSION} at ${MPI_CXX_COMPILER}; its library is part of the backend mpi")
+  add_library(lockstep_mpi MODULE ${CMAKE_SOURCE_DIR}/lockstep/comm/mpi_plugin.cpp)
+  target_include_directories(lockstep_mpi PRIVATE ${CMAKE_SOURCE_DIR})
+  target_link_libraries(lockstep_mpi PRIVATE MPI::MPI_CXX)
+  target_link_options(lockstep_mpi PRIVATE -Wl,--no-undefined -Wl,--as-needed)
+  set_target_properties(lockstep_mpi PROPERTIES CXX_VISIBILITY_PRESET hidden)
+  install(TARGETS lockstep_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+else()
+  message(STATUS "no MPI (Debian: libopenmpi-dev openmpi-bin): the backend mpi is not built, its tests do not run")
+endif()
+
+# lockstep_mpi_tests(<names>...): tests that run ranks over the backend.
+function(lockstep_mpi_tests)
+  foreach(test ${ARGN})
+    if(TARGET lockstep_mpi)
+      add_dependencies(${test} lockstep_mpi)
+    else()
+      set_tests_properties(${test} PROPERTIES DISABLED TRUE)
+    endif()
+  endforeach()
+endfunction()
