@@ -109,7 +109,7 @@ TEST(Config, UnknownKeyNamesTheNearest) {
             "    3 | stpes = 20_000\n"
             "      | ^~~~~ did you mean 'train.steps'?");
   EXPECT_THAT(refusal("[train]\n  lr = 1\n"), HasSubstr("      |   ^~ did you mean 'optimizer.lr'?"));
-  EXPECT_THAT(refusal("[checkpoint]\nfrobnicate = 1\n"), HasSubstr("[checkpoint] has every, keep, asynchronous, resume"));
+  EXPECT_THAT(refusal("[checkpoint]\nfrobnicate = 1\n"), HasSubstr("[checkpoint] has every, keep, asynchronous, stall_timeout, resume"));
   EXPECT_THAT(refusal("steps = 1\n"), HasSubstr("outside of any section\n    1 | steps = 1\n"
                                                 "      | ^~~~~ did you mean 'train.steps'?"));
 }
@@ -308,11 +308,13 @@ TEST(Fields, TheListIsFrozen) {
             "model.vocab_size model.max_seq_len model.tied model.norm_eps model.rope_theta model.dropout "
             "data.train data.validation data.tokenizer data.shuffle "
             "train.steps train.seq_len train.global_batch train.micro_batch train.seed train.precision train.device "
-            "train.eval_every train.eval_samples train.log_every train.threads train.comm_timeout train.join_timeout "
+            "train.eval_every train.eval_samples train.log_every train.threads train.nonfinite "
+            "train.comm_timeout train.join_timeout "
             "optimizer.lr optimizer.min_lr optimizer.warmup_steps optimizer.schedule optimizer.weight_decay "
             "optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.max_grad_norm "
             "parallel.dp parallel.data_parallel parallel.bucket_mib parallel.overlap parallel.backend "
-            "checkpoint.every checkpoint.keep checkpoint.asynchronous checkpoint.resume");
+            "checkpoint.every checkpoint.keep checkpoint.asynchronous checkpoint.stall_timeout "
+            "checkpoint.resume");
 }
 
 TEST(Fields, EachHasHelp) {

@@ -90,6 +90,8 @@ std::vector<Section> declare_sections() {
       .field("log_every", &TrainSection::log_every, counted(1, "steps"), "between lines of metrics")
       .field("threads", &TrainSection::threads, zero_or_more,
              "compute threads of a rank; 0 = cores / ranks of the host")
+      .field("nonfinite", &TrainSection::nonfinite, any,
+             "where a gradient is not finite: stop, or skip the step on all ranks and go on with the next batch")
       .field("comm_timeout", &TrainSection::comm_timeout, {.least = 0, .below = 1e9, .open_below = true},
              "longest wait for another rank; then it is lost")
       .field("join_timeout", &TrainSection::join_timeout, {.least = 0, .below = 1e9, .open_below = true},
@@ -123,6 +125,8 @@ std::vector<Section> declare_sections() {
       .field("every", &CheckpointSection::every, zero_or_more, "steps, or a duration as \"30min\"; 0 = at the end only")
       .field("keep", &CheckpointSection::keep, zero_or_more, "newest checkpoints to keep; 0 = all")
       .field("asynchronous", &CheckpointSection::asynchronous, any, "written beside the next steps, from a copy in memory")
+      .field("stall_timeout", &CheckpointSection::stall_timeout, {.least = 0, .below = 1e9, .open_below = true},
+             "longest time without progress of such a save; then the run stops")
       .field("resume", &CheckpointSection::resume, any, "\"auto\" = newest whole one of this run, \"none\", or a path");
   return table;
 }

@@ -13,6 +13,7 @@ enum class Precision { kFp32, kBf16 };  // of forward and backward; master weigh
 enum class Device { kCpu, kCuda };
 enum class LrSchedule { kCosine, kLinear, kWsd, kConstant };  // after the warm-up
 enum class DataParallel { kRing, kParameterServer };
+enum class NonFinite { kStop, kSkip };  // what a step does whose gradient is not finite
 enum class Backend { kAuto, kSharedMemory, kMpi, kNccl };  // what carries the ranks' messages; launch/backend.h resolves kAuto
 
 // How often: every so many steps, or every so many seconds of wall-clock time. Exactly one is set.
@@ -74,6 +75,7 @@ struct TrainSection {
   int64_t eval_samples = 64;  // validation sequences of one evaluation, over all ranks
   int64_t log_every = 10;     // steps
   int threads = 0;            // compute threads of a rank; 0 = cores / ranks of this host
+  NonFinite nonfinite = NonFinite::kStop;
   Duration comm_timeout{60};   // of every wait for another rank; then it counts as lost
   Duration join_timeout{300};  // of the wait for all ranks at the start
   bool operator==(const TrainSection&) const = default;
@@ -106,6 +108,7 @@ struct CheckpointSection {
   Interval every{.steps = std::nullopt, .seconds = 1800.0};
   int64_t keep = 3;             // the newest ones; 0 = all
   bool asynchronous = true;     // written by a thread beside the next steps
+  Duration stall_timeout{600};  // of such a save without any progress
   std::string resume = "auto";  // "auto": newest whole one of this run, else from scratch; "none"; or a path
   bool operator==(const CheckpointSection&) const = default;
 };

@@ -51,6 +51,7 @@ std::vector<std::string> choices_of(Precision) { return {"fp32", "bf16"}; }
 std::vector<std::string> choices_of(Device) { return {"cpu", "cuda"}; }
 std::vector<std::string> choices_of(LrSchedule) { return {"cosine", "linear", "wsd", "constant"}; }
 std::vector<std::string> choices_of(DataParallel) { return {"ring", "parameter_server"}; }
+std::vector<std::string> choices_of(NonFinite) { return {"stop", "skip"}; }
 std::vector<std::string> choices_of(Backend) { return {"auto", "shared_memory", "mpi", "nccl"}; }
 
 std::string name_of(Precision value) { return choices_of(value).at(static_cast<size_t>(value)); }

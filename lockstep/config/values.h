@@ -37,6 +37,7 @@ std::vector<std::string> choices_of(Precision);
 std::vector<std::string> choices_of(Device);
 std::vector<std::string> choices_of(LrSchedule);
 std::vector<std::string> choices_of(DataParallel);
+std::vector<std::string> choices_of(NonFinite);
 std::vector<std::string> choices_of(Backend);
 
 // As TOML.
