@@ -75,11 +75,14 @@ void CallQueue::run(Call& call) {
   call.progress.inside = false;
   transport_->publish(call.progress);
   flights_.leave(flight);
-  const std::lock_guard lock(mutex_);
-  ledger_.add(call.key, call.payload, by_world_rank(link.sent()));
+  record(call.key, call.payload, by_world_rank(link.sent()));
 }
 
-// A lost peer is reported with the last calls of this rank.
+void CallQueue::record(const program::LedgerKey& key, int64_t payload, const std::map<int, int64_t>& sent) {
+  const std::lock_guard lock(mutex_);
+  ledger_.add(key, payload, sent);
+}
+
 std::exception_ptr CallQueue::explained(std::exception_ptr problem) const {
   try {
     std::rethrow_exception(problem);

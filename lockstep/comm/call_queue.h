@@ -37,6 +37,11 @@ class CallQueue {
   program::Ledger take_ledger();
   std::string last_calls() const { return flights_.text(); }
 
+  // For calls that the backend makes itself.
+  FlightRing& flights() { return flights_; }
+  void record(const program::LedgerKey& key, int64_t payload, const std::map<int, int64_t>& sent);
+  std::exception_ptr explained(std::exception_ptr problem) const;  // a lost peer, with the last calls of this rank
+
  private:
   struct Entry {
     Call call;
@@ -44,7 +49,6 @@ class CallQueue {
   };
   void work_off();
   void run(Call& call);
-  std::exception_ptr explained(std::exception_ptr problem) const;
   std::map<int, int64_t> by_world_rank(const std::map<int, int64_t>& sent) const;
 
   std::unique_ptr<Transport> transport_;

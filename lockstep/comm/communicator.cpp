@@ -1,5 +1,6 @@
 #include "lockstep/comm/communicator.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "lockstep/base/check.h"
@@ -90,7 +91,7 @@ struct Communicator::Impl {
                    ": two element types or devices");
   }
 
-  // `sample`: any tensor of the call, for the element type.
+  // `sample`: any tensor of the call, for the element type. `body` is empty where the backend makes the call itself.
   Call make_call(const Request& request, const at::Tensor& sample, std::function<void(Link&)> body) {
     const Algorithm algorithm = request.options.algorithm.value_or(default_algorithm(request.collective));
     LOCKSTEP_CHECK(program::supports(request.collective, algorithm), name(request), " by ",
@@ -112,19 +113,24 @@ struct Communicator::Impl {
     return call;
   }
 
-  Work collective(const Request& request, const at::Tensor& sample, std::function<void(Link&, Algorithm)> body) {
-    const Algorithm algorithm = request.options.algorithm.value_or(default_algorithm(request.collective));
-    Call call = make_call(request, sample, [body = std::move(body), algorithm](Link& link) { body(link, algorithm); });
+  Call numbered_call(const Request& request, const at::Tensor& sample, std::function<void(Link&)> body) {
+    Call call = make_call(request, sample, std::move(body));
     const std::string& site = request.options.site;
     std::memcpy(call.header.site.data(), site.data(), std::min(site.size(), call.header.site.size()));
     call.header.sequence = ++collectives;
     call.progress = {.sequence = collectives,
                      .call = cat(program::collective_name(request.collective), " #", collectives, " '", site, "'")};
-    return Work(queue.push(std::move(call)));
+    return call;
+  }
+
+  Work collective(const Request& request, const at::Tensor& sample, std::function<void(Link&, Algorithm)> body) {
+    const Algorithm algorithm = request.options.algorithm.value_or(default_algorithm(request.collective));
+    return Work(queue.push(numbered_call(
+        request, sample, [body = std::move(body), algorithm](Link& link) { body(link, algorithm); })));
   }
 
   // Both sides of a message describe it alike: as a send, to the rank that receives, by its number between the two.
-  Work message(const Request& request, const at::Tensor& tensor, std::function<void(Link&)> body) {
+  Call message(const Request& request, const at::Tensor& tensor, std::function<void(Link&)> body) {
     check(request, tensor);
     LOCKSTEP_CHECK(request.root != queue.transport().rank(), name(request), " to itself");
     Call call = make_call(request, tensor, std::move(body));
@@ -136,7 +142,34 @@ struct Communicator::Impl {
                      .call = cat(program::collective_name(request.collective), " #", call.header.sequence, " '",
                                  request.options.site, sends ? "' to rank " : "' from rank ",
                                  options.ranks[static_cast<size_t>(request.root)])};
-    return Work(queue.push(std::move(call)));
+    return call;
+  }
+
+  bool by_backend(const at::Tensor& tensor) const { return native && native->takes(tensor); }
+
+  // The backend moves the tensors; the ledger says what the algorithm asked for would have sent.
+  Work launch(const Request& request, const Call& call, const at::Tensor& input, const at::Tensor& output) {
+    const int64_t flight = queue.flights().enter(call.progress.call, call.payload);
+    auto state = std::make_shared<Work::State>();
+    state->native = native->start({.collective = request.collective,
+                                   .op = request.options.op,
+                                   .root = request.root,
+                                   .input = input,
+                                   .output = output,
+                                   .progress = call.progress,
+                                   .left = [this, flight] { queue.flights().leave(flight); },
+                                   .explain = [this](std::exception_ptr problem) { return queue.explained(problem); }});
+    const program::CollectiveCall sends{.collective = request.collective,
+                                        .algorithm = call.key.algorithm,
+                                        .group = options.ranks,
+                                        .numel = request.numel,
+                                        .element_size = call.payload / std::max<int64_t>(request.numel, 1),
+                                        .root = request.root};
+    queue.record(call.key, call.payload, program::predicted_sends(sends, queue.transport().rank()));
+    return Work(state);
+  }
+  Work launch_collective(const Request& request, const at::Tensor& input, const at::Tensor& output) {
+    return launch(request, numbered_call(request, input.defined() ? input : output, {}), input, output);
   }
 
   CommunicatorOptions options;
@@ -144,11 +177,16 @@ struct Communicator::Impl {
   int64_t collectives = 0;
   std::vector<int64_t> sent_to;  // messages, by group rank of the other side
   std::vector<int64_t> received_from;
+  std::unique_ptr<NativeCollectives> native;  // null: every tensor goes through the transport
 };
 
-Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options) {
+Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options)
+    : Communicator(std::move(transport), nullptr, std::move(options)) {}
+Communicator::Communicator(std::unique_ptr<Transport> transport, std::unique_ptr<NativeCollectives> native,
+                           CommunicatorOptions options) {
   LOCKSTEP_CHECK_EQ(static_cast<size_t>(transport->size()), options.ranks.size());
   impl_ = std::make_unique<Impl>(std::move(transport), options);
+  impl_->native = std::move(native);
 }
 Communicator::~Communicator() = default;
 
@@ -169,6 +207,7 @@ Work Communicator::all_reduce(const at::Tensor& tensor, const CallOptions& optio
   const Impl::Request request{.collective = Collective::kAllReduce, .options = options, .numel = tensor.numel()};
   impl_->check(request, tensor);
   if (impl_->alone()) return {};
+  if (impl_->by_backend(tensor)) return impl_->launch_collective(request, tensor, tensor);
   const Combine combine = combine_function(element_type(tensor, options.site), options.op);
   return impl_->collective(request, tensor, [buffer = HostTensor(tensor), combine](Link& link, Algorithm algorithm) {
     comm::all_reduce(link, algorithm, buffer.elements(), combine);
@@ -181,6 +220,7 @@ Work Communicator::reduce(const at::Tensor& tensor, int root, const CallOptions&
       .collective = Collective::kReduce, .options = options, .numel = tensor.numel(), .root = root};
   impl_->check(request, tensor);
   if (impl_->alone()) return {};
+  if (impl_->by_backend(tensor)) return impl_->launch_collective(request, tensor, tensor);
   const Combine combine = combine_function(element_type(tensor, options.site), options.op);
   return impl_->collective(request, tensor,
                            [buffer = HostTensor(tensor), root, combine](Link& link, Algorithm algorithm) {
@@ -194,6 +234,7 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root, const CallOptio
       .collective = Collective::kBroadcast, .options = options, .numel = tensor.numel(), .root = root};
   impl_->check(request, tensor);
   if (impl_->alone()) return {};
+  if (impl_->by_backend(tensor)) return impl_->launch_collective(request, tensor, tensor);
   return impl_->collective(request, tensor, [buffer = HostTensor(tensor), root](Link& link, Algorithm algorithm) {
     comm::broadcast(link, algorithm, buffer.elements(), root);
     buffer.write_back();
@@ -203,6 +244,7 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root, const CallOptio
 Work Communicator::all_gather(const at::Tensor& input, const at::Tensor& output, const CallOptions& options) {
   const Impl::Request request{.collective = Collective::kAllGather, .options = options, .numel = output.numel()};
   impl_->check_parts(request, input, output);
+  if (!impl_->alone() && impl_->by_backend(output)) return impl_->launch_collective(request, input, output);
   const auto place_own = [rank = rank()](const HostTensor& part, const HostTensor& full) {
     std::byte* own = full.data() + static_cast<size_t>(rank) * part.bytes();
     if (own != part.data()) std::memcpy(own, part.data(), part.bytes());
@@ -223,6 +265,7 @@ Work Communicator::all_gather(const at::Tensor& input, const at::Tensor& output,
 Work Communicator::reduce_scatter(const at::Tensor& input, const at::Tensor& output, const CallOptions& options) {
   const Impl::Request request{.collective = Collective::kReduceScatter, .options = options, .numel = input.numel()};
   impl_->check_parts(request, output, input);
+  if (!impl_->alone() && impl_->by_backend(input)) return impl_->launch_collective(request, input, output);
   const HostTensor full(input), part(output);
   if (impl_->alone()) {
     if (part.data() != full.data()) std::memcpy(part.data(), full.data(), full.bytes());
@@ -243,6 +286,10 @@ Work Communicator::all_to_all(const at::Tensor& input, const at::Tensor& output,
   LOCKSTEP_CHECK(input.numel() == output.numel() && input.scalar_type() == output.scalar_type() &&
                      input.device() == output.device() && input.numel() % size() == 0,
                  Impl::name(request), ": ", input.numel(), " and ", output.numel(), " elements for ", size(), " ranks");
+  if (!impl_->alone() && impl_->by_backend(input)) {
+    LOCKSTEP_CHECK(input.data_ptr() != output.data_ptr(), Impl::name(request), " in place");
+    return impl_->launch_collective(request, input, output);
+  }
   const HostTensor in(input), out(output);
   if (impl_->alone()) {
     if (out.data() != in.data()) std::memcpy(out.data(), in.data(), in.bytes());
@@ -260,6 +307,8 @@ Work Communicator::gather(const at::Tensor& input, const at::Tensor& output, int
       .collective = Collective::kGather, .options = options, .numel = input.numel() * size(), .root = root};
   const bool receives = rank() == root;
   receives ? impl_->check_parts(request, input, output) : impl_->check(request, input);
+  if (!impl_->alone() && impl_->by_backend(input))
+    return impl_->launch_collective(request, input, receives ? output : at::Tensor());
   const HostTensor part(input), full = receives ? HostTensor(output) : HostTensor();
   if (impl_->alone()) {
     if (full.data() != part.data()) std::memcpy(full.data(), part.data(), part.bytes());
@@ -278,6 +327,8 @@ Work Communicator::scatter(const at::Tensor& input, const at::Tensor& output, in
       .collective = Collective::kScatter, .options = options, .numel = output.numel() * size(), .root = root};
   const bool gives = rank() == root;
   gives ? impl_->check_parts(request, output, input) : impl_->check(request, output);
+  if (!impl_->alone() && impl_->by_backend(output))
+    return impl_->launch_collective(request, gives ? input : at::Tensor(), output);
   const HostTensor part(output), full = gives ? HostTensor(input) : HostTensor();
   if (impl_->alone()) {
     if (full.data() != part.data()) std::memcpy(part.data(), full.data(), part.bytes());
@@ -294,18 +345,20 @@ Work Communicator::scatter(const at::Tensor& input, const at::Tensor& output, in
 Work Communicator::send(const at::Tensor& tensor, int peer, const CallOptions& options) {
   const Impl::Request request{
       .collective = Collective::kSend, .options = options, .numel = tensor.numel(), .root = peer};
-  return impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
+  if (impl_->by_backend(tensor)) return impl_->launch(request, impl_->message(request, tensor, {}), tensor, {});
+  return Work(impl_->queue.push(impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
     link.send(peer, {buffer.data(), buffer.bytes()});
-  });
+  })));
 }
 
 Work Communicator::recv(const at::Tensor& tensor, int peer, const CallOptions& options) {
   const Impl::Request request{
       .collective = Collective::kRecv, .options = options, .numel = tensor.numel(), .root = peer};
-  return impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
+  if (impl_->by_backend(tensor)) return impl_->launch(request, impl_->message(request, tensor, {}), {}, tensor);
+  return Work(impl_->queue.push(impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
     link.recv(peer, {buffer.data(), buffer.bytes()});
     buffer.write_back();
-  });
+  })));
 }
 
 Work Communicator::barrier(const CallOptions& options) {

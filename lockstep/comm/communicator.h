@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/comm/elements.h"
+#include "lockstep/comm/native.h"
 #include "lockstep/comm/transport.h"
 #include "lockstep/program/ledger.h"
 
@@ -54,14 +55,21 @@ struct CommunicatorOptions {
 // with both calls. Sums are in a fixed order: the same bits on every run and on every rank.
 //
 // Tensors: contiguous, fp32, fp64, bf16 or int64 (else InternalError naming site and dtype); in place where not said
-// otherwise; the caller leaves them alone until wait(). One on a GPU goes through a copy on the host, taken when the
-// call is made and written back before wait() returns. A group of one returns its input and records nothing.
+// otherwise; the caller leaves them alone until wait(). A group of one returns its input and records nothing.
+//
+// A tensor on a GPU: where the backend has collectives of its own (nccl), the call is put on the GPU's queue before it
+// returns, wait() makes the caller's stream wait and not the host, exposed_seconds() counts the host alone, and the
+// ledger holds what the algorithm asked for sends, though the backend may choose another. Elsewhere it goes through a
+// copy on the host, taken when the call is made and written back before wait() returns.
 //
 // After a failure every later call fails alike. The destructor lets calls in flight end, or cuts them short where it
 // runs because of an exception; it never waits longer than the deadline of each wait.
 class Communicator {
  public:
   Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options);
+  // `native` takes the tensors that it can; the rest go through `transport`.
+  Communicator(std::unique_ptr<Transport> transport, std::unique_ptr<NativeCollectives> native,
+               CommunicatorOptions options);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;

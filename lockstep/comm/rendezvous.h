@@ -10,14 +10,14 @@
 namespace lockstep::comm {
 
 // Keys and values that all ranks of one start of one job see; others on the same port do not. Calls may come from several
-// threads; a get that waits lets others through. PeerLostError LS3008 where the process that serves it has gone.
+// threads; a get that waits lets others through. PeerLostError LS3127 where the process that serves it has gone.
 class Store {
  public:
   virtual ~Store() = default;
   // A value is any bytes; a second set replaces the first.
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual bool has(const std::string& key) = 0;
-  // Waits until somebody has set the key. PeerLostError LS3007 naming the key when the deadline passes.
+  // Waits until somebody has set the key. PeerLostError LS3126 naming the key when the deadline passes.
   virtual std::string get(const std::string& key, std::chrono::milliseconds deadline) = 0;
   // A counter, from 0; returns its new value.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;

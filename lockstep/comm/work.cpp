@@ -4,6 +4,7 @@ namespace lockstep::comm {
 
 void Work::wait() {
   if (!state_) return;
+  if (state_->native) return state_->native->wait();
   std::unique_lock lock(state_->mutex);
   if (!state_->done) {
     const auto began = std::chrono::steady_clock::now();
@@ -15,12 +16,14 @@ void Work::wait() {
 
 bool Work::done() const {
   if (!state_) return true;
+  if (state_->native) return state_->native->done();
   const std::lock_guard lock(state_->mutex);
   return state_->done;
 }
 
 double Work::exposed_seconds() const {
   if (!state_) return 0;
+  if (state_->native) return state_->native->exposed_seconds();
   const std::lock_guard lock(state_->mutex);
   return state_->exposed_seconds;
 }

@@ -15,6 +15,7 @@ struct Work::State {
   bool done = false;
   std::exception_ptr failure;
   double exposed_seconds = 0;
+  std::shared_ptr<NativeWork> native;  // set: the call is the backend's, and the rest is not used
 
   void finish(std::exception_ptr problem) {
     const std::lock_guard lock(mutex);

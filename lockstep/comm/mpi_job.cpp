@@ -1,0 +1,337 @@
+#include "lockstep/comm/mpi_job.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "lockstep/base/hash.h"
+#include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
+
+namespace lockstep::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr int kMailTag = 0;
+constexpr milliseconds kTick{20};        // between two looks at the mail
+constexpr milliseconds kQuickTick{2};    // while somebody waits for an answer
+constexpr milliseconds kPatience{1000};  // for answers, and for letters to leave
+constexpr size_t kLongestText = 2048;
+
+enum class Kind : int32_t { kAbort, kClosed, kAsk, kAnswer };
+
+// The fixed part of a letter; text follows. All hosts of a job are of one kind.
+struct Heading {
+  Kind kind = Kind::kAsk;
+  int32_t waits_for = -1;
+  uint64_t key = 0;
+  int64_t question = 0;
+  int64_t sequence = 0;
+  double seconds_ago = 0;
+  int32_t inside = 0;
+  int32_t known = 0;
+};
+
+std::string letter(const Heading& heading, const std::string& text = "") {
+  std::string bytes(reinterpret_cast<const char*>(&heading), sizeof heading);
+  return bytes + text.substr(0, kLongestText);
+}
+
+// Processes of one value see each other's process ids: the same boot of a machine, the same namespace.
+uint64_t host_hash() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  char space[64] = {};
+  if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = '\0';
+  return hash64(cat(boot, " ", space));
+}
+
+// Ended, reaped by its parent or not.
+bool process_ended(int64_t pid) {
+  const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0));
+  if (descriptor < 0) return errno == ESRCH;
+  pollfd watched{.fd = descriptor, .events = POLLIN, .revents = 0};
+  const bool ended = poll(&watched, 1, 0) == 1;
+  close(descriptor);
+  return ended;
+}
+
+}  // namespace
+
+void MpiMember::publish(const Progress& progress) {
+  const std::lock_guard lock(mutex_);
+  progress_ = progress;
+  changed_at_ = Clock::now();
+}
+
+MpiMember::Status MpiMember::status() const {
+  const std::lock_guard lock(mutex_);
+  return {.known = true,
+          .progress = progress_,
+          .waits_for = waits_for_,
+          .seconds_ago = std::chrono::duration<double>(Clock::now() - changed_at_).count()};
+}
+
+void MpiJob::start(milliseconds deadline) {
+  deadline_ = deadline;
+  std::promise<bool> promise;
+  std::future<bool> ready = promise.get_future();
+  // The thread holds the job: one that MPI never lets go is left behind with what it uses.
+  keeper_ = std::thread([self = shared_from_this(), promise = std::move(promise)]() mutable {
+    self->keep(std::move(promise));
+  });
+  if (ready.wait_for(deadline) != std::future_status::ready) {
+    keeper_.detach();
+    throw PeerLostError(
+        {.code = "LS3002",
+         .what = cat("MPI_Init has waited ", format_duration(std::chrono::duration<double>(deadline).count()),
+                     " for all ranks to join"),
+         .way_out = "the logs of the other ranks may say why; train.comm_timeout is how long a rank waits"});
+  }
+  bool multiple = false;
+  std::string problem;
+  try {
+    multiple = ready.get();
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  if (multiple) return;
+  keeper_.join();
+  if (problem.empty()) problem = cat(api_->library(), " does not offer MPI_THREAD_MULTIPLE");
+  throw EnvironmentError({.code = "LS3030",
+                          .what = cat("MPI does not start: ", problem),
+                          .way_out = "start the ranks with the mpirun of the MPI library that Lockstep was built with, one "
+                                     "with support for threads"});
+}
+
+void MpiJob::keep(std::promise<bool> ready) {
+  try {
+    const bool multiple = api_->init();
+    rank_ = api_->rank();
+    processes_ = api_->gather({.host = host_hash(), .pid = getpid()});
+    last_sign_.assign(processes_.size(), Clock::now());
+    ready.set_value(multiple);
+    if (!multiple) return;
+  } catch (...) {
+    return ready.set_exception(std::current_exception());
+  }
+  try {
+    for (;;) {
+      handle_mail();
+      std::unique_lock lock(mutex_);
+      if (ending_ != Ending::kNone) break;
+      const int questions = asking_;
+      changed_.wait_for(lock, questions ? kQuickTick : kTick,
+                        [&] { return ending_ != Ending::kNone || asking_ > questions; });
+    }
+    if (ending_ == Ending::kTogether) end_together();
+  } catch (const std::exception& error) {
+    const std::lock_guard lock(mutex_);
+    failure_ = error.what();
+    disturbed_ = true;
+    changed_.notify_all();
+  }
+  ended_.set_value();
+}
+
+void MpiJob::end_together() {
+  MpiRequest barrier = api_->start_barrier();
+  Clock::time_point asked = Clock::now();
+  {
+    const std::lock_guard lock(mutex_);
+    last_sign_.assign(processes_.size(), asked);
+  }
+  while (!api_->test(barrier)) {
+    handle_mail();
+    if (disturbed_ || somebody_is_lost()) return;
+    // Another rank may have much to do at its end: it is asked for a sign of life.
+    if (Clock::now() - asked > deadline_ / 4) {
+      asked = Clock::now();
+      for (int rank = 0; rank < size(); ++rank)
+        if (rank != rank_) post(rank, letter({.kind = Kind::kAsk}));
+    }
+    std::this_thread::sleep_for(kQuickTick);
+  }
+  handle_mail();
+  all_left_.set_value();
+  api_->finalize();
+}
+
+bool MpiJob::somebody_is_lost() const {
+  const std::lock_guard lock(mutex_);
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank == rank_) continue;
+    if (Clock::now() - last_sign_[static_cast<size_t>(rank)] > deadline_ || has_died(rank)) return true;
+  }
+  return false;
+}
+
+void MpiJob::end(bool together) {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = together && kept_.empty() && !disturbed_ ? Ending::kTogether : Ending::kAlone;
+    changed_.notify_all();
+  }
+  // The keeper waits for the other ranks as long as they live; MPI_Finalize, which comes after, has a deadline.
+  std::future<void> ended = ended_.get_future(), all_left = all_left_.get_future();
+  while (ended.wait_for(milliseconds(20)) != std::future_status::ready)
+    if (all_left.wait_for(milliseconds(0)) == std::future_status::ready) {
+      if (ended.wait_for(deadline_) == std::future_status::ready) break;
+      return keeper_.detach();
+    }
+  keeper_.join();
+}
+
+void MpiJob::handle_mail() {
+  while (const std::optional<MpiApi::Arrived> letter = api_->take(kMailTag)) handle(*letter);
+  deliver();
+}
+
+void MpiJob::handle(const MpiApi::Arrived& arrived) {
+  Heading heading;
+  if (arrived.bytes.size() < sizeof heading) return;
+  std::memcpy(&heading, arrived.bytes.data(), sizeof heading);
+  const std::string text = arrived.bytes.substr(sizeof heading);
+  std::unique_lock lock(mutex_);
+  last_sign_[static_cast<size_t>(arrived.from)] = Clock::now();
+  switch (heading.kind) {
+    case Kind::kAbort:
+      if (!abort_) abort_ = {.rank = arrived.from, .reason = text};
+      disturbed_ = true;
+      break;
+    case Kind::kClosed:
+      closed_[heading.key].insert(arrived.from);
+      break;
+    case Kind::kAsk: {
+      const auto group = groups_.find(heading.key);
+      const MpiMember::Status status = group == groups_.end() ? MpiMember::Status{} : group->second->status();
+      lock.unlock();
+      return post(arrived.from, letter({.kind = Kind::kAnswer,
+                                        .waits_for = status.waits_for,
+                                        .key = heading.key,
+                                        .question = heading.question,
+                                        .sequence = status.progress.sequence,
+                                        .seconds_ago = status.seconds_ago,
+                                        .inside = status.progress.inside,
+                                        .known = status.known},
+                                       status.progress.call));
+    }
+    case Kind::kAnswer:
+      if (heading.question != question_) break;
+      answers_[arrived.from] = {
+          .known = heading.known != 0,
+          .progress = {.sequence = heading.sequence, .call = text, .inside = heading.inside != 0},
+          .waits_for = heading.waits_for,
+          .seconds_ago = heading.seconds_ago};
+      break;
+  }
+  changed_.notify_all();
+}
+
+void MpiJob::post(int rank, std::string bytes) {
+  const std::lock_guard lock(mutex_);
+  letters_.push_back({.bytes = std::move(bytes), .request = {}});
+  Letter& last = letters_.back();
+  last.request = api_->start_send(rank, kMailTag, std::as_bytes(std::span(last.bytes)));
+}
+
+bool MpiJob::deliver() {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(letters_, [this](Letter& letter) { return api_->test(letter.request); });
+  return letters_.empty();
+}
+
+std::shared_ptr<MpiMember> MpiJob::open_group(uint64_t key) {
+  const std::lock_guard lock(mutex_);
+  return groups_[key] = std::make_shared<MpiMember>();
+}
+
+void MpiJob::close_group(uint64_t key, const std::vector<int>& peers) {
+  forget_group(key);
+  if (disturbed_) return;
+  try {
+    for (const int peer : peers)
+      if (peer != rank_) post(peer, letter({.kind = Kind::kClosed, .key = key}));
+  } catch (const std::exception&) {
+    // A courtesy: peers that wait for this rank notice at their deadline too.
+  }
+}
+
+void MpiJob::forget_group(uint64_t key) {
+  const std::lock_guard lock(mutex_);
+  groups_.erase(key);
+  closed_.erase(key);
+}
+
+std::map<int, MpiMember::Status> MpiJob::ask(uint64_t key, const std::vector<int>& ranks) {
+  const std::lock_guard one_at_a_time(asking_mutex_);
+  std::unique_lock lock(mutex_);
+  answers_.clear();
+  const int64_t question = ++question_;
+  size_t expected = 0;
+  lock.unlock();
+  for (const int rank : ranks) {
+    if (rank == rank_ || has_died(rank)) continue;
+    post(rank, letter({.kind = Kind::kAsk, .key = key, .question = question}));
+    ++expected;
+  }
+  lock.lock();
+  ++asking_;
+  changed_.notify_all();
+  changed_.wait_for(lock, kPatience, [&] { return answers_.size() == expected || !failure_.empty(); });
+  --asking_;
+  return answers_;
+}
+
+bool MpiJob::has_closed(uint64_t key, int rank) const {
+  const std::lock_guard lock(mutex_);
+  const auto group = closed_.find(key);
+  return group != closed_.end() && group->second.contains(rank);
+}
+
+bool MpiJob::has_died(int rank) const {
+  const MpiProcess& own = processes_[static_cast<size_t>(rank_)];
+  const MpiProcess& other = processes_[static_cast<size_t>(rank)];
+  return rank != rank_ && own.host == other.host && process_ended(other.pid);
+}
+
+void MpiJob::abort(const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (abort_) return;  // the first reason is the one that counts
+    abort_ = {.rank = rank_, .reason = reason};
+    disturbed_ = true;
+    changed_.notify_all();
+  }
+  try {
+    for (int rank = 0; rank < size(); ++rank)
+      if (rank != rank_) post(rank, letter({.kind = Kind::kAbort}, reason));
+    const auto limit = Clock::now() + kPatience;
+    while (!deliver() && Clock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+  } catch (const std::exception&) {
+    // MPI cannot tell them any more; they notice that this rank has ended.
+  }
+}
+
+std::optional<MpiJob::Abort> MpiJob::aborted() const {
+  const std::lock_guard lock(mutex_);
+  return abort_;
+}
+
+std::string MpiJob::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void MpiJob::keep_for_good(std::shared_ptr<void> memory) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(memory));
+}
+
+}  // namespace lockstep::comm
