@@ -43,6 +43,22 @@ std::string letter(const Heading& heading, const std::string& text = "") {
   return bytes + text.substr(0, kLongestText);
 }
 
+std::string status_letter(Heading heading, const MpiMember::Status& status) {
+  heading.waits_for = status.waits_for;
+  heading.sequence = status.progress.sequence;
+  heading.seconds_ago = status.seconds_ago;
+  heading.inside = status.progress.inside;
+  heading.known = status.known;
+  return letter(heading, status.progress.call);
+}
+
+MpiMember::Status status_in(const Heading& heading, const std::string& text) {
+  return {.known = heading.known != 0,
+          .progress = {.sequence = heading.sequence, .call = text, .inside = heading.inside != 0},
+          .waits_for = heading.waits_for,
+          .seconds_ago = heading.seconds_ago};
+}
+
 // Processes of one value see each other's process ids: the same boot of a machine, the same namespace.
 uint64_t host_hash() {
   std::string boot;
@@ -206,29 +222,17 @@ void MpiJob::handle(const MpiApi::Arrived& arrived) {
       disturbed_ = true;
       break;
     case Kind::kClosed:
-      closed_[heading.key].insert(arrived.from);
+      closed_[heading.key][arrived.from] = status_in(heading, text);
       break;
     case Kind::kAsk: {
       const auto group = groups_.find(heading.key);
       const MpiMember::Status status = group == groups_.end() ? MpiMember::Status{} : group->second->status();
       lock.unlock();
-      return post(arrived.from, letter({.kind = Kind::kAnswer,
-                                        .waits_for = status.waits_for,
-                                        .key = heading.key,
-                                        .question = heading.question,
-                                        .sequence = status.progress.sequence,
-                                        .seconds_ago = status.seconds_ago,
-                                        .inside = status.progress.inside,
-                                        .known = status.known},
-                                       status.progress.call));
+      return post(arrived.from, status_letter({.kind = Kind::kAnswer, .key = heading.key, .question = heading.question},
+                                              status));
     }
     case Kind::kAnswer:
-      if (heading.question != question_) break;
-      answers_[arrived.from] = {
-          .known = heading.known != 0,
-          .progress = {.sequence = heading.sequence, .call = text, .inside = heading.inside != 0},
-          .waits_for = heading.waits_for,
-          .seconds_ago = heading.seconds_ago};
+      if (heading.question == question_) answers_[arrived.from] = status_in(heading, text);
       break;
   }
   changed_.notify_all();
@@ -253,11 +257,16 @@ std::shared_ptr<MpiMember> MpiJob::open_group(uint64_t key) {
 }
 
 void MpiJob::close_group(uint64_t key, const std::vector<int>& peers) {
+  MpiMember::Status last;
+  {
+    const std::lock_guard lock(mutex_);
+    last = groups_.at(key)->status();
+  }
   forget_group(key);
   if (disturbed_) return;
   try {
     for (const int peer : peers)
-      if (peer != rank_) post(peer, letter({.kind = Kind::kClosed, .key = key}));
+      if (peer != rank_) post(peer, status_letter({.kind = Kind::kClosed, .key = key}, last));
   } catch (const std::exception&) {
     // A courtesy: peers that wait for this rank notice at their deadline too.
   }
@@ -289,10 +298,12 @@ std::map<int, MpiMember::Status> MpiJob::ask(uint64_t key, const std::vector<int
   return answers_;
 }
 
-bool MpiJob::has_closed(uint64_t key, int rank) const {
+std::optional<MpiMember::Status> MpiJob::closed(uint64_t key, int rank) const {
   const std::lock_guard lock(mutex_);
   const auto group = closed_.find(key);
-  return group != closed_.end() && group->second.contains(rank);
+  if (group == closed_.end()) return std::nullopt;
+  const auto member = group->second.find(rank);
+  return member == group->second.end() ? std::nullopt : std::optional(member->second);
 }
 
 bool MpiJob::has_died(int rank) const {

@@ -12,7 +12,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -63,7 +62,7 @@ class MpiJob : public std::enable_shared_from_this<MpiJob> {
   // What they say; those that have not answered in time are not in the result. Called by a rank that gives up.
   std::map<int, MpiMember::Status> ask(uint64_t key, const std::vector<int>& ranks);
 
-  bool has_closed(uint64_t key, int rank) const;
+  std::optional<MpiMember::Status> closed(uint64_t key, int rank) const;  // its last, where it has closed the group
   bool has_died(int rank) const;  // known of processes of this host alone
 
   void abort(const std::string& reason);
@@ -104,7 +103,7 @@ class MpiJob : public std::enable_shared_from_this<MpiJob> {
   std::condition_variable changed_;
   std::list<Letter> letters_;
   std::map<uint64_t, std::shared_ptr<MpiMember>> groups_;
-  std::map<uint64_t, std::set<int>> closed_;  // by their members
+  std::map<uint64_t, std::map<int, MpiMember::Status>> closed_;  // by their members, with their last status
   std::map<int, MpiMember::Status> answers_;  // to the latest question
   int64_t question_ = 0;
   int asking_ = 0;

@@ -179,11 +179,34 @@ void MpiTransport::check_stopped() const {
 }
 
 bool MpiTransport::gone(int member) const {
-  return job_->has_closed(group_.key, world_rank(member)) || job_->has_died(world_rank(member));
+  return job_->closed(group_.key, world_rank(member)) || job_->has_died(world_rank(member));
 }
 
 MemberReport MpiTransport::own_report() const {
   return {.rank = world_rank(group_.rank), .sequence = progress_.sequence, .call = progress_.call};
+}
+
+MemberReport MpiTransport::report_of(int rank, std::optional<MpiMember::Status> status) const {
+  using State = MemberReport::State;
+  MemberReport report{.rank = rank};
+  const auto last = job_->closed(group_.key, rank);
+  if (job_->has_died(rank)) {
+    report.state = State::kDied;
+    report.pid = job_->pid(rank);
+  } else if (last) {
+    report.state = State::kClosed;
+    status = last;
+  } else if (!status) {
+    report.state = State::kSilent;
+  } else if (!status->known) {
+    report.state = State::kNeverMadeGroup;
+  }
+  if (!status) return report;
+  report.sequence = status->progress.sequence;
+  report.inside = status->progress.inside;
+  report.call = status->progress.call;
+  report.seconds_ago = status->seconds_ago;
+  return report;
 }
 
 PeerLostError MpiTransport::lost(int peer, Deadline began, const std::string& mpi_says) const {
@@ -198,26 +221,8 @@ PeerLostError MpiTransport::lost(int peer, Deadline began, const std::string& mp
     const auto answer = answer_of(other);
     return answer && answer->known ? answer->waits_for : -1;
   });
-  MemberReport report{.rank = world_rank(member)};
-  const auto answer = answer_of(member);
-  using State = MemberReport::State;
-  if (job_->has_died(report.rank)) {
-    report.state = State::kDied;
-    report.pid = job_->pid(report.rank);
-  } else if (job_->has_closed(group_.key, report.rank)) {
-    report.state = State::kClosed;
-  } else if (!answer) {
-    report.state = State::kSilent;
-  } else if (!answer->known) {
-    report.state = State::kNeverMadeGroup;
-  }
-  if (answer && answer->known) {
-    report.sequence = answer->progress.sequence;
-    report.inside = answer->progress.inside;
-    report.call = answer->progress.call;
-    report.seconds_ago = answer->seconds_ago;
-  }
-  const PeerLostError error = lost_member(report, own_report(), group_.name, seconds(Clock::now() - began));
+  const PeerLostError error =
+      lost_member(report_of(world_rank(member), answer_of(member)), own_report(), group_.name, seconds(Clock::now() - began));
   if (mpi_says.empty()) return error;
   Message message = error.message();
   message.what += cat("\n  MPI says: ", mpi_says);

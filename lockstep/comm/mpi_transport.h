@@ -80,6 +80,7 @@ class MpiTransport : public Transport {
   void check_stopped() const;
   bool gone(int member) const;
   MemberReport own_report() const;
+  MemberReport report_of(int rank, std::optional<MpiMember::Status> status) const;
   PeerLostError lost(int peer, Deadline began, const std::string& mpi_says = "") const;
   int world_rank(int member) const { return group_.ranks[static_cast<size_t>(member)]; }
 
