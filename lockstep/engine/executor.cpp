@@ -71,7 +71,11 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
   store_.zero_grad();
   {
     const MemoryScope scope(memory_, kStepMemory);
-    for (const Action& action : program_.ranks.at(static_cast<size_t>(groups_.rank()))) run(action);
+    for (const Action& action : program_.ranks.at(static_cast<size_t>(groups_.rank()))) {
+      if (options_.before_action) options_.before_action(action, store_);
+      run(action);
+      if (!result_.skipped.empty()) break;  // on all ranks after the same action: none waits for the rest of the list
+    }
   }
   wait_for_parameters();
   LOCKSTEP_CHECK(saved_.empty() && flowing_.empty(), "activations left after the last action");
@@ -186,7 +190,7 @@ void Executor::reduce_loss() {
   comm::Work work = groups_.data().all_reduce(sums, {.site = "loss", .algorithm = Algorithm::kDirect});
   result_.exposed_comm_seconds += wait(work);
   const double* values = sums.const_data_ptr<double>();
-  if (values[2] > 0) diverged();
+  if (values[2] > 0) return nonfinite();
   result_.tokens = std::llround(values[1]);
   LOCKSTEP_CHECK(result_.tokens > 0, "a step without a single valid target");
   result_.loss = values[0] / values[1];
@@ -211,7 +215,7 @@ void Executor::norm() {
   result_.grad_norm = norm.item<double>() / tokens;
   if (!std::isfinite(result_.grad_norm)) {
     check_finite(0, store_.layout().numel);
-    diverged();
+    return nonfinite();
   }
   result_.clip_factor = optim::clip_factor(result_.grad_norm, options_.max_grad_norm);
   gradient_scale_ = result_.clip_factor / tokens;
@@ -235,7 +239,7 @@ void Executor::check_finite(int64_t begin, int64_t end) {
       }
 }
 
-void Executor::diverged() {
+void Executor::nonfinite() {
   // Reductions in flight end first: every rank comes here in the same step.
   wait_for_gradients();
   flowing_.clear();
@@ -249,10 +253,15 @@ void Executor::diverged() {
   for (int rank = 0; rank < data.size(); ++rank)
     if (params[rank] >= 0)
       culprits.push_back(cat("rank ", rank, ": ", store_.table()[static_cast<size_t>(params[rank])].name));
+  const std::string whose = culprits.empty() ? "their norm overflows" : join(culprits, ", ");
+  if (options_.skip_nonfinite) {
+    result_.skipped = whose;
+    return;
+  }
   throw DivergedError({.code = "LS5001",
-                       .what = cat("step ", step_, ": a gradient is not finite (", join(culprits, ", "), ")"),
-                       .way_out = "the weights are those before this step; try a lower optimizer.lr, a longer warm-up "
-                                  "or precision = \"fp32\""});
+                       .what = cat("step ", step_, ": a gradient is not finite (", whose, ")"),
+                       .way_out = "the weights are those before this step; try a lower optimizer.lr, a longer warm-up, "
+                                  "precision = \"fp32\", or train.nonfinite = \"skip\""});
 }
 
 // What an action took beyond `baseline`: what lived before it and what it leaves behind.

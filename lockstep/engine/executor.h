@@ -1,6 +1,7 @@
 // The interpreter of step programs: one handler per action kind, run in list order. There is no other training loop.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,12 +18,17 @@
 
 namespace lockstep::engine {
 
+// Sees every action before it runs. A seam for tests, which break a rank or its gradients there.
+using ActionObserver = std::function<void(const program::Action& action, ParameterStore& store)>;
+
 struct ExecutorOptions {
   program::Layout layout;
   at::Device device = at::kCPU;
   uint64_t seed = 1234;
   optim::AdamWOptions adamw{};
   double max_grad_norm = 1.0;  // 0 = no clipping
+  bool skip_nonfinite = false;  // a gradient that is not finite: the step is left out, instead of DivergedError
+  ActionObserver before_action{};
 };
 
 struct StepResult {
@@ -31,6 +37,7 @@ struct StepResult {
   double grad_norm = 0;     // of the mean loss, before clipping
   double clip_factor = 1;
   double exposed_comm_seconds = 0;  // this rank waited for communication
+  std::string skipped{};  // where the step was left out: whose gradient was not finite, "rank 1: norm.weight"
 };
 
 // One rank's executor. Owns the parameter store, the layers and what they keep for backward.
@@ -41,8 +48,9 @@ class Executor {
   ~Executor();
 
   // One optimizer step over this rank's microbatches, in order. `step` counts from 1 (bias correction).
-  // DivergedError LS5001 on all ranks alike where a gradient is not finite, naming rank and parameter: the weights are
-  // then untouched. PeerLostError from communication.
+  // A gradient that is not finite is found before it is reduced. All ranks alike then leave the step out, or throw
+  // DivergedError LS5001; both name rank and parameter, and weights and moments are untouched. PeerLostError from
+  // communication.
   StepResult step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr);
 
   // Runs `load` so that the tensors it makes are accounted as this rank's activations.
@@ -80,7 +88,7 @@ class Executor {
   void wait_for_gradients();
   void wait_for_parameters();
   void check_finite(int64_t begin, int64_t end);
-  [[noreturn]] void diverged();
+  void nonfinite();
   void note_workspace(int64_t baseline);
   void note_activations();
   double wait(comm::Work& work);

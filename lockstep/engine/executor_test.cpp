@@ -1,5 +1,4 @@
 #include <ATen/ops/abs.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/sub.h>
@@ -7,66 +6,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "lockstep/engine/executor.h"
+#include "lockstep/engine/test_steps.h"
 #include "lockstep/program/predict.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::engine {
 namespace {
 
-using ::testing::HasSubstr;
-
-struct Case {
-  std::string preset = "gpt2-test";
-  int dp = 2;
-  config::DataParallel kind = config::DataParallel::kRing;
-  config::Precision precision = config::Precision::kFp32;
-  int64_t micro_batch = 2;
-  bool overlap = true;
-  int64_t seq_len = 16;
-  double dropout = 0;
-};
-
-program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
-  config::ModelSection section;
-  section.preset = c.preset;
-  section.dropout = c.dropout;
-  program::Layout layout;
-  layout.model = arch::resolve_model(section, 512);
-  layout.mesh = mesh::Mesh::data_parallel(c.dp);
-  layout.global_batch = global_batch;
-  layout.micro_batch = c.micro_batch;
-  layout.seq_len = c.seq_len;
-  layout.precision = c.precision;
-  layout.data_parallel = c.kind;
-  layout.bucket_bytes = 32 << 10;
-  layout.overlap = c.overlap;
-  return layout;
-}
-
-// Tokens that are a pure function of the place in the global batch; every seventh target does not count.
-std::vector<nn::Microbatch> microbatches(const program::Layout& layout, int rank, int64_t step) {
-  std::vector<nn::Microbatch> all;
-  for (int64_t i = 0; i < layout.num_microbatches(); ++i) {
-    const program::SampleRange range = program::microbatch_samples(layout, rank, i);
-    nn::Microbatch microbatch{.tokens = at::empty({range.end - range.begin, layout.seq_len}, at::kLong),
-                              .targets = at::empty({range.end - range.begin, layout.seq_len}, at::kLong),
-                              .step = step,
-                              .first_sample = range.begin};
-    for (int64_t row = 0; row < range.end - range.begin; ++row)
-      for (int64_t column = 0; column < layout.seq_len; ++column) {
-        const int64_t place = (step * 1000 + range.begin + row) * layout.seq_len + column;
-        const int64_t offset = row * layout.seq_len + column;
-        microbatch.tokens.data_ptr<int64_t>()[offset] = place * place % layout.model.vocab_size;
-        microbatch.targets.data_ptr<int64_t>()[offset] =
-            place % 7 == 3 ? -100 : (place * 31 + 5) % layout.model.vocab_size;
-      }
-    all.push_back(std::move(microbatch));
-  }
-  return all;
-}
+using engine::testing::Case;
+using engine::testing::layout_for;
+using engine::testing::microbatches;
 
 // What a run of a few steps leaves on rank 0.
 struct Outcome {
@@ -191,28 +142,6 @@ TEST(Executor, ASteadyStepTakesNoNewMemory) {
       const int64_t before = fresh_blocks();
       for (int64_t index = 3; index < 6; ++index) step(index);
       EXPECT_EQ(fresh_blocks(), before);
-    });
-  }
-}
-
-TEST(Executor, NonFiniteGradientIsNamedOnAllRanksAndTheWeightsStay) {
-  for (const config::DataParallel kind : {config::DataParallel::kRing, config::DataParallel::kParameterServer}) {
-    const program::Layout layout = layout_for({.dp = 3, .kind = kind});
-    lockstep::testing::run_ranks(3, [&](comm::World& world) {
-      Groups groups(world, layout.mesh);
-      Executor executor({.layout = layout}, groups);
-      // One weight of rank 1 alone is infinite: its gradients are not finite from there on down.
-      nn::Parameter parameter = executor.store().parameter("blocks.0.mlp.up.weight");
-      if (world.rank() == 1) parameter.value[0][0].fill_(std::numeric_limits<double>::infinity());
-      const at::Tensor before = executor.store().compute_slice(0, executor.store().layout().numel).clone();
-      try {
-        executor.step(microbatches(layout, world.rank(), 0), 1, 1e-3);
-        ADD_FAILURE() << "rank " << world.rank() << " went on";
-      } catch (const DivergedError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("rank 1: "));
-        EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("rank 2: ")));
-      }
-      EXPECT_TRUE(at::equal(before, executor.store().compute_slice(0, executor.store().layout().numel)));
     });
   }
 }

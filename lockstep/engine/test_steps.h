@@ -1,0 +1,63 @@
+// Small steps for the tests of this room: a layout, and tokens for it.
+#pragma once
+
+#include <ATen/ops/empty.h>
+
+#include <string>
+#include <vector>
+
+#include "lockstep/engine/executor.h"
+
+namespace lockstep::engine::testing {
+
+struct Case {
+  std::string preset = "gpt2-test";
+  int dp = 2;
+  config::DataParallel kind = config::DataParallel::kRing;
+  config::Precision precision = config::Precision::kFp32;
+  int64_t micro_batch = 2;
+  bool overlap = true;
+  int64_t seq_len = 16;
+  double dropout = 0;
+};
+
+inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
+  config::ModelSection section;
+  section.preset = c.preset;
+  section.dropout = c.dropout;
+  program::Layout layout;
+  layout.model = arch::resolve_model(section, 512);
+  layout.mesh = mesh::Mesh::data_parallel(c.dp);
+  layout.global_batch = global_batch;
+  layout.micro_batch = c.micro_batch;
+  layout.seq_len = c.seq_len;
+  layout.precision = c.precision;
+  layout.data_parallel = c.kind;
+  layout.bucket_bytes = 32 << 10;
+  layout.overlap = c.overlap;
+  return layout;
+}
+
+// Tokens that are a pure function of the place in the global batch; every seventh target does not count.
+inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, int rank, int64_t step) {
+  std::vector<nn::Microbatch> all;
+  for (int64_t i = 0; i < layout.num_microbatches(); ++i) {
+    const program::SampleRange range = program::microbatch_samples(layout, rank, i);
+    nn::Microbatch microbatch{.tokens = at::empty({range.end - range.begin, layout.seq_len}, at::kLong),
+                              .targets = at::empty({range.end - range.begin, layout.seq_len}, at::kLong),
+                              .step = step,
+                              .first_sample = range.begin};
+    for (int64_t row = 0; row < range.end - range.begin; ++row)
+      for (int64_t column = 0; column < layout.seq_len; ++column) {
+        const int64_t place = (step * 1000 + range.begin + row) * layout.seq_len + column;
+        const int64_t offset = row * layout.seq_len + column;
+        microbatch.tokens.data_ptr<int64_t>()[offset] = place * place % layout.model.vocab_size;
+        microbatch.targets.data_ptr<int64_t>()[offset] =
+            place % 7 == 3 ? -100 : (place * 31 + 5) % layout.model.vocab_size;
+      }
+    all.push_back(std::move(microbatch));
+  }
+  return all;
+}
+
+}  // namespace lockstep::engine::testing
