@@ -44,7 +44,9 @@ int run(std::vector<std::string> arguments) {
   // A verb with a flag --rank of its own is never started as one rank of several.
   const bool own_rank = std::any_of(verb.flags.begin(), verb.flags.end(), [](auto& flag) { return flag.name == "rank"; });
   launch::Identity identity = own_rank ? launch::Identity{} : launch::take_identity(arguments);
-  if (verb.on_ranks && identity.region_fd < 0) identity = launch::detect_identity(environment());
+  const launch::Environment variables = environment();
+  if (verb.on_ranks && identity.launcher == launch::Launcher::kNone) identity = launch::detect_identity(variables);
+  identity.token = launch::job_token(variables);
   CommandLine command_line = parse_command_line(verb, {arguments.begin() + 1, arguments.end()});
   command_line.written = arguments;
   command_line.identity = identity;

@@ -5,30 +5,67 @@
 #include "apps/lockstep/runtime_call.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/launch/backend_choice.h"
 #include "lockstep/launch/local_launcher.h"
 
 namespace lockstep::apps {
+namespace {
 
-bool is_started_rank(const CommandLine& command_line) { return command_line.identity.region_fd >= 0; }
+bool is_pod(const launch::Identity& identity) { return identity.launcher == launch::Launcher::kPods && !identity.alone(); }
+
+[[noreturn]] void refuse_flag(const CommandLine& command_line, const std::string& flag, const std::string& why) {
+  const launch::Identity& identity = command_line.identity;
+  throw ConfigError({.code = "LS1005",
+                     .what = cat(flag, ": ", why, " (", identity.source, ")"),
+                     .way_out = cat("leave ", flag.substr(0, flag.find(' ')), " out")});
+}
+
+// What the first rank of this host will be told.
+launch::Identity first_rank(const CommandLine& command_line, int ranks) {
+  launch::Identity identity = command_line.identity;
+  const int hosts = is_pod(identity) ? identity.world_size : 1;
+  const int host = is_pod(identity) ? identity.rank : 0;
+  identity.local_size = ranks / hosts;
+  identity.rank = host * identity.local_size;
+  identity.world_size = ranks;
+  identity.local_rank = 0;
+  return identity;
+}
+
+}  // namespace
+
+bool is_rank(const CommandLine& command_line) {
+  const launch::Identity& identity = command_line.identity;
+  return identity.started_by_us() || (!identity.alone() && !is_pod(identity));
+}
+
+bool is_checked(const CommandLine& command_line) { return command_line.identity.started_by_us(); }
 
 int ranks_of(const CommandLine& command_line, const config::RunConfig& config) {
   const launch::Identity& identity = command_line.identity;
-  if (is_started_rank(command_line)) return identity.world_size;
-  if (identity.world_size > 1)
-    throw EnvironmentError(
-        {.code = "LS3121",
-         .what = cat("this is rank ", identity.rank, " of ", identity.world_size, " (", identity.source,
-                     "), and no backend joins ranks that another launcher has started"),
-         .way_out = cat("start one process; it starts the ranks of this host itself: lockstep ", command_line.verb,
-                        " ... -n ", identity.world_size)});
-  return command_line.ranks.value_or(std::max(1, config.parallel.dp));
+  if (!is_checked(command_line) && !identity.alone() && command_line.integer("max-restarts", 0) > 0)
+    refuse_flag(command_line, "--max-restarts " + command_line.value("max-restarts"),
+                "whoever has started the ranks must start them again");
+  if (is_pod(identity)) return identity.world_size * command_line.ranks.value_or(1);
+  if (!is_rank(command_line)) return command_line.ranks.value_or(std::max(1, config.parallel.dp));
+  if (command_line.ranks && !is_checked(command_line))
+    refuse_flag(command_line, cat("-n ", *command_line.ranks), cat("this is one of ", identity.world_size, " ranks already"));
+  return identity.world_size;
 }
 
-int run_on_ranks(const CommandLine& command_line, int ranks, const std::filesystem::path& log_dir,
-                 int max_restarts) {
-  if (is_started_rank(command_line) || (ranks == 1 && max_restarts == 0)) return call_runtime(command_line);
-  return launch::launch_local(
-      {.ranks = ranks, .arguments = command_line.written, .log_dir = log_dir, .max_restarts = max_restarts});
+int run_on_ranks(const CommandLine& command_line, const config::RunConfig& config, const RankOptions& options) {
+  if (is_rank(command_line)) {
+    launch::choose_backend(command_line.identity, config);
+    return call_runtime(command_line);
+  }
+  const launch::Identity first = first_rank(command_line, options.ranks);
+  if (options.ranks == 1 && options.max_restarts == 0) return call_runtime(command_line);
+  launch::choose_backend(first, config);
+  return launch::launch_local({.ranks = first.local_size,
+                               .arguments = command_line.written,
+                               .log_dir = options.log_dir,
+                               .max_restarts = options.max_restarts,
+                               .first = first});
 }
 
 }  // namespace lockstep::apps

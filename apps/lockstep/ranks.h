@@ -7,17 +7,24 @@
 
 namespace lockstep::apps {
 
-// True in a process that was started as one of several ranks: its parent has checked everything already.
-bool is_started_rank(const CommandLine& command_line);
+// True in a process that is one of several ranks, whoever has started it.
+bool is_rank(const CommandLine& command_line);
+// True where its parent, our own launcher, has checked everything already.
+bool is_checked(const CommandLine& command_line);
 
-// The number of ranks asked for: -n, else parallel.dp, else one. EnvironmentError LS3121 where another launcher (mpirun,
-// srun, torchrun) has started this process as one of several.
+// The number of ranks of the job: what the launcher that started this process says; else -n, else parallel.dp, else one.
+// In a Kubernetes pod the ranks of a pod times the pods. ConfigError LS1005 where ranks that are started already are asked to
+// start more (-n, --max-restarts).
 int ranks_of(const CommandLine& command_line, const config::RunConfig& config);
 
-// Runs the verb here where one rank is enough or this process is a rank; else starts `ranks` copies of the program and
-// waits for them. What ranks above 0 print goes to files in `log_dir`. Lost ranks are started again, `max_restarts` times
-// at most; one rank is then started as a copy, too. Returns the exit code.
-int run_on_ranks(const CommandLine& command_line, int ranks, const std::filesystem::path& log_dir = {},
-                 int max_restarts = 0);
+struct RankOptions {
+  int ranks = 1;                    // as ranks_of
+  std::filesystem::path log_dir{};  // what ranks above 0 of this host print goes to files there
+  int max_restarts = 0;             // lost ranks are started again so often; one rank is then started as a copy, too
+};
+
+// Runs the verb here where one rank is enough or this process is a rank; else starts copies of the program and waits for
+// them. Returns the exit code. EnvironmentError LS3121 where no backend joins the ranks, before any is started.
+int run_on_ranks(const CommandLine& command_line, const config::RunConfig& config, const RankOptions& options);
 
 }  // namespace lockstep::apps

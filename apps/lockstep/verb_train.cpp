@@ -36,8 +36,11 @@ int verb_train(const CommandLine& command_line) {
   const int ranks = ranks_of(command_line, loaded.config);
   const int max_restarts = max_restarts_of(command_line, loaded.config);
   check_stop_after(command_line);
-  if (!is_started_rank(command_line)) program::check_data(loaded.config, program::layout_of(loaded, ranks));
-  return run_on_ranks(command_line, ranks, std::filesystem::path(loaded.config.run.dir) / "logs", max_restarts);
+  if (!is_checked(command_line)) program::check_data(loaded.config, program::layout_of(loaded, ranks));
+  return run_on_ranks(command_line, loaded.config,
+                      {.ranks = ranks,
+                       .log_dir = std::filesystem::path(loaded.config.run.dir) / "logs",
+                       .max_restarts = max_restarts});
 }
 
 }  // namespace lockstep::apps

@@ -8,13 +8,13 @@ namespace lockstep::apps {
 int verb_verify(const CommandLine& command_line) {
   const config::LoadedConfig loaded = load_config(command_line);
   const int ranks = ranks_of(command_line, loaded.config);
-  if (!is_started_rank(command_line)) {
+  if (!is_checked(command_line)) {
     const program::Layout layout = program::layout_of(loaded, ranks);
     program::check_data(loaded.config, layout);
     if (command_line.integer("steps", 2) < 1)
       throw ConfigError({.code = "LS1005", .what = "--steps: at least one step is needed"});
   }
-  return run_on_ranks(command_line, ranks);
+  return run_on_ranks(command_line, loaded.config, {.ranks = ranks});
 }
 
 }  // namespace lockstep::apps

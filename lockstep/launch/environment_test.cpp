@@ -30,13 +30,20 @@ TEST(DetectIdentity, Torchrun) {
                           .source = "torchrun: RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=n1 "
                                     "MASTER_PORT=29500",
                           .master_address = "n1",
-                          .master_port = 29500};
+                          .master_port = 29500,
+                          .launcher = Launcher::kTorchrun,
+                          .job = "n1:29500 run7",
+                          .attempt = "2",
+                          .agent_store = true};
   EXPECT_EQ(detect_identity({{"RANK", "5"},
                              {"WORLD_SIZE", "8"},
                              {"LOCAL_RANK", "1"},
                              {"LOCAL_WORLD_SIZE", "4"},
                              {"MASTER_ADDR", "n1"},
-                             {"MASTER_PORT", "29500"}}),
+                             {"MASTER_PORT", "29500"},
+                             {"TORCHELASTIC_RUN_ID", "run7"},
+                             {"TORCHELASTIC_RESTART_COUNT", "2"},
+                             {"TORCHELASTIC_USE_AGENT_STORE", "True"}}),
             expected);
 }
 
@@ -79,7 +86,38 @@ TEST(DetectIdentity, SlurmTask) {
   EXPECT_EQ(identity.local_rank, 1);
   EXPECT_EQ(identity.local_size, 8);
   EXPECT_EQ(identity.master_address, "n03");
-  EXPECT_EQ(identity.master_port, 15123);
+  EXPECT_EQ(identity.master_port, 15000 + 40123 % 17000);
+  EXPECT_EQ(identity.job, "40123.0");
+  EXPECT_EQ(identity.launcher, Launcher::kSlurm);
+}
+
+// Two hosts with two tasks and one with one.
+Environment uneven_slurm(const std::string& procid, const std::string& localid, const std::string& nodeid) {
+  return {{"SLURM_JOB_ID", "7"},          {"SLURM_STEP_ID", "1"},      {"SLURM_PROCID", procid},
+          {"SLURM_NTASKS", "5"},          {"SLURM_LOCALID", localid},  {"SLURM_NODEID", nodeid},
+          {"SLURM_TASKS_PER_NODE", "8"},  {"SLURM_STEP_TASKS_PER_NODE", "2(x2),1"},
+          {"SLURM_JOB_NODELIST", "n[1-3]"}};
+}
+
+TEST(DetectIdentity, SlurmHostsMayHaveDifferentNumbersOfTasks) {
+  EXPECT_EQ(detect_identity(uneven_slurm("1", "1", "0")).local_size, 2);
+  EXPECT_EQ(detect_identity(uneven_slurm("4", "0", "2")).local_size, 1);
+  EXPECT_NE(refusal(uneven_slurm("4", "0", "3")).find("host 3 of 3"), std::string::npos);
+  EXPECT_NE(refusal(uneven_slurm("4", "1", "2")).find("local rank 1 of 1"), std::string::npos);
+}
+
+TEST(DetectIdentity, SrunWithAPmiPluginIsSlurm) {
+  Environment environment = uneven_slurm("1", "1", "0");
+  environment["PMI_RANK"] = "1";
+  environment["PMI_SIZE"] = "5";
+  EXPECT_EQ(detect_identity(environment).launcher, Launcher::kSlurm);
+  environment["PMI_SIZE"] = "3";  // an mpirun within the task
+  EXPECT_EQ(detect_identity(environment).launcher, Launcher::kPmi);
+}
+
+TEST(DetectIdentity, WhatIsNotToldStaysUnknown) {
+  EXPECT_EQ(detect_identity({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}).local_size, 0);
+  EXPECT_EQ(detect_identity({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).local_size, 1);
 }
 
 TEST(DetectIdentity, TheHostsOfTheStepComeBeforeThoseOfTheJob) {
@@ -93,13 +131,15 @@ TEST(DetectIdentity, AShellInASlurmJobIsNoTask) {
   EXPECT_EQ(detect_identity({{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}), Identity{});
 }
 
-TEST(DetectIdentity, KubeflowCountsPods) {
+TEST(DetectIdentity, KubernetesCountsPods) {
   const Identity identity = detect_identity(
       {{"RANK", "1"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}});
   EXPECT_EQ(identity.rank, 1);
   EXPECT_EQ(identity.world_size, 3);
   EXPECT_EQ(identity.master_address, "job-master-0");
   EXPECT_EQ(identity.master_port, 23456);
+  EXPECT_EQ(identity.launcher, Launcher::kPods);
+  EXPECT_EQ(identity.local_size, 1);
 }
 
 TEST(DetectIdentity, RefusesContradictionsNamingTheVariables) {
@@ -113,6 +153,12 @@ TEST(DetectIdentity, RefusesContradictionsNamingTheVariables) {
                 .find("local rank 2 of 2"),
             std::string::npos);
   EXPECT_NE(refusal({{"PMIX_RANK", "1"}}).find("PMIX_RANK=1"), std::string::npos);
+}
+
+TEST(TaskCounts, AreExpanded) {
+  EXPECT_EQ(expand_task_counts("4"), (std::vector<int>{4}));
+  EXPECT_EQ(expand_task_counts("2(x3),1"), (std::vector<int>{2, 2, 2, 1}));
+  for (const char* bad : {"", "2(x", "2(x3", "(x3)", "2x3", "a"}) EXPECT_THROW(expand_task_counts(bad), ConfigError) << bad;
 }
 
 TEST(NodeList, IsExpanded) {

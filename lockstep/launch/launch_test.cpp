@@ -198,7 +198,8 @@ TEST(Launcher, LeavesNoOrphanWhenItIsKilled) {
 
 TEST(Identity, GoesThroughTheFlagsAndLeavesTheOtherArguments) {
   const Identity identity{
-      .rank = 2, .world_size = 4, .local_rank = 2, .local_size = 4, .region_fd = 5, .source = "lockstep -n 4"};
+      .rank = 2, .world_size = 4, .local_rank = 2, .local_size = 4, .region_fd = 5, .source = "lockstep -n 4",
+                          .launcher = Launcher::kLockstep};
   std::vector<std::string> arguments = {"train", "run.toml"};
   for (const std::string& flag : identity_flags(identity)) arguments.push_back(flag);
   arguments.push_back("--train.steps=3");

@@ -91,7 +91,7 @@ class Signals {
 struct Child {
   int rank = 0;
   pid_t pid = -1;
-  Descriptor output;  // of ranks above 0
+  Descriptor output;  // of all but the first
   Descriptor log;
   std::string tail;
   bool running = false;
@@ -126,30 +126,30 @@ struct Child {
 }
 
 // One start of all ranks.
-class Launcher {
+class LocalRanks {
  public:
   struct Outcome {
     int code = 0;
     bool lost = false;  // a rank, and nobody wanted the ranks to end
   };
 
-  Launcher(const LocalLaunch& launch, Signals& signals, bool again)
+  LocalRanks(const LocalLaunch& launch, Signals& signals, bool again)
       : launch_(launch),
         signals_(signals),
         again_(again),
         region_(SharedRegion::memfd(region_bytes(launch.ranks))),
         program_(resolve(launch.program)) {}
-  ~Launcher() {
+  ~LocalRanks() {
     for (Child& child : children_) end(child, SIGKILL);
     for (Child& child : children_)
       if (child.running) waitpid(child.pid, nullptr, 0);
   }
-  Launcher(const Launcher&) = delete;
-  Launcher& operator=(const Launcher&) = delete;
+  LocalRanks(const LocalRanks&) = delete;
+  LocalRanks& operator=(const LocalRanks&) = delete;
 
   Outcome run() {
     children_.reserve(static_cast<size_t>(launch_.ranks));
-    for (int rank = 0; rank < launch_.ranks; ++rank) start(rank);
+    for (int local_rank = 0; local_rank < launch_.ranks; ++local_rank) start(local_rank);
     while (running() > 0) {
       wait();
       while (const std::optional<int> signal = signals_.next()) handle(*signal);
@@ -169,19 +169,29 @@ class Launcher {
     return problem || program != "/proc/self/exe" ? program.string() : target.string();
   }
 
-  void start(int rank) {
+  Identity identity_of(int local_rank) const {
+    Identity identity = launch_.first;
+    identity.world_size = std::max(identity.world_size, launch_.ranks);
+    identity.rank += local_rank;
+    identity.local_rank = local_rank;
+    identity.local_size = launch_.ranks;
+    identity.region_fd = region_.descriptor();
+    return identity;
+  }
+
+  void start(int local_rank) {
     std::vector<std::string> words = {program_};
     words.insert(words.end(), launch_.arguments.begin(), launch_.arguments.end());
-    const Identity identity{.rank = rank, .world_size = launch_.ranks, .region_fd = region_.descriptor()};
+    const Identity identity = identity_of(local_rank);
     for (std::string& flag : identity_flags(identity)) words.push_back(std::move(flag));
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
 
     Child child;
-    child.rank = rank;
+    child.rank = identity.rank;
     Descriptor writer;
-    if (rank > 0) {
+    if (local_rank > 0) {
       int ends[2];
       if (pipe2(ends, O_CLOEXEC) != 0) fail("pipe", errno);
       child.output = Descriptor(ends[0]);
@@ -190,7 +200,7 @@ class Launcher {
     }
     const pid_t parent = getpid();
     child.pid = fork();
-    if (child.pid < 0) fail(cat("fork of rank ", rank), errno);
+    if (child.pid < 0) fail(cat("fork of rank ", child.rank), errno);
     if (child.pid == 0)
       become(program_.c_str(), arguments.data(), parent, signals_.before(), writer.get(), region_.descriptor());
     setpgid(child.pid, child.pid);  // both sides do it, so that it holds whoever is first
@@ -275,7 +285,7 @@ class Launcher {
       child.running = false;
       const int code = child.exit_code();
       if (code == 0) continue;
-      ended_.push_back(child.rank);
+      ended_.push_back(static_cast<size_t>(&child - children_.data()));
       // Ranks that stop as they were told end one by one, some still saving: no hurry then, a second signal ends them.
       if (!next_step_ && !is_stop(child)) next_step_ = Clock::now() + launch_.grace;
     }
@@ -302,13 +312,13 @@ class Launcher {
   // The first failure that is not the echo of another's; rank 0 where it failed alike, since its message is already shown.
   const Child& culprit() const {
     const Child& rank0 = children_.front();
-    for (const int rank : ended_) {
-      const Child& child = children_[static_cast<size_t>(rank)];
+    for (const size_t place : ended_) {
+      const Child& child = children_[place];
       if (!is_echo(child)) return child.status == rank0.status && !is_echo(rank0) ? rank0 : child;
     }
-    for (const int rank : ended_)
-      if (!is_stop(children_[static_cast<size_t>(rank)])) return children_[static_cast<size_t>(rank)];
-    return children_[static_cast<size_t>(ended_.front())];
+    for (const size_t place : ended_)
+      if (!is_stop(children_[place])) return children_[place];
+    return children_[ended_.front()];
   }
 
   bool all_stopped_alike() const {
@@ -352,7 +362,7 @@ class Launcher {
   SharedRegion region_;
   std::string program_;
   std::vector<Child> children_;
-  std::vector<int> ended_;  // ranks that failed, in the order of their ends
+  std::vector<size_t> ended_;  // children that failed, in the order of their ends
   std::optional<int> stop_signal_;  // the last one that we were sent
   int next_signal_ = SIGTERM;
   std::optional<Clock::time_point> next_step_;
@@ -364,7 +374,7 @@ int launch_local(const LocalLaunch& launch) {
   LOCKSTEP_CHECK(launch.ranks >= 1, "ranks = ", launch.ranks);
   Signals signals;
   for (int restarts = 0;; ++restarts) {
-    const Launcher::Outcome outcome = Launcher(launch, signals, restarts > 0).run();
+    const LocalRanks::Outcome outcome = LocalRanks(launch, signals, restarts > 0).run();
     if (!outcome.lost || restarts == launch.max_restarts) return outcome.code;
     write_all(launch.error_fd,
               cat("starting all ranks again (", restarts + 1, " of ", launch.max_restarts, " restarts)\n"));

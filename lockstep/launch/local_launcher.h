@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/launch/identity.h"
+
 namespace lockstep::launch {
 
 struct LocalLaunch {
@@ -16,12 +18,13 @@ struct LocalLaunch {
   std::chrono::milliseconds grace{5000};  // from the first failure to SIGTERM, and from there to SIGKILL
   int error_fd = 2;                       // where a failure is reported
   int max_restarts = 0;                   // how often all ranks are started again after one was lost
+  Identity first{};  // of the first of them, where there are ranks on other hosts too; else the world is `ranks`
 };
 
 // Blocks until every rank has ended. Returns 0 where all did well, else the exit code of the rank that failed first,
 // and says which it was. A failure of code kPeerLost is blamed only where no rank has another one, since it is the echo
 // of somebody else's; a rank ended by a signal counts as kPeerLost and as a cause: "rank 2 was ended by signal 9
-// (Killed)". Rank 0 keeps the terminal; of the others the last lines of the one to blame are shown, with its number.
+// (Killed)". The first keeps the terminal; of the others the last lines of the one to blame are shown, with its number.
 // Where the outcome is kPeerLost, all ranks are started again, `max_restarts` times at most.
 //
 // SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 are passed on to every rank. After one of the first three a rank may take its time

@@ -2,10 +2,12 @@
 
 #include <ATen/Parallel.h>
 
+#include <sched.h>
+
 #include <algorithm>
 #include <thread>
 
-#include "lockstep/comm/shared_memory.h"
+#include "apps/lockstep/runtime/backends.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/program/job.h"
 
@@ -17,18 +19,17 @@ std::chrono::milliseconds deadline_of(const config::RunConfig& config, const Ran
   return options.deadline.value_or(std::chrono::ceil<std::chrono::milliseconds>(configured));
 }
 
-std::unique_ptr<comm::World> join_world(const launch::Identity& identity, std::chrono::milliseconds deadline) {
-  launch::SharedRegion region = identity.region_fd >= 0 ? launch::SharedRegion::from_descriptor(identity.region_fd)
-                                                        : launch::SharedRegion::anonymous(launch::region_bytes(1));
-  return std::make_unique<comm::SharedMemoryWorld>(std::make_shared<const launch::SharedRegion>(std::move(region)),
-                                                   identity.rank, identity.world_size,
-                                                   comm::SharedMemoryOptions{.deadline = deadline});
+// Cores that this process may run on: launchers that bind their ranks give each a part.
+int bound_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
 int compute_threads(const config::RunConfig& config, const launch::Identity& identity) {
   if (config.train.threads > 0) return config.train.threads;
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return std::max(1, cores / identity.local_size);
+  return std::min(bound_cores(), std::max(1, cores / std::max(1, identity.local_size)));
 }
 
 }  // namespace
@@ -38,7 +39,7 @@ RankJob::RankJob(const CommandLine& command_line, const RankJobOptions& options)
   engine::install_memory_tracking();
   layout_.threads = compute_threads(loaded_.config, command_line.identity);
   at::set_num_threads(layout_.threads);
-  world_ = join_world(command_line.identity, deadline_of(loaded_.config, options));
+  world_ = join_world(command_line.identity, loaded_.config, deadline_of(loaded_.config, options));
 }
 
 }  // namespace lockstep::apps

@@ -21,7 +21,7 @@ int verb_train_on_rank(const CommandLine& command_line) {
                             .launcher = command_line.identity.source,
                             .version = LOCKSTEP_VERSION,
                             .stop_after_seconds = stop_after(command_line),
-                            .second_signal_ends = command_line.identity.region_fd < 0});
+                            .second_signal_ends = !command_line.identity.started_by_us() && command_line.identity.alone()});
     return static_cast<int>(trainer.run());
   });
 }

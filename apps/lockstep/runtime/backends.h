@@ -1,0 +1,20 @@
+// From who this process is to the world of ranks: picks the backend and joins the others through it.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "lockstep/comm/world.h"
+#include "lockstep/config/run_config.h"
+#include "lockstep/launch/identity.h"
+
+namespace lockstep::apps {
+
+// Joins the ranks of the job over the backend that launch::choose_backend names; blocks until those that another launcher
+// has started have come (train.join_timeout). `deadline` is of every later wait for a peer. Rank 0 of such a job says on
+// standard error who told the ranks their places, which backend it is and why. Errors as launch::choose_backend,
+// launch::share_region and the backend's join; EnvironmentError LS3122 where the backend is not built.
+std::unique_ptr<comm::World> join_world(const launch::Identity& identity, const config::RunConfig& config,
+                                        std::chrono::milliseconds deadline);
+
+}  // namespace lockstep::apps
