@@ -63,7 +63,7 @@ void play(const std::string& part, World& world) {
 }
 
 milliseconds deadline_of(const std::string& part) {
-  if (part == "slow end" || part == "never starts") return milliseconds(1000);
+  if (part == "slow end") return milliseconds(1000);
   return milliseconds(part == "busy" || part == "stopped" ? 500 : 60000);
 }
 
@@ -76,7 +76,9 @@ int run_rank(const launch::Identity& me, const std::string& part) {
       std::this_thread::sleep_for(milliseconds(2000));
       return 0;
     }
-    world = join_mpi(part == "wrong rank" ? me.rank + 1 : me.rank, me.world_size, {.deadline = deadline_of(part)});
+    const MpiOptions options{.deadline = deadline_of(part),
+                             .start_deadline = milliseconds(part == "never starts" ? 1000 : 60000)};
+    world = join_mpi(part == "wrong rank" ? me.rank + 1 : me.rank, me.world_size, options);
     play(part, *world);
     std::fprintf(stderr, "rank %d is done\n", me.rank);
   } catch (const std::exception& error) {

@@ -22,6 +22,7 @@ constexpr int kMailTag = 0;
 constexpr milliseconds kTick{20};        // between two looks at the mail
 constexpr milliseconds kQuickTick{2};    // while somebody waits for an answer
 constexpr milliseconds kPatience{1000};  // for answers, and for letters to leave
+constexpr milliseconds kAfterYou{500};   // for a rank that failed to end first: mpirun reports whoever ends first
 constexpr size_t kLongestText = 2048;
 
 enum class Kind : int32_t { kAbort, kClosed, kAsk, kAnswer };
@@ -94,21 +95,21 @@ MpiMember::Status MpiMember::status() const {
           .seconds_ago = std::chrono::duration<double>(Clock::now() - changed_at_).count()};
 }
 
-void MpiJob::start(milliseconds deadline) {
-  deadline_ = deadline;
+void MpiJob::start(const Deadlines& deadlines) {
+  deadline_ = deadlines.peers;
   std::promise<bool> promise;
   std::future<bool> ready = promise.get_future();
   // The thread holds the job: one that MPI never lets go is left behind with what it uses.
   keeper_ = std::thread([self = shared_from_this(), promise = std::move(promise)]() mutable {
     self->keep(std::move(promise));
   });
-  if (ready.wait_for(deadline) != std::future_status::ready) {
+  if (ready.wait_for(deadlines.joining) != std::future_status::ready) {
     keeper_.detach();
     throw PeerLostError(
         {.code = "LS3002",
-         .what = cat("MPI_Init has waited ", format_duration(std::chrono::duration<double>(deadline).count()),
-                     " for all ranks to join"),
-         .way_out = "the logs of the other ranks may say why; train.comm_timeout is how long a rank waits"});
+         .what = cat("MPI_Init has waited ",
+                     format_duration(std::chrono::duration<double>(deadlines.joining).count()), " for all ranks to come"),
+         .way_out = "the logs of the other ranks may say why; train.join_timeout is how long a rank waits"});
   }
   bool multiple = false;
   std::string problem;
@@ -189,18 +190,22 @@ bool MpiJob::somebody_is_lost() const {
 }
 
 void MpiJob::end(bool together) {
+  const std::optional<Abort> abort = aborted();
+  const auto limit = Clock::now() + kAfterYou;
+  while (abort && abort->rank != rank_ && !has_died(abort->rank) && Clock::now() < limit)
+    std::this_thread::sleep_for(milliseconds(5));
   {
     const std::lock_guard lock(mutex_);
     ending_ = together && kept_.empty() && !disturbed_ ? Ending::kTogether : Ending::kAlone;
     changed_.notify_all();
   }
   // The keeper waits for the other ranks as long as they live; MPI_Finalize, which comes after, has a deadline.
-  std::future<void> ended = ended_.get_future(), all_left = all_left_.get_future();
-  while (ended.wait_for(milliseconds(20)) != std::future_status::ready)
-    if (all_left.wait_for(milliseconds(0)) == std::future_status::ready) {
-      if (ended.wait_for(deadline_) == std::future_status::ready) break;
-      return keeper_.detach();
-    }
+  std::future<void> all_left = all_left_.get_future(), ended = ended_.get_future();
+  const auto is_ready = [](std::future<void>& future, milliseconds time) {
+    return future.wait_for(time) == std::future_status::ready;
+  };
+  while (!is_ready(ended, kTick))
+    if (is_ready(all_left, milliseconds(0)) && !is_ready(ended, deadline_)) return keeper_.detach();
   keeper_.join();
 }
 

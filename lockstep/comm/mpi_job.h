@@ -45,8 +45,12 @@ class MpiMember {
 class MpiJob : public std::enable_shared_from_this<MpiJob> {
  public:
   explicit MpiJob(std::unique_ptr<MpiApi> api) : api_(std::move(api)) {}
-  // Starts the keeper. PeerLostError LS3002 where MPI_Init takes longer than the deadline; EnvironmentError LS3030.
-  void start(std::chrono::milliseconds deadline);
+  struct Deadlines {
+    std::chrono::milliseconds joining{};  // of MPI_Init
+    std::chrono::milliseconds peers{};    // of signs of life at the end
+  };
+  // Starts the keeper. PeerLostError LS3002 where MPI_Init takes longer than its deadline; EnvironmentError LS3030.
+  void start(const Deadlines& deadlines);
   // Ends the keeper; with `together` only when all ranks do so, and with MPI_Finalize.
   void end(bool together);
 

@@ -78,7 +78,7 @@ std::unique_ptr<MpiApi> load_library() {
 
 std::unique_ptr<World> join_mpi(int rank, int world_size, const MpiOptions& options) {
   const auto job = std::make_shared<MpiJob>(load_library());
-  job->start(options.deadline);
+  job->start({.joining = options.start_deadline, .peers = options.deadline});
   if (job->rank() == rank && job->size() == world_size) return std::make_unique<MpiWorld>(job, options);
   const EnvironmentError error(
       {.code = "LS3031",

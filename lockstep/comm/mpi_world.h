@@ -15,12 +15,13 @@
 namespace lockstep::comm {
 
 struct MpiOptions {
-  std::chrono::milliseconds deadline{60000};  // of every wait for a peer, MPI_Init among them
+  std::chrono::milliseconds deadline{60000};         // of every wait for a peer
+  std::chrono::milliseconds start_deadline{300000};  // of all ranks' coming to MPI_Init
 };
 
 // Loads liblockstep_mpi.so from the folder of this library and initialises MPI: once per process. EnvironmentError LS3030
 // where it is not built or does not load, or MPI does not offer MPI_THREAD_MULTIPLE; LS3031 where MPI counts other ranks
-// than the caller; PeerLostError LS3002 where not all ranks have joined before the deadline.
+// than the caller; PeerLostError LS3002 where not all ranks have come in time.
 //
 // Destroy its communicators before the world. Its destructor waits until every rank has come to its end, for as long as
 // they give signs of life, and finalises MPI; after an abort or a lost peer it does neither, since MPI_Finalize would

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <exception>
-#include <set>
 #include <thread>
 
 #include "lockstep/base/check.h"
@@ -15,6 +14,7 @@
 #include "lockstep/base/hash.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/comm/group.h"
 #include "lockstep/comm/region_layout.h"
 
 namespace lockstep::comm {
@@ -33,10 +33,6 @@ RegionHeader& header_of(const launch::SharedRegion& region) {
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
-}
-
-std::string since(int64_t then_ns) {
-  return format_duration(static_cast<double>(now_ns() - then_ns) * 1e-9);
 }
 
 void relax() {
@@ -247,50 +243,32 @@ class SharedMemoryTransport : public Transport {
     if (cancelled_) throw PeerLostError({.code = "LS3003", .what = cat(call_, " of group ", name_, " was cut short")});
     const RegionHeader& header = header_of(*region_);
     if (header.abort.load() != AbortState::kReadable) return;
-    throw PeerLostError(
-        {.code = "LS3003",
-         .what = cat("rank ", header.abort_rank.load(), " stopped the job while rank ", world_rank(rank_), " was in ",
-                     call_, " of group ", name_, ":\n  ", header.abort_reason.get())});
-  }
-
-  // Whom everybody waits for in the end: the peer, or the one that it waits for itself. A circle blames the peer.
-  int at_fault(int peer) const {
-    int rank = peer;
-    for (int step = 0; step < size(); ++step) {
-      const int next = block_.member(rank).waits_for.load() - 1;
-      if (next < 0) return rank;
-      rank = next;
-    }
-    return peer;
+    throw stopped_by(header.abort_rank.load(), header.abort_reason.get(), report(rank_), name_);
   }
 
   PeerLostError lost(int peer, Deadline began) const {
-    const int rank = at_fault(peer);
-    const Member& member = block_.member(rank);
-    const std::string call = cat(call_, " of group ", name_);
-    const bool unseen = record(rank).state.load() == RankState::kUnknown;
-    std::string what = cat("rank ", world_rank(rank));
-    if (died(rank)) {
-      what += cat(" (process ", record(rank).pid.load(), ") died; ", call, " lacks it");
-    } else if (unseen) {
-      what += cat(" never joined the job; ", call, " lacks it");
-    } else if (member.left.load() != 0 || record(rank).state.load() == RankState::kLeft) {
-      what += cat(" has closed the group; ", call, " lacks it");
-    } else {
-      what += cat(member.sequence.load() < me().sequence.load() ? " never entered " : " does not go on with ", call);
-    }
-    if (!unseen) what += cat("; ", last_seen(member));
-    what += cat("\n  rank ", world_rank(rank_), " has waited ",
-                format_duration(std::chrono::duration<double>(Clock::now() - began).count()));
-    return PeerLostError(
-        {.code = "LS3002", .what = what, .way_out = cat("the log of rank ", world_rank(rank), " may say why")});
+    const int member =
+        member_at_fault(peer, size(), [this](int other) { return block_.member(other).waits_for.load() - 1; });
+    return lost_member(report(member), report(rank_), name_,
+                       std::chrono::duration<double>(Clock::now() - began).count());
   }
 
-  static std::string last_seen(const Member& member) {
-    const int64_t changed_at = member.changed_at.load();
-    if (changed_at == 0) return "it has made no call on this group";
-    return cat(member.inside.load() ? "last seen when it entered " : "last seen when it left ", member.call.get(), " ",
-               since(changed_at), " ago");
+  MemberReport report(int rank) const {
+    using State = MemberReport::State;
+    const Member& member = block_.member(rank);
+    MemberReport report{.rank = world_rank(rank),
+                        .pid = record(rank).pid.load(),
+                        .sequence = member.sequence.load(),
+                        .inside = member.inside.load() != 0,
+                        .call = rank == rank_ ? call_ : member.call.get(),
+                        .seconds_ago = static_cast<double>(now_ns() - member.changed_at.load()) * 1e-9};
+    if (died(rank))
+      report.state = State::kDied;
+    else if (record(rank).state.load() == RankState::kUnknown)
+      report.state = State::kNeverJoined;
+    else if (member.left.load() != 0 || record(rank).state.load() == RankState::kLeft)
+      report.state = State::kClosed;
+    return report;
   }
 
   std::shared_ptr<const launch::SharedRegion> region_;
@@ -334,12 +312,6 @@ GroupBlock find_block(const launch::SharedRegion& region, uint64_t key, int size
   throw full;
 }
 
-std::string group_name(const std::string& axis, const std::vector<int>& ranks) {
-  std::vector<std::string> numbers;
-  for (const int rank : ranks) numbers.push_back(std::to_string(rank));
-  return cat(axis, "[", join(numbers, ","), "]");
-}
-
 }  // namespace
 
 SharedMemoryWorld::SharedMemoryWorld(std::shared_ptr<const launch::SharedRegion> region, int rank, int size,
@@ -367,17 +339,11 @@ SharedMemoryWorld::~SharedMemoryWorld() {
 }
 
 std::unique_ptr<Communicator> SharedMemoryWorld::communicator(const std::vector<int>& ranks, const std::string& axis) {
-  const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
   const std::string name = group_name(axis, ranks);
-  LOCKSTEP_CHECK(mine != ranks.end(), "rank ", rank_, " is not in group ", name);
-  LOCKSTEP_CHECK(std::set<int>(ranks.begin(), ranks.end()).size() == ranks.size() &&
-                     *std::min_element(ranks.begin(), ranks.end()) >= 0 &&
-                     *std::max_element(ranks.begin(), ranks.end()) < size_,
-                 "group ", name, " of ", size_, " ranks");
+  const int mine = group_rank(axis, ranks, rank_, size_);
   const uint64_t key = hash64(cat(name, "#", made_[name]++)) | 1;
   const GroupBlock block = find_block(*region_, key, static_cast<int>(ranks.size()), launch::ring_bytes(size_));
-  auto transport =
-      std::make_unique<SharedMemoryTransport>(region_, block, ranks, static_cast<int>(mine - ranks.begin()), name);
+  auto transport = std::make_unique<SharedMemoryTransport>(region_, block, ranks, mine, name);
   return std::make_unique<Communicator>(
       std::move(transport), CommunicatorOptions{.axis = axis, .ranks = ranks, .deadline = options_.deadline});
 }
