@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+import tempfile
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cases import VOCABULARY
 
-TRAIN_TORCH = Path(__file__).parent / "peers" / "train_torch.py"
+PEERS = Path(__file__).parent / "peers"
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
 
 
@@ -19,26 +21,43 @@ class BenchError(Exception):
     pass
 
 
+@dataclass(frozen=True)
+class Setting:
+    programs: Path  # where lockstep, bench_collectives and bench_tokenize are
+    scratch: Path
+    cache: Path  # what torch.compile keeps from run to run
+    quick: bool = False
+    warmup: int = 2  # steps
+    deadline: float = 600  # seconds a process may take
+
+    def program(self, name):
+        return str(self.programs / name)
+
+
 @dataclass
 class Result:
     step_seconds: list  # after the warm-up
-    mfu: float | None = None  # Lockstep's own perf/mfu, median of the steps
+    step_faults: list = field(default_factory=list)  # minor page faults of the same steps; empty: not measured
+    startup: float = 0.0  # seconds from starting the process to the beginning of the first step
+    data_wait: float | None = None  # Lockstep: share of the timed steps spent fetching the batch
     report: dict | None = None  # the PyTorch twin's report
-
-
-@dataclass(frozen=True)
-class Setting:
-    lockstep: Path
-    scratch: Path
-    batch: int
-    seq_len: int
-    warmup: int
-    steps: int
-    deadline: float  # seconds a process may take
 
 
 def peer_allocator():
     return "tcmalloc" if TCMALLOC.exists() else "glibc malloc"
+
+
+def peer_environment(setting, threads):
+    """Of the peers: their threads, and tcmalloc where it is installed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(setting.cache)
+    if TCMALLOC.exists():
+        environment["LD_PRELOAD"] = str(TCMALLOC)
+    return environment
+
+
+def tail(text):
+    return "\n".join(text.strip().splitlines()[-15:])
 
 
 def run(command, environment, deadline):
@@ -55,63 +74,125 @@ def run(command, environment, deadline):
             raise BenchError(f"not done after {deadline:.0f} s: {' '.join(command)}") from None
         raise
     if process.returncode != 0:
-        last = "\n".join((output + errors).strip().splitlines()[-15:])
-        raise BenchError(f"exit {process.returncode}: {' '.join(command)}\n{last}")
+        raise BenchError(f"exit {process.returncode}: {' '.join(command)}\n{tail(output + errors)}")
     return output
 
 
+def run_peer(script, options, setting, threads):
+    """What the last line of bench/peers/<script> says."""
+    command = [sys.executable, str(PEERS / script), *map(str, options)]
+    return json.loads(run(command, peer_environment(setting, threads), setting.deadline).splitlines()[-1])
+
+
 def lockstep_options(case, setting):
+    work = case.work
     return [
-        f"--model.preset={case.model}",
-        f"--model.vocab_size={VOCABULARY[case.model]}",
-        f"--data.train={setting.scratch / case.model}",
-        f"--train.seq_len={setting.seq_len}",
-        f"--train.global_batch={setting.batch}",
-        f"--train.micro_batch={setting.batch // case.ranks}",
+        f"--model.preset={work.model}",
+        f"--model.vocab_size={VOCABULARY[work.model]}",
+        f"--data.train={setting.scratch / work.model}",
+        f"--train.seq_len={work.seq_len}",
+        f"--train.global_batch={work.batch}",
+        f"--train.micro_batch={work.batch // case.ranks}",
         f"--train.precision={case.precision}",
         f"--train.threads={case.threads}",
         f"--parallel.data_parallel={case.how}",
     ]
 
 
+def minor_faults(pid):
+    """Of all threads of a process since it began; see proc(5)."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+
+def step_rows(path):
+    """Whole lines of metrics.jsonl that are steps."""
+    if not path.exists():
+        return []
+    lines = path.read_text().rpartition("\n")[0].splitlines()
+    return [row for row in map(json.loads, lines) if "perf/step_ms" in row]
+
+
+def watch(process, metrics, steps, deadline):
+    """Waits for so many steps; returns their rows and the page faults of the process at the end of each."""
+    faults, size, end = [], -1, time.monotonic() + deadline
+    while True:
+        if process.poll() is not None:
+            raise BenchError("ended before its steps were done")
+        if time.monotonic() > end:
+            raise BenchError(f"not done after {deadline:.0f} s")
+        time.sleep(0.01)
+        now = metrics.stat().st_size if metrics.exists() else -1
+        if now == size:
+            continue
+        size, rows = now, step_rows(metrics)
+        faults += [minor_faults(process.pid)] * (len(rows) - len(faults))
+        if len(rows) >= steps:
+            return rows[:steps], faults[:steps]
+
+
 def run_lockstep(case, setting):
+    """Ends the program once its steps are done: the checkpoint at the end of a run is not measured."""
     directory = setting.scratch / "run"
     shutil.rmtree(directory, ignore_errors=True)
-    steps = setting.warmup + setting.steps
-    command = [str(setting.lockstep), "train", "-n", str(case.ranks), *lockstep_options(case, setting)]
-    command += [f"--run.dir={directory}", f"--train.steps={steps}", "--train.log_every=1", "--train.eval_every=0"]
-    command += [f"--checkpoint.every={steps}", "--checkpoint.resume=none"]  # none before the last step
-    run(command, dict(os.environ), setting.deadline)
-
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "perf/step_ms" in row and row["step"] > setting.warmup]
-    if len(rows) != setting.steps:
-        raise BenchError(f"{directory}/metrics.jsonl: {len(rows)} steps after the warm-up, expected {setting.steps}")
-    mfu = sorted(row["perf/mfu"] for row in rows)[len(rows) // 2]
-    return Result([row["perf/step_ms"] / 1000 for row in rows], mfu=mfu)
+    steps = setting.warmup + case.work.steps
+    command = [setting.program("lockstep"), "train", "-n", str(case.ranks), *lockstep_options(case, setting)]
+    command += [f"--run.dir={directory}", f"--train.steps={steps + 100_000}", "--train.log_every=1"]
+    command += ["--train.eval_every=0", "--checkpoint.every=0", "--checkpoint.resume=none"]
+    with tempfile.TemporaryFile("w+") as output:
+        begin = time.time()
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        try:
+            rows, faults = watch(process, directory / "metrics.jsonl", steps, setting.deadline)
+        except BenchError as error:
+            output.seek(0)
+            raise BenchError(f"{error}: {' '.join(command)}\n{tail(output.read())}") from None
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    timed = rows[setting.warmup :]
+    seconds = sum(row["perf/step_ms"] for row in timed)
+    return Result(
+        [row["perf/step_ms"] / 1000 for row in timed],
+        step_faults=[b - a for a, b in zip(faults[setting.warmup - 1 :], faults[setting.warmup :])] if case.ranks == 1 else [],
+        startup=rows[0]["time"] - rows[0]["perf/step_ms"] / 1000 - begin,
+        data_wait=sum(row["data/wait"] * row["perf/step_ms"] for row in timed) / seconds,
+    )
 
 
 def run_torch(case, setting):
-    environment = {**os.environ, "OMP_NUM_THREADS": str(case.threads)}
-    if TCMALLOC.exists():
-        environment["LD_PRELOAD"] = str(TCMALLOC)
-    command = [sys.executable, str(TRAIN_TORCH), "--model", case.model, "--precision", case.precision]
-    command += ["--tokens", f"{setting.scratch / case.model}.bin"]
-    command += ["--batch", str(setting.batch), "--seq-len", str(setting.seq_len)]
-    command += ["--ranks", str(case.ranks), "--threads", str(case.threads)]
-    command += ["--warmup", str(setting.warmup), "--steps", str(setting.steps)]
+    work = case.work
+    options = ["--model", work.model, "--precision", case.precision, "--tokens", f"{setting.scratch / work.model}.bin"]
+    options += ["--batch", work.batch, "--seq-len", work.seq_len, "--ranks", case.ranks, "--threads", case.threads]
+    options += ["--warmup", setting.warmup, "--steps", work.steps]
     if case.how == "compile":
-        command.append("--compile")
-    report = json.loads(run(command, environment, setting.deadline).splitlines()[-1])
-    return Result(report["step_seconds"], report=report)
+        options.append("--compile")
+    begin = time.time()
+    report = run_peer("train_torch.py", options, setting, case.threads)
+    faults = report["step_faults"] if case.ranks == 1 else []
+    return Result(report["step_seconds"], faults, report["first_step_begin"] - begin, report=report)
 
 
 def run_case(case, setting):
     return run_lockstep(case, setting) if case.program == "lockstep" else run_torch(case, setting)
 
 
+def show(what, case, setting):
+    command = [setting.program("lockstep"), "show", what, "--json", "-n", str(case.ranks), *lockstep_options(case, setting)]
+    return json.loads(run(command, dict(os.environ), setting.deadline))
+
+
 def lockstep_parameters(case, setting):
     """Parameters of one replica, by the bytes that `lockstep show` predicts for them."""
-    command = [str(setting.lockstep), "show", "layout", "--json", *lockstep_options(case, setting)]
-    layout = json.loads(run(command, dict(os.environ), setting.deadline))
-    return layout["ranks"][0]["bytes"]["parameters"] // (2 if case.precision == "bf16" else 4)
+    element_size = 2 if case.precision == "bf16" else 4
+    return show("layout", case, setting)["ranks"][0]["bytes"]["parameters"] // element_size
+
+
+def busiest_rank_bytes(case, setting):
+    """Bytes that a step puts on the links of the rank that sends and receives most; predicted == recorded is a test."""
+    moved = [0] * case.ranks
+    for rank in show("traffic", case, setting)["ranks"]:
+        for call in rank["calls"]:
+            for peer, sent in call["sent"].items():
+                moved[rank["rank"]] += sent
+                moved[int(peer)] += sent
+    return max(moved)

@@ -5,35 +5,10 @@ the head tied to the token embedding, and one cross entropy over all logits.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-
-@dataclass(frozen=True)
-class Shape:
-    family: str  # gpt2 | llama
-    layers: int
-    hidden: int
-    heads: int
-    ffn: int
-    vocab_size: int
-    max_seq_len: int
-
-    def flops_per_token(self, seq_len):
-        """Model FLOPs of one training token, attention counted by its causal half: what perf/mfu counts."""
-        attention = 4 * self.hidden**2 + self.hidden * seq_len
-        mlp = (3 if self.family == "llama" else 2) * self.hidden * self.ffn
-        return 6 * (self.layers * (attention + mlp) + self.hidden * self.vocab_size)
-
-
-# The presets of lockstep/arch/model_config.cpp with the vocabulary the benchmark gives them.
-SHAPES = {
-    "gpt2-10m": Shape("gpt2", layers=4, hidden=384, heads=12, ffn=1536, vocab_size=8192, max_seq_len=512),
-    "llama-15m": Shape("llama", layers=6, hidden=288, heads=6, ffn=768, vocab_size=32000, max_seq_len=256),
-}
 
 
 class Attention(nn.Module):
@@ -115,7 +90,7 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, rotary)
         logits = F.linear(self.norm(x), self.tokens.weight)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # in fp32 under autocast
 
 
 def initialize(module):

@@ -1,0 +1,139 @@
+// Times all-reduce between ranks that are processes of this host, and what memory allows for the same tensors:
+//   bench_collectives RANKS BYTES... [--seconds S]
+// One line of JSON on standard output: for each size the seconds of a call (median of blocks), of a pass over the tensor
+// in place, and of a copy of it, the two made by all ranks at once.
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/json.h"
+#include "lockstep/base/text.h"
+#include "lockstep/comm/shared_memory.h"
+#include "lockstep/launch/identity.h"
+#include "lockstep/launch/local_launcher.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kBlocks = 7;
+
+struct Options {
+  int ranks = 2;
+  std::vector<int64_t> sizes;  // bytes
+  double seconds = 1;          // of all blocks of one measurement, about
+};
+
+Options read_options(const std::vector<std::string>& arguments) {
+  Options options;
+  std::vector<std::string> numbers;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == "--seconds" && i + 1 < arguments.size())
+      options.seconds = std::atof(arguments[++i].c_str());
+    else
+      numbers.push_back(arguments[i]);
+  }
+  if (!numbers.empty()) options.ranks = std::atoi(numbers[0].c_str());
+  for (size_t i = 1; i < numbers.size(); ++i) options.sizes.push_back(std::atoll(numbers[i].c_str()));
+  const bool sound = options.ranks >= 2 && !options.sizes.empty() && options.seconds > 0 &&
+                     std::ranges::all_of(options.sizes, [](int64_t bytes) { return bytes >= 4 && bytes % 4 == 0; });
+  if (!sound)
+    throw ConfigError({.code = "LS1004",
+                       .what = cat("bench_collectives ", join(arguments, " ")),
+                       .way_out = "bench_collectives RANKS BYTES... [--seconds S]: 2 ranks or more, multiples of 4 bytes"});
+  return options;
+}
+
+class Bench {
+ public:
+  Bench(comm::Communicator& group, double seconds) : group_(group), seconds_(seconds) {}
+
+  Json row(int64_t bytes) {
+    check_sum(bytes / 4);
+    const at::Tensor tensor = at::full({bytes / 4}, 0.0, at::kFloat);
+    const at::Tensor other = at::empty_like(tensor);
+    auto* data = tensor.mutable_data_ptr<float>();
+    const int64_t count = tensor.numel();
+    return {{"bytes", bytes},
+            {"all_reduce", median_seconds([&] { group_.all_reduce(tensor, {.site = "bench"}).wait(); })},
+            {"pass", median_seconds([&] { scale(data, count); })},
+            {"copy", median_seconds([&] { std::memcpy(other.mutable_data_ptr(), data, static_cast<size_t>(bytes)); })}};
+  }
+
+ private:
+  void check_sum(int64_t count) {
+    const at::Tensor tensor = at::full({count}, group_.rank() + 1.0, at::kFloat);
+    group_.all_reduce(tensor, {.site = "check"}).wait();
+    const auto expected = static_cast<float>(group_.size() * (group_.size() + 1) / 2);
+    const auto* sums = tensor.const_data_ptr<float>();
+    if (!std::all_of(sums, sums + count, [&](float sum) { return sum == expected; })) throw InternalError("wrong sum");
+  }
+
+  // Every byte is read and written once; the factor keeps the compiler from leaving it out.
+  void scale(float* data, int64_t count) {
+    const float factor = factor_;
+    for (int64_t i = 0; i < count; ++i) data[i] *= factor;
+  }
+
+  // Of one call, on rank 0, where all ranks make them at once; how many fill a block is rank 0's word.
+  double median_seconds(const std::function<void()>& call) {
+    const double first = std::min({block(call, 1), block(call, 1), block(call, 1)});
+    const at::Tensor count = at::full({1}, std::max(1.0, seconds_ / kBlocks / std::max(first, 1e-7)), at::kLong);
+    group_.broadcast(count, 0, {.site = "count"}).wait();
+    std::vector<double> seconds(kBlocks);
+    for (double& taken : seconds) taken = block(call, count.const_data_ptr<int64_t>()[0]);
+    std::ranges::nth_element(seconds, seconds.begin() + kBlocks / 2);
+    return seconds[kBlocks / 2];
+  }
+
+  double block(const std::function<void()>& call, int64_t count) {
+    group_.barrier({.site = "block"}).wait();
+    const auto begin = Clock::now();
+    for (int64_t i = 0; i < count; ++i) call();
+    return std::chrono::duration<double>(Clock::now() - begin).count() / static_cast<double>(count);
+  }
+
+  comm::Communicator& group_;
+  double seconds_;
+  volatile float factor_ = 1.0F;
+};
+
+int run_rank(std::vector<std::string> arguments) {
+  const launch::Identity me = launch::take_identity(arguments);
+  const Options options = read_options(arguments);
+  at::set_num_threads(1);
+  const auto region = std::make_shared<const launch::SharedRegion>(launch::SharedRegion::from_descriptor(me.region_fd));
+  comm::SharedMemoryWorld world(region, me.rank, me.world_size);
+  std::vector<int> ranks(static_cast<size_t>(me.world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto group = world.communicator(ranks, "world");
+  Bench bench(*group, options.seconds);
+  Json rows = Json::array();
+  for (int64_t bytes : options.sizes) rows.push_back(bench.row(bytes));
+  if (me.rank == 0) std::puts(Json{{"ranks", me.world_size}, {"sizes", rows}}.dump().c_str());
+  return 0;
+}
+
+int run(const std::vector<std::string>& arguments) {
+  try {
+    if (std::ranges::find(arguments, "--rank") != arguments.end()) return run_rank(arguments);
+    return launch::launch_local({.ranks = read_options(arguments).ranks, .arguments = arguments});
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return static_cast<int>(error.exit_code());
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int count, char** values) { return lockstep::run({values + 1, values + count}); }

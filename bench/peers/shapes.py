@@ -1,0 +1,37 @@
+"""The sizes of the models that are measured, and the FLOPs that follow from them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    family: str  # gpt2 | llama
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab_size: int
+    max_seq_len: int
+
+    def attention_flops_per_token(self, seq_len):
+        """FLOPs of scores and weighted values of one training token; of the causal half, which is what is computed."""
+        return 6 * self.layers * self.hidden * seq_len
+
+    def products(self):
+        """(name, how often, inputs, outputs) of the linear layers of a forward pass."""
+        wide = 2 * self.ffn if self.family == "llama" else self.ffn  # gate and up are one product
+        return [
+            ("qkv", self.layers, self.hidden, 3 * self.hidden),
+            ("proj", self.layers, self.hidden, self.hidden),
+            ("up", self.layers, self.hidden, wide),
+            ("down", self.layers, self.ffn, self.hidden),
+            ("head", 1, self.hidden, self.vocab_size),
+        ]
+
+
+# The presets of lockstep/arch/model_config.cpp with the vocabulary the benchmark gives them.
+SHAPES = {
+    "gpt2-124m": Shape("gpt2", layers=12, hidden=768, heads=12, ffn=3072, vocab_size=50257, max_seq_len=1024),
+    "gpt2-10m": Shape("gpt2", layers=4, hidden=384, heads=12, ffn=1536, vocab_size=8192, max_seq_len=512),
+    "llama-15m": Shape("llama", layers=6, hidden=288, heads=6, ffn=768, vocab_size=32000, max_seq_len=256),
+}

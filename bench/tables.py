@@ -1,0 +1,181 @@
+"""The report as Markdown: what docs/benchmarks.md shows."""
+
+
+def table(heads, rows):
+    if not rows:
+        return ""
+    widths = [max(len(head), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)]
+    lines = [heads, ["-" * width for width in widths], *rows]
+    return "\n".join("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines)
+
+
+def percent(share):
+    return "-" if share is None else f"{share:.0%}"
+
+
+def number(value, digits=0):
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def ratio(found):
+    """The median of the rounds, and their smallest and largest."""
+    return f"{found['ratio']:.2f} ({found['smallest']:.2f}..{found['largest']:.2f})"
+
+
+def size(count):
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
+
+
+def single(report):
+    heads = ["work", "precision", "Lockstep ms", "of GEMM limit", "fastest PyTorch", "ms", "of GEMM limit", "times as fast"]
+    rows = [
+        [
+            row["work"], row["precision"], number(row["median_ms"]), percent(row["share_of_limit"]),
+            row["peer"].removeprefix("pytorch "), number(row["peer_ms"]), percent(row["peer_share_of_limit"]),
+            ratio(row["times_as_fast"]),
+        ]
+        for row in report["comparisons"]
+        if row["layout"] == "1x2" and "peer" in row
+    ]
+    return table(heads, rows)
+
+
+def ranks(report):
+    heads = ["work", "ranks", "data parallel", "ms", "of our own 1x2", "of our ring", "busiest rank's links", "times as fast as DDP"]
+    rows = []
+    for row in report["comparisons"]:
+        if row["layout"] == "1x2" or "share_of" not in row:
+            continue
+        shares = {name: ratio(found) for name, found in row["share_of"].items()}
+        ring = next((text for name, text in shares.items() if "ring" in name), "-")
+        moved = f"{row['busiest_rank_bytes'] / 1e6:.0f} MB a step"
+        faster = ratio(row["times_as_fast"]) if "times_as_fast" in row else "-"
+        how = row["program"].removeprefix("lockstep ")
+        rows.append([row["work"], row["layout"], how, number(row["median_ms"]), shares["lockstep 1x2"], ring, moved, faster])
+    return table(heads, rows)
+
+
+def ddp(report):
+    """What ranks cost PyTorch, beside what they cost us."""
+    alone = {
+        row["work"]: row["median_ms"]
+        for row in report["cases"]
+        if row["program"] == "pytorch eager" and row["precision"] == "fp32"
+    }
+    found = [row for row in report["cases"] if row["program"] == "pytorch ddp" and row["work"] in alone]
+    rows = [
+        [row["work"], row["layout"], number(row["median_ms"]), percent(alone[row["work"]] / row["median_ms"])] for row in found
+    ]
+    return table(["work", "ranks", "PyTorch DDP ms", "of PyTorch eager 1x2"], rows)
+
+
+def cases(report):
+    heads = ["work", "precision", "ranks", "program", "median ms", "fastest", "tokens/s", "of GEMM limit", "rounds"]
+    rows = [
+        [
+            row["work"], row["precision"], row["layout"], row["program"], number(row["median_ms"]),
+            number(row["fastest_ms"]), number(row["tokens_per_s"]), percent(row["share_of_limit"]), str(row["rounds"]),
+        ]
+        for row in report["cases"]
+    ]
+    return table(heads, rows)
+
+
+def startup(report):
+    heads = ["work", "precision", "program", "seconds to the first step", "page faults a step", "waiting for data"]
+    rows = [
+        [
+            row["work"], row["precision"], row["program"], number(row["startup_s"], 1),
+            number(row["faults_per_step"]), "-" if row["data_wait"] is None else f"{row['data_wait']:.2%}",
+        ]
+        for row in report["cases"]
+        if row["layout"] == "1x2"
+    ]
+    return table(heads, rows)
+
+
+def gemm(report):
+    heads = ["model", "precision", "product", "m x n x k", "GFLOP/s", "path", "best torch.mm", "best oneDNN"]
+    rows = []
+    for limit in report["gemm"]:
+        for row in limit["shapes"]:
+            best = {
+                name: max((rate for path, rate in row["paths"].items() if path.startswith(name)), default=None)
+                for name in ("mm", "onednn")
+            }
+            rows.append(
+                [
+                    f"{limit['model']}, {limit['tokens']} tokens", limit["precision"], f"{row['name']} {row['part']}",
+                    f"{row['m']} x {row['n']} x {row['k']}", number(row["flops"] / row["seconds"] / 1e9), row["path"],
+                    *(number(best[name] / 1e9) if best[name] else "-" for name in ("mm", "onednn")),
+                ]
+            )
+    return table(heads, rows)
+
+
+def gemm_rates(report):
+    rows = [[limit["model"], str(limit["tokens"]), limit["precision"], number(limit["rate"] / 1e9)] for limit in report["gemm"]]
+    return table(["model", "tokens a step", "precision", "GEMM limit, GFLOP/s"], rows)
+
+
+def collectives(report):
+    heads = ["ranks", "tensor", "Lockstep us", "Gloo us", "times as fast", "floor us", "of floor", "floor by copies us", "of it"]
+    rows = [
+        [
+            str(row["ranks"]), size(row["bytes"]), number(row["lockstep_us"]), number(row["gloo_us"]),
+            ratio(row["times_as_fast"]), number(row.get("floor_us")), percent(row.get("share_of_floor")),
+            number(row.get("copies_us")), percent(row.get("share_of_copies")),
+        ]
+        for row in report["collectives"]
+    ]
+    return table(heads, rows)
+
+
+def tokenizer(report):
+    rows = [
+        [
+            f"{row['megabytes']:.1f} MB", number(row["lockstep_mb_per_s"], 1), number(row["peer_mb_per_s"], 1), row["peer"],
+            number(row["times_as_fast"], 2),
+        ]
+        for row in report["tokenizer"]
+    ]
+    return table(["text", "Lockstep MB/s", "Hugging Face MB/s", "by", "times as fast"], rows)
+
+
+PARTS = (
+    ("One rank, two threads", single),
+    ("Several ranks of one thread on the same two cores", ranks),
+    ("What ranks cost PyTorch", ddp),
+    ("All-reduce between processes", collectives),
+    ("Tokenizer, one thread", tokenizer),
+    ("Start-up, page faults, data", startup),
+    ("GEMM limit", gemm_rates),
+    ("Matrix products on two threads", gemm),
+    ("All cases", cases),
+)
+
+
+def markdown(report):
+    parts = [setting(report)]
+    for title, part in PARTS:
+        if text := part(report):
+            parts.append(f"### {title}\n\n{text}")
+    return "\n\n".join(parts) + "\n"
+
+
+def setting(report):
+    on = report["machine"]
+    lines = [
+        f"`{report['command']}`, {report['seconds']:.0f} s.",
+        f"{on['cpu']}, {on['cores']} cores, {on['system']};",
+        f"load {report['load_before']:.1f} before and {report['load_after']:.1f} after (1-minute average).",
+        f"PyTorch {report['torch']} with {report['peer_allocator']}; Lockstep {report['commit']} as built.",
+        f"Noise: the middle half of a case's steps lies within {report['noise']:.1%} of its median (median over cases)."
+        if report["noise"] is not None
+        else "",
+    ]
+    if report["quick"]:
+        lines.append("**--quick: tiny steps, no measurement.**")
+    if report["load_before"] > 0.5:
+        lines.append("**Other programs were running: the figures are noisy.**")
+    return "\n".join(line for line in lines if line)

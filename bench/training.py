@@ -1,0 +1,134 @@
+"""Rounds of training cases, and what they say: medians, shares of the GEMM limit, ratios."""
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from statistics import median
+
+from cases import Case, cases_of
+from gemm import GemmLimits, Products
+from programs import BenchError, busiest_rank_bytes, lockstep_parameters, run_case
+
+SLOWER = 1.1  # a peer this many times slower than the fastest of its row is measured in the first round alone
+
+
+@dataclass(frozen=True)
+class Rounds:
+    most: int
+    end: float  # no round begins that would end later, on time.monotonic()'s clock
+
+
+class Measurements:
+    """Results by case and round."""
+
+    def __init__(self):
+        self.rounds = defaultdict(dict)  # case -> {round: Result}
+        self.limits = GemmLimits()
+
+    def add(self, case, number, result):
+        self.rounds[case][number] = result
+
+    def all(self, case, name):
+        return [value for result in self.rounds[case].values() for value in getattr(result, name)]
+
+    def step(self, case):
+        return median(self.all(case, "step_seconds"))
+
+    def each_round(self, case, name):
+        return [getattr(result, name) for result in self.rounds[case].values()]
+
+    def fastest(self, cases):
+        return min(cases, key=self.step, default=None)
+
+    def ratios(self, ours, other):
+        """Of each round that has both: how many times as fast ours is, median step against median step."""
+        a, b = self.rounds[ours], self.rounds[other]
+        return [median(b[number].step_seconds) / median(a[number].step_seconds) for number in a if number in b]
+
+
+def still_measured(rows, measurements):
+    """The rows without the peers that are far behind the fastest."""
+    kept = []
+    for row in rows:
+        best = min((measurements.step(peer) for peer in row.peers), default=0)
+        kept.append(replace(row, peers=tuple(peer for peer in row.peers if measurements.step(peer) <= SLOWER * best)))
+    return kept
+
+
+def measure(rows, products, rounds, setting):
+    """Rounds of all cases, every second one backwards, so that a slow minute of the machine meets both sides."""
+    measurements = Measurements()
+    begin = time.monotonic()
+    for number in range(1, rounds.most + 1):
+        now = time.monotonic()
+        if number > 1 and now + (now - begin) / (number - 1) > rounds.end:
+            print(f"no round {number}: it would end after --seconds")
+            break
+        tasks = [*products, *cases_of(rows)]
+        for task in tasks if number % 2 else reversed(tasks):
+            if isinstance(task, Products):
+                measurements.limits.measure(task, setting)
+                text = f"{measurements.limits.rate(task) / 1e9:8.0f} GFLOP/s"
+            else:
+                measurements.add(task, number, run_case(task, setting))
+                text = f"{median(measurements.rounds[task][number].step_seconds) * 1000:8.0f} ms"
+            print(f"round {number}  {task.name():<56} {text}", flush=True)
+        rows = still_measured(rows, measurements)
+    return measurements
+
+
+def check_twins(measurements, setting):
+    """The twins have the parameters of the models they stand for."""
+    for case, results in measurements.rounds.items():
+        if case.program != "pytorch":
+            continue
+        ours = lockstep_parameters(Case("lockstep", "ring", case.work, case.dtype()), setting)
+        theirs = results[1].report["parameters"]
+        if ours != theirs:
+            raise BenchError(f"{case.name()}: {theirs} parameters, Lockstep's model has {ours}")
+
+
+def case_row(case, measurements):
+    steps, waits = measurements.all(case, "step_seconds"), measurements.each_round(case, "data_wait")
+    faults = measurements.all(case, "step_faults")
+    limit = measurements.limits.seconds(case.work, case.dtype())
+    return {
+        "work": case.work.name(),
+        "precision": case.dtype(),
+        "layout": case.layout(),
+        "program": case.kind(),
+        "median_ms": median(steps) * 1000,
+        "fastest_ms": min(steps) * 1000,
+        "tokens_per_s": case.work.tokens() / median(steps),
+        "limit_ms": limit * 1000 if limit else None,
+        "share_of_limit": limit / median(steps) if limit else None,
+        "startup_s": median(measurements.each_round(case, "startup")),
+        "faults_per_step": median(faults) if faults else None,
+        "data_wait": median(waits) if case.program == "lockstep" else None,
+        "rounds": len(measurements.rounds[case]),
+        "step_ms": [seconds * 1000 for seconds in steps],
+    }
+
+
+def spread(ratios):
+    return {"ratio": median(ratios), "smallest": min(ratios), "largest": max(ratios)}
+
+
+def comparison(row, measurements, setting):
+    """Ours beside the fastest peer and beside our own bases."""
+    ours, best = row.ours, measurements.fastest(row.peers)
+    found = {"work": ours.work.name(), "precision": ours.precision, "layout": ours.layout(), "program": ours.kind()}
+    found["median_ms"] = measurements.step(ours) * 1000
+    limit = measurements.limits.seconds(ours.work, ours.precision)
+    found["share_of_limit"] = limit / measurements.step(ours) if limit else None
+    if best:
+        found |= {"peer": best.kind(), "peer_ms": measurements.step(best) * 1000}
+        found["peer_share_of_limit"] = limit / measurements.step(best) if limit else None
+        found["times_as_fast"] = spread(measurements.ratios(ours, best))
+    if row.bases:
+        found["share_of"] = {
+            f"{base.kind()} {base.layout()}": spread(measurements.ratios(ours, base)) for base in row.bases
+        }
+    if ours.ranks > 1:
+        found["busiest_rank_bytes"] = busiest_rank_bytes(ours, setting)
+    return found
