@@ -287,7 +287,7 @@ Work Communicator::all_to_all(const at::Tensor& input, const at::Tensor& output,
                      input.device() == output.device() && input.numel() % size() == 0,
                  Impl::name(request), ": ", input.numel(), " and ", output.numel(), " elements for ", size(), " ranks");
   if (!impl_->alone() && impl_->by_backend(input)) {
-    LOCKSTEP_CHECK(input.data_ptr() != output.data_ptr(), Impl::name(request), " in place");
+    LOCKSTEP_CHECK(input.numel() == 0 || input.data_ptr() != output.data_ptr(), Impl::name(request), " in place");
     return impl_->launch_collective(request, input, output);
   }
   const HostTensor in(input), out(output);

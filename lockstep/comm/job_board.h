@@ -1,0 +1,61 @@
+// What ranks tell each other besides tensors, as notes in the store: what each is doing, and that one has stopped the job.
+// For backends whose network does not tell who is missing.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/rendezvous.h"
+#include "lockstep/comm/transport.h"
+
+namespace lockstep::comm {
+
+// Thread-safe. What the store throws (its process has gone) passes through.
+class JobBoard {
+ public:
+  JobBoard(std::shared_ptr<Store> store, int rank);
+
+  int rank() const { return rank_; }
+
+  // Of this rank, on the group of that name; stays here until publish(). Nothing goes back to an earlier collective.
+  void set(const std::string& group, const Progress& progress);
+  void publish();  // once a second: a rank whose note stays the same is silent
+
+  // What is known of `rank` on that group: kNeverJoined where it has published nothing.
+  MemberReport report(int rank, const std::string& group);
+  // Which publish() of that rank the store holds; 0: none.
+  int64_t beat(int rank);
+
+  void abort(const std::string& reason);  // the first reason is the one that counts
+  struct Abort {
+    int rank = 0;
+    std::string reason;
+  };
+  std::optional<Abort> aborted();
+
+ private:
+  struct Doing {
+    Progress progress;
+    Deadline changed{};
+  };
+  std::string own_note(int64_t number) const;
+
+  std::shared_ptr<Store> store_;
+  const int rank_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::map<std::string, Doing> doing_;
+  int64_t published_ = 0;
+};
+
+// Who keeps `own` waiting on the group: the first member that has not entered the call it is in, else the first whose
+// publish() has not come since `beats` were taken; none where all are there and alive.
+std::optional<MemberReport> missing_member(JobBoard& board, const std::string& group, const std::vector<int>& ranks,
+                                           const MemberReport& own, const std::map<int, int64_t>& beats);
+
+}  // namespace lockstep::comm

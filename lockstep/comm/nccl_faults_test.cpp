@@ -1,0 +1,161 @@
+// Backend nccl when something goes wrong, with NCCL itself replaced.
+#include <ATen/ops/ones.h>
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "lockstep/base/text.h"
+#include "lockstep/comm/test_nccl.h"
+
+namespace lockstep::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// The message of the Error that `act` throws.
+std::string message_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    return cat(error.message().code, ": ", error.what());
+  }
+  return "nothing";
+}
+
+std::vector<int> all(const World& world) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world.size(); ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+// Until every rank has come here, by a way that is not under test.
+void meet(FakeDevice& device, const std::string& place, int ranks) {
+  device.store->set(cat(place, "/", device.shared->rank()), "");
+  for (int rank = 0; rank < ranks; ++rank) device.store->get(cat(place, "/", rank), std::chrono::seconds(20));
+}
+
+// `act` of rank 0 in a group of all `n`, of which the others make no call; what it throws.
+std::string alone_in_a_call(int n, milliseconds deadline, const std::function<void(Communicator&, FakeDevice&)>& act,
+                            const std::function<void(World&)>& others = {}) {
+  std::string message;
+  run_nccl_ranks(n, deadline, [&](World& world, FakeDevice& device) {
+    const auto group = world.communicator(all(world), "dp");
+    if (world.rank() == 0)
+      message = message_of([&] { act(*group, device); });
+    else if (others)
+      others(world);
+    meet(device, "end", n);
+  });
+  return message;
+}
+
+at::Tensor on_device() { return at::ones({4}); }
+at::Tensor on_host() { return at::ones({3}); }
+
+void wait_for(const Work& work) {
+  while (!work.done()) std::this_thread::sleep_for(milliseconds(1));
+  Work(work).wait();
+}
+
+TEST(Deadline, NamesTheRankThatDoesNotCome) {
+  for (const at::Tensor& tensor : {on_device(), on_host()})
+    EXPECT_THAT(alone_in_a_call(3, milliseconds(1200),
+                                [&](Communicator& group, FakeDevice&) {
+                                  wait_for(group.all_reduce(tensor, {.site = "grad"}));
+                                }),
+                AllOf(HasSubstr("LS3002"), HasSubstr("rank "), HasSubstr("all_reduce #1 'grad' of group dp[0,1,2]")))
+        << tensor.numel();
+}
+
+TEST(Deadline, OnTheDeviceItSaysWhatTheOthersDid) {
+  EXPECT_THAT(alone_in_a_call(2, milliseconds(1200),
+                              [&](Communicator& group, FakeDevice&) {
+                                wait_for(group.all_reduce(on_device(), {.site = "grad"}));
+                              }),
+              AllOf(HasSubstr("rank 1 never entered all_reduce #1 'grad'"), HasSubstr("its last calls on this group"),
+                    HasSubstr("still inside")));
+}
+
+TEST(Deadline, AGroupThatARankDoesNotMake) {
+  std::string message;
+  run_nccl_ranks(2, milliseconds(1200), [&](World& world, FakeDevice& device) {
+    if (world.rank() == 1) message = message_of([&] { world.communicator(all(world), "dp"); });
+    meet(device, "end", 2);
+  });
+  EXPECT_THAT(message, AllOf(HasSubstr("LS3002"), HasSubstr("rank 0 has not made the group yet"), HasSubstr("dp[0,1]")));
+}
+
+TEST(Abort, ReachesThoseWhoWait) {
+  for (const at::Tensor& tensor : {on_device(), on_host()})
+    EXPECT_THAT(alone_in_a_call(
+                    2, std::chrono::seconds(20),
+                    [&](Communicator& group, FakeDevice&) { wait_for(group.all_reduce(tensor, {.site = "grad"})); },
+                    [](World& world) { world.abort("the disk is full"); }),
+                AllOf(HasSubstr("LS3003"), HasSubstr("rank 1 stopped the job"), HasSubstr("the disk is full")))
+        << tensor.numel();
+}
+
+TEST(Failure, OfNcclIsTypedAndStays) {
+  for (const bool peer_lost : {true, false}) {
+    std::string first, second;
+    alone_in_a_call(2, std::chrono::seconds(20), [&](Communicator& group, FakeDevice& device) {
+      device.peer_lost = peer_lost;
+      device.fails = true;
+      first = message_of([&] { group.all_reduce(on_device(), {.site = "grad"}); });
+      second = message_of([&] { group.all_reduce(on_device(), {.site = "again"}); });
+    });
+    EXPECT_THAT(first, AllOf(HasSubstr(peer_lost ? "LS3002" : "LS3042"),
+                             HasSubstr("ncclAllReduce: the fake failed (as told)"), HasSubstr("of group dp[0,1]")));
+    EXPECT_EQ(first, second);
+  }
+}
+
+// A call on the device fails while nobody asks: the next one says so.
+TEST(Failure, OfACallInFlightIsToldByItsWork) {
+  std::string message, next;
+  alone_in_a_call(2, std::chrono::seconds(20), [&](Communicator& group, FakeDevice& device) {
+    const Work work = group.all_reduce(on_device(), {.site = "grad"});
+    device.fails = true;
+    message = message_of([&] { wait_for(work); });
+    next = message_of([&] { group.all_reduce(on_device(), {.site = "next"}); });
+  });
+  EXPECT_THAT(message, AllOf(HasSubstr("LS3042"), HasSubstr("all_reduce #1 'grad'")));
+  EXPECT_EQ(next, message);
+}
+
+TEST(Tcp, APeerThatClosesTheGroupIsNamed) {
+  std::string message;
+  run_nccl_ranks(2, std::chrono::seconds(20), [&](World& world, FakeDevice& device) {
+    auto group = world.communicator(all(world), "dp");
+    group->barrier({.site = "start"}).wait();
+    if (world.rank() == 1)
+      group.reset();
+    else
+      message = message_of([&] { group->all_reduce(on_host(), {.site = "grad"}).wait(); });
+    meet(device, "end", 2);
+  });
+  EXPECT_THAT(message, AllOf(HasSubstr("LS3002"), HasSubstr("rank 1 has closed the group")));
+}
+
+TEST(Join, NeedsAGpuForEveryLocalRank) {
+  FakeDevice device;
+  device.gpus = 2;
+  EXPECT_THAT(message_of([&] {
+                join_nccl(5, 8, std::make_shared<testing::MemoryStore>(), {.deadline = milliseconds(1000), .local_rank = 2},
+                          std::make_unique<FakeNccl>(device));
+              }),
+              AllOf(HasSubstr("LS3041"), HasSubstr("rank 5 is rank 2 of this host, which has 2 GPUs")));
+}
+
+TEST(Join, ABuildWithoutNcclIsRefusedByName) {
+  if (std::filesystem::exists(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "liblockstep_nccl.so"))
+    GTEST_SKIP() << "this build has the backend";
+  EXPECT_THAT(message_of([] { join_nccl(0, 1, std::make_shared<testing::MemoryStore>(), {}); }),
+              AllOf(HasSubstr("LS3040"), HasSubstr("backend nccl is not built")));
+}
+
+}  // namespace
+}  // namespace lockstep::comm
