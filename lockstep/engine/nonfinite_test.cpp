@@ -1,0 +1,151 @@
+// A gradient that is not finite, put into one parameter of one rank in one step.
+#include <ATen/ops/equal.h>
+#include <ATen/ops/select.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "lockstep/base/error.h"
+#include "lockstep/engine/test_steps.h"
+#include "support/run_ranks.h"
+
+namespace lockstep::engine {
+namespace {
+
+using config::DataParallel;
+using program::Action;
+using program::ActionKind;
+using testing::layout_for;
+using testing::microbatches;
+
+constexpr int64_t kBadStep = 2;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Injury {
+  int rank = 0;
+  std::string parameter;
+  double value = kInfinity;
+};
+
+// Puts the value in at the last moment: before the bucket of the parameter is reduced, or before LOSS where nothing is.
+class Injurer {
+ public:
+  Injurer(const program::Layout& layout, Injury injury)
+      : program_(program::build_program(layout)), injury_(std::move(injury)) {}
+
+  bool active = false;
+  void operator()(const Action& action, ParameterStore& store) {
+    if (!active || !is_time(action, store)) return;
+    store.parameter(injury_.parameter).grad.flatten()[0].fill_(injury_.value);
+    active = false;
+  }
+
+ private:
+  bool is_time(const Action& action, const ParameterStore& store) const {
+    if (action.kind == ActionKind::kLoss) return true;
+    if (action.kind != ActionKind::kReduceGrad && action.kind != ActionKind::kPush) return false;
+    const program::Bucket& bucket = program_.buckets.at(static_cast<size_t>(action.bucket));
+    for (const arch::FlatUnit& unit : store.layout().units)
+      for (const arch::FlatSlot& slot : unit.slots)
+        if (store.table()[static_cast<size_t>(slot.param)].name == injury_.parameter)
+          return slot.offset >= bucket.begin && slot.offset < bucket.end;
+    return false;
+  }
+
+  program::Program program_;
+  Injury injury_;
+};
+
+std::vector<at::Tensor> copies(const ParameterStore& store) {
+  std::vector<at::Tensor> all;
+  for (const StateTensor& tensor : store.state()) all.push_back(tensor.local.clone());
+  return all;
+}
+
+void expect_equal(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected, const std::string& where) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(at::equal(actual[i], expected[i])) << where << " tensor " << i;
+}
+
+// One rank through three steps, the second of them injured; what its state must be then comes from a twin that never saw
+// the second batch.
+void play(comm::World& world, const program::Layout& layout, const Injury& injury, bool skip) {
+  Groups groups(world, layout.mesh);
+  const auto injurer = std::make_shared<Injurer>(layout, injury);
+  const std::string where = program::describe(layout) + (skip ? " skip" : " stop");
+  Executor executor({.layout = layout,
+                     .skip_nonfinite = skip,
+                     .before_action = [injurer](const Action& action, ParameterStore& store) { (*injurer)(action, store); }},
+                    groups);
+  const std::string culprit = "rank " + std::to_string(injury.rank) + ": " + injury.parameter;
+  const auto step = [&](int64_t batch, int64_t number) {
+    return executor.step(microbatches(layout, world.rank(), batch), number, 1e-3);
+  };
+  step(0, 1);
+  const std::vector<at::Tensor> before = copies(executor.store());
+  injurer->active = world.rank() == injury.rank;
+  std::string problem;
+  StepResult result;
+  try {
+    result = step(1, kBadStep);
+  } catch (const DivergedError& error) {
+    problem = error.message().what;
+  }
+  EXPECT_FALSE(injurer->active) << where;
+  EXPECT_EQ(problem, skip ? "" : "step 2: a gradient is not finite (" + culprit + ")") << where;
+  EXPECT_EQ(result.skipped, skip ? culprit : "") << where;
+  expect_equal(copies(executor.store()), before, where);
+
+  EXPECT_EQ(step(2, kBadStep).skipped, "") << where;
+  Executor twin({.layout = layout}, groups);
+  twin.step(microbatches(layout, world.rank(), 0), 1, 1e-3);
+  twin.step(microbatches(layout, world.rank(), 2), 2, 1e-3);
+  expect_equal(copies(executor.store()), copies(twin.store()), where + " afterwards");
+}
+
+TEST(NonFinite, IsNamedAndAllRanksStopOrSkipAlike) {
+  for (const int dp : {1, 2, 4})
+    for (const DataParallel kind : {DataParallel::kRing, DataParallel::kParameterServer})
+      for (const bool skip : {false, true})
+        for (const char* parameter : {"blocks.1.mlp.down.weight", "embed.tokens.weight"}) {
+          const program::Layout layout = layout_for({.dp = dp, .kind = kind});
+          lockstep::testing::run_ranks(dp, [&](comm::World& world) {
+            play(world, layout, {.rank = dp - 1, .parameter = parameter}, skip);
+          });
+        }
+}
+
+TEST(NonFinite, ANanInBf16WithoutOverlapToo) {
+  const program::Layout layout =
+      layout_for({.dp = 2, .precision = config::Precision::kBf16, .overlap = false});
+  for (const bool skip : {false, true})
+    lockstep::testing::run_ranks(2, [&](comm::World& world) {
+      play(world, layout,
+           {.rank = 0, .parameter = "blocks.0.attention.out.weight", .value = std::numeric_limits<double>::quiet_NaN()},
+           skip);
+    });
+}
+
+// Each rank's gradient is finite, their sum is not: known only after the reduction, and still nothing is updated.
+TEST(NonFinite, ASumThatOverflowsIsFoundBeforeTheUpdate) {
+  for (const DataParallel kind : {DataParallel::kRing, DataParallel::kParameterServer}) {
+    const program::Layout layout = layout_for({.dp = 2, .kind = kind});
+    lockstep::testing::run_ranks(2, [&](comm::World& world) {
+      Groups groups(world, layout.mesh);
+      Injurer injurer(layout, {.rank = 0, .parameter = "blocks.1.mlp.down.weight", .value = 3e38});
+      injurer.active = true;  // on both ranks
+      Executor executor({.layout = layout,
+                         .skip_nonfinite = true,
+                         .before_action = [&](const Action& action, ParameterStore& store) { injurer(action, store); }},
+                        groups);
+      const std::vector<at::Tensor> before = copies(executor.store());
+      const StepResult result = executor.step(microbatches(layout, world.rank(), 0), 1, 1e-3);
+      EXPECT_THAT(result.skipped, ::testing::HasSubstr("blocks.1.mlp.down.weight"));
+      expect_equal(copies(executor.store()), before, program::describe(layout));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::engine
