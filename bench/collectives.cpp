@@ -84,7 +84,7 @@ class Bench {
     for (int64_t i = 0; i < count; ++i) data[i] *= factor;
   }
 
-  // Of one call, on rank 0, where all ranks make them at once; how many fill a block is rank 0's word.
+  // Of one call that all ranks make at once; how many fill a block is rank 0's word.
   double median_seconds(const std::function<void()>& call) {
     const double first = std::min({block(call, 1), block(call, 1), block(call, 1)});
     const at::Tensor count = at::full({1}, std::max(1.0, seconds_ / kBlocks / std::max(first, 1e-7)), at::kLong);
@@ -99,6 +99,7 @@ class Bench {
     group_.barrier({.site = "block"}).wait();
     const auto begin = Clock::now();
     for (int64_t i = 0; i < count; ++i) call();
+    group_.barrier({.site = "block"}).wait();  // until all are done: they may have to share cores
     return std::chrono::duration<double>(Clock::now() - begin).count() / static_cast<double>(count);
   }
 

@@ -68,8 +68,7 @@ def run(command, environment, deadline):
     try:
         output, errors = process.communicate(timeout=deadline)
     except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        end(process)
         if isinstance(error, subprocess.TimeoutExpired):
             raise BenchError(f"not done after {deadline:.0f} s: {' '.join(command)}") from None
         raise
@@ -99,6 +98,13 @@ def lockstep_options(case, setting):
     ]
 
 
+def end(process):
+    """It and all it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def minor_faults(pid):
     """Of all threads of a process since it began; see proc(5)."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
@@ -117,7 +123,7 @@ def watch(process, metrics, steps, deadline):
     faults, size, end = [], -1, time.monotonic() + deadline
     while True:
         if process.poll() is not None:
-            raise BenchError("ended before its steps were done")
+            raise BenchError(f"exit {process.returncode} before its steps were done")
         if time.monotonic() > end:
             raise BenchError(f"not done after {deadline:.0f} s")
         time.sleep(0.01)
@@ -147,8 +153,7 @@ def run_lockstep(case, setting):
             output.seek(0)
             raise BenchError(f"{error}: {' '.join(command)}\n{tail(output.read())}") from None
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end(process)
     timed = rows[setting.warmup :]
     seconds = sum(row["perf/step_ms"] for row in timed)
     return Result(

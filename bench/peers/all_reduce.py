@@ -1,7 +1,7 @@
 """Times torch.distributed's all_reduce over Gloo on loopback: all_reduce.py RANKS BYTES... [--seconds S].
 
-What bench/collectives.cpp does for Lockstep: one process a rank, one call at a time, median of blocks on rank 0; one line
-of JSON.
+What bench/collectives.cpp does for Lockstep: one process a rank, one call at a time, median of blocks; one line of
+JSON.
 """
 
 import argparse
@@ -23,6 +23,7 @@ def block(call, count):
     begin = time.perf_counter()
     for _ in range(count):
         call()
+    dist.barrier()
     return (time.perf_counter() - begin) / count
 
 
