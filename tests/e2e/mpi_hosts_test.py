@@ -1,0 +1,95 @@
+"""Four ranks on two "hosts" of this machine, network namespaces with a cable between them: the bits are those of four
+ranks of one host. mpi_hosts_test.py BUILD_FOLDER
+
+mpirun runs in the first namespace and starts its daemon in the second through an agent, as it would by ssh. Ranks of one
+host talk through shared memory of MPI's, those of two over TCP on the cable.
+"""
+import os
+import shutil
+import subprocess
+
+import mpirun
+
+HOSTS = {"a": "10.213.77.1", "b": "10.213.77.2"}
+NETWORK = "10.213.77.0/24"
+
+
+def name_of(host):
+    return f"lockstep-{os.getpid()}-{host}"
+
+
+def ip(*words):
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+
+
+def set_up():
+    """Makes the namespaces; the reason where this machine does not let us."""
+    if not shutil.which("ip") or not shutil.which("unshare"):
+        return "there is no ip or unshare (Debian: iproute2, util-linux)"
+    steps = [["netns", "add", name_of(host)] for host in HOSTS]
+    steps.append(["link", "add", "cable", "netns", name_of("a"), "type", "veth", "peer", "name", "cable", "netns",
+                  name_of("b")])
+    for host, address in HOSTS.items():
+        steps += [["-n", name_of(host), "addr", "add", f"{address}/24", "dev", "cable"],
+                  ["-n", name_of(host), "link", "set", "cable", "up"], ["-n", name_of(host), "link", "set", "lo", "up"]]
+    for step in steps:
+        done = ip(*step)
+        if done.returncode != 0:
+            tear_down()
+            return f"ip {' '.join(step)}: {done.stderr.strip()}"
+    return None
+
+
+def tear_down():
+    for host in HOSTS:
+        ip("netns", "del", name_of(host))
+
+
+def inside(host):
+    """What to put before a command so that it runs on that host, which has its own name too."""
+    return ["ip", "netns", "exec", name_of(host), "unshare", "--uts", "sh", "-c", f'hostname {name_of(host)}; exec "$@"', "sh"]
+
+
+class TwoHostsTest(mpirun.MpiTestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        # mpirun calls it as `agent HOST WORDS...`, the words being a command line for a shell.
+        agent = cls.folder / "agent"
+        agent.write_text("#!/bin/sh\nshift\n"
+                         f"exec ip netns exec {name_of('b')} unshare --uts sh -c \"hostname {name_of('b')}; $*\"\n")
+        agent.chmod(0o755)
+        hosts = ",".join(f"{address}:2" for address in HOSTS.values())
+        cls.two_hosts = [*inside("a"), *mpirun.MPIRUN, "--host", hosts, "--mca", "plm_rsh_agent", str(agent),
+                         "--mca", "oob_tcp_if_include", NETWORK, "--mca", "btl_tcp_if_include", NETWORK]
+
+    def test_ranks_are_on_both(self):
+        words = [*self.two_hosts, "-n", "4", "sh", "-c", "echo $OMPI_COMM_WORLD_RANK $(hostname)"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        self.assertEqual(sorted(done.stdout.splitlines()),
+                         [f"{rank} {name_of('aabb'[rank])}" for rank in range(4)])
+
+    def test_the_bits_are_those_of_one_host(self):
+        bucket = "--parallel.bucket_mib=0.05"
+        for kind in "ring", "parameter_server":
+            with self.subTest(kind=kind):
+                arguments = [bucket, f"--parallel.data_parallel={kind}"]
+                self.train(f"one-{kind}", *arguments, ranks=4)
+                self.train_over_mpi(f"two-{kind}", 4, *arguments, command=self.two_hosts)
+                self.assert_same_bits(f"two-{kind}", f"one-{kind}")
+
+    def test_mpi_is_chosen_where_nothing_is_said(self):
+        words = [*self.two_hosts, "-n", "4", *self.command("train", "run.toml", "--run.name=auto", "--train.steps=1")]
+        done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("joining 4 ranks over mpi (under mpirun, 2 of 4 ranks are on this host)", done.stderr)
+
+
+if __name__ == "__main__":
+    reason = set_up()
+    if reason:
+        mpirun.not_run(reason)
+    try:
+        mpirun.main()
+    finally:
+        tear_down()
