@@ -46,6 +46,16 @@ const std::vector<Verb>& verbs() {
                  {"seed", "N", "of sampling (default 1234)"}},
        .has_json = true,
        .takes_config = true},
+      {.name = "launch",
+       .help = "print a script or manifest that trains on a cluster, and starts again after code 75",
+       .usage = "--print slurm|k8s|mpirun|torchrun run.toml... [-n N] [--nodes M] [--time DURATION] [--image NAME --claim NAME]",
+       .flags = {{"print", "SYSTEM", "what starts the ranks: slurm, k8s, mpirun or torchrun"},
+                 {"nodes", "M", "hosts; -n is the number of all ranks (default 1)"},
+                 {"time", "DURATION", "time limit of a Slurm job: 3h50m"},
+                 {"image", "NAME", "k8s: a container image with lockstep"},
+                 {"claim", "NAME", "k8s: the volume claim that holds configuration, data and runs"}},
+       .takes_config = true,
+       .function = verb_launch},
       {.name = "show",
        .help = "print what will run: the program of a rank, who holds what, predicted memory and traffic",
        .usage = "program|layout|memory|traffic [run.toml...] [-n N] [--rank R]",
@@ -103,7 +113,11 @@ std::string help_text(const Verb& verb) {
   for (const Flag& flag : verb.flags) {
     line(flag.value.empty() ? cat("--", flag.name) : cat("--", flag.name, " ", flag.value), flag.help);
   }
-  if (verb.takes_config) line("-n N", "ranks to start on this machine");
+  if (verb.takes_config) line("-n N", verb.name == "launch" ? "ranks of the job" : "ranks to start on this machine");
+  if (verb.on_ranks) {
+    line("--rank R --world-size N", "this process is one rank of several that somebody starts,");
+    line("--rendezvous HOST:PORT", "  which meet there; several hosts: --local-rank L --local-size M");
+  }
   if (verb.has_json) line("--json", "one JSON object on standard output");
   line("--help", "this text");
   if (verb.takes_config) text += "\n  A configuration is files and overrides, later wins:\n" + config::fields_help();

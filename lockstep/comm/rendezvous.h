@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "lockstep/comm/tcp_place.h"
+
 namespace lockstep::comm {
 
 // Keys and values that all ranks of one start of one job see; others on the same port do not. Calls may come from several
@@ -24,20 +26,21 @@ class Store {
 };
 
 struct RendezvousOptions {
-  std::string address;     // of the store: a host name or number
-  int port = 0;            // 0 with `serve`: any free one
+  TcpPlace place{};        // of the store
   bool serve = false;      // this process serves it; rank 0, unless the launcher does
   int listening_fd = -1;   // with `serve`: a listening socket to take over instead of binding one
-  std::string token;       // known to the ranks of this job alone: whoever brings another is refused
-  std::string attempt;     // which start of the job: keys of an earlier one are not seen ("0", "1", ...)
+  std::string token{};     // known to the ranks of this job alone: whoever brings another is refused
+  std::string attempt{};   // which start of the job: keys of an earlier one are not seen ("0", "1", ...)
   int rank = 0;
   int world_size = 1;
   std::chrono::milliseconds deadline{300000};  // of the others' coming
 };
 
-// Opens the store and waits until all ranks have come. With `serve` it listens on `address` alone, never on all interfaces.
-// A world of one needs no store. EnvironmentError LS3125 where the port cannot be had or is another job's (the token
-// differs); PeerLostError LS3123 that names the ranks that never came, or rank 0.
+// Opens the store and waits until all ranks have come. Who serves it must keep it until the others are done. Errors:
+//   PeerLostError LS3123     the ranks that never came, or rank 0
+//   EnvironmentError LS3124  another token than rank 0's; or none, where the port is open to the network
+//   EnvironmentError LS3125  the port cannot be had, or something else listens there
+//   ConfigError LS3005       the ranks do not agree on the size of the world, or one number came twice
 std::shared_ptr<Store> open_store(const RendezvousOptions& options);
 
 }  // namespace lockstep::comm

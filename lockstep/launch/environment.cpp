@@ -106,6 +106,7 @@ Identity from_open_mpi(const Environment& environment) {
   Reader reader(environment, "Open MPI");
   Identity identity = read_ranks(reader, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                                           "OMPI_COMM_WORLD_LOCAL_SIZE"});
+  read_master(reader, identity);
   identity.launcher = Launcher::kOpenMpi;
   if (const auto job = environment.find("PMIX_NAMESPACE"); job != environment.end()) identity.job = job->second;
   return checked(identity, reader);
@@ -114,6 +115,7 @@ Identity from_open_mpi(const Environment& environment) {
 Identity from_mpich(const Environment& environment) {
   Reader reader(environment, "MPICH");
   Identity identity = read_ranks(reader, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"});
+  read_master(reader, identity);
   identity.launcher = Launcher::kPmi;
   return checked(identity, reader);
 }

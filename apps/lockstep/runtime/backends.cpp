@@ -1,13 +1,22 @@
 #include "apps/lockstep/runtime/backends.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <sys/random.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
 #include <cstdio>
+#include <numeric>
+#include <system_error>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/comm/mpi_world.h"
+#include "lockstep/comm/nccl_world.h"
+#include "lockstep/comm/rendezvous.h"
 #include "lockstep/comm/shared_memory.h"
 #include "lockstep/config/fields.h"
 #include "lockstep/launch/backend_choice.h"
@@ -48,6 +57,51 @@ std::unique_ptr<comm::World> join_shared_memory(const Join& join) {
                                                    comm::SharedMemoryOptions{.deadline = join.deadline});
 }
 
+// On one host: a port of the loopback interface and a token that rank 0 makes up, told through shared memory.
+comm::RendezvousOptions meet_on_host(const Join& join) {
+  const std::unique_ptr<comm::World> host = join_shared_memory(join);
+  std::vector<int> ranks(static_cast<size_t>(host->size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  comm::RendezvousOptions options{.place = {"127.0.0.1", 0}, .serve = host->rank() == 0};
+  std::array<int64_t, 2> told{};
+  if (options.serve) {
+    options.listening_fd = comm::listen_at(options.place);
+    told[0] = comm::port_of(options.listening_fd);
+    if (getrandom(&told[1], sizeof told[1], 0) != sizeof told[1]) throw std::system_error(errno, std::generic_category(), "getrandom");
+  }
+  const at::Tensor tensor = at::from_blob(told.data(), {2}, at::kLong);
+  host->communicator(ranks, "rendezvous")->broadcast(tensor, 0, {.site = "where the store is"}).wait();
+  options.place.port = static_cast<int>(told[0]);
+  options.token = cat(join.identity.token, told[1]);
+  return options;
+}
+
+// On several hosts: where the launcher says that rank 0 is, or torchrun's agent.
+comm::RendezvousOptions meet_at_master(const launch::Identity& identity) {
+  if (identity.master_address.empty() || identity.master_port == 0)
+    throw EnvironmentError({.code = "LS3121",
+                            .what = cat("rank ", identity.rank, " of ", identity.world_size, " (", identity.source,
+                                        "): nothing says where rank 0 is to be found"),
+                            .way_out = "export MASTER_ADDR and MASTER_PORT to all ranks, an address of rank 0's host and a free port"});
+  return {.place = {identity.master_address, identity.master_port},
+          .serve = identity.rank == 0 && !identity.agent_store,
+          .token = identity.token};
+}
+
+std::unique_ptr<comm::World> join_nccl(const Join& join) {
+  const launch::Identity& identity = join.identity;
+  comm::RendezvousOptions options = identity.on_one_host() ? meet_on_host(join) : meet_at_master(identity);
+  options.attempt = identity.attempt;
+  options.rank = identity.rank;
+  options.world_size = identity.world_size;
+  options.deadline = join.start_deadline;
+  return comm::join_nccl(identity.rank, identity.world_size, comm::open_store(options),
+                         {.deadline = join.deadline,
+                          .local_rank = identity.local_rank,
+                          .address = comm::own_address_towards(options.place),
+                          .token = options.token});
+}
+
 void announce(const launch::Identity& identity, const launch::BackendChoice& choice) {
   if (identity.started_by_us() || identity.alone() || identity.rank != 0) return;
   std::fputs(cat("joining ", identity.world_size, " ranks over ", name_of(choice.backend), " (", choice.why, "); told by ",
@@ -70,9 +124,7 @@ std::unique_ptr<comm::World> join_world(const launch::Identity& identity, const 
     case Backend::kMpi:
       return comm::join_mpi(identity.rank, identity.world_size, {.deadline = deadline});
     case Backend::kNccl:
-      throw EnvironmentError({.code = "LS3122",
-                              .what = "the backend nccl is not part of this build",
-                              .way_out = "parallel.backend = \"shared_memory\" joins the ranks of one host"});
+      return join_nccl(join);
     case Backend::kAuto:
       break;
   }
