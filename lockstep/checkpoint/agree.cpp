@@ -17,6 +17,8 @@ at::Tensor number_tensor(int64_t number) {
   return at::full({1}, number, at::TensorOptions().dtype(at::kLong));
 }
 
+}  // namespace
+
 std::string broadcast_text(comm::Communicator& world, const std::string& site, int root, const std::string& text) {
   const at::Tensor buffer =
       at::zeros({static_cast<int64_t>(kMaxText / sizeof(int64_t))}, at::TensorOptions().dtype(at::kLong));
@@ -25,8 +27,6 @@ std::string broadcast_text(comm::Communicator& world, const std::string& site, i
   world.broadcast(buffer, root, {.site = site}).wait();
   return bytes;
 }
-
-}  // namespace
 
 std::string agree(comm::Communicator& world, const std::string& site, const std::function<void()>& work) {
   std::string problem;

@@ -13,6 +13,9 @@ namespace lockstep::checkpoint {
 // out, and a rank that dies is reported by the communicator's deadline.
 std::string agree(comm::Communicator& world, const std::string& site, const std::function<void()>& work);
 
+// `root`'s text, on every rank; at most 2047 bytes of it.
+std::string broadcast_text(comm::Communicator& world, const std::string& site, int root, const std::string& text);
+
 // Rank 0's number, on every rank.
 int64_t broadcast_number(comm::Communicator& world, const std::string& site, int64_t number);
 

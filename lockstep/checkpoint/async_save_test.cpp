@@ -6,12 +6,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
+#include <future>
 #include <map>
 #include <numeric>
+#include <thread>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
+#include "lockstep/base/text.h"
 #include "lockstep/checkpoint/async_save.h"
 #include "lockstep/checkpoint/directory.h"
 #include "support/run_ranks.h"
@@ -51,8 +55,13 @@ std::vector<StateTensor> state_of(int64_t rows, const comm::World& world, double
 
 // One rank of a run: a communicator of training, and a saver.
 struct Rank {
-  Rank(comm::World& world, const fs::path& directory)
-      : training(make(world, "world")), saver({.world = make(world, "checkpoint"), .directory = directory}) {}
+  Rank(comm::World& world, const fs::path& directory, std::chrono::milliseconds stall_timeout = std::chrono::minutes(10),
+       Progress progress = {})
+      : training(make(world, "world")),
+        saver({.world = make(world, "checkpoint"),
+               .directory = directory,
+               .stall_timeout = stall_timeout,
+               .progress = std::move(progress)}) {}
 
   static std::unique_ptr<comm::Communicator> make(comm::World& world, const std::string& axis) {
     std::vector<int> all(static_cast<size_t>(world.size()));
@@ -235,6 +244,69 @@ TEST(AsyncSave, ARankThatThrowsLetsItsSaveEnd) {
                                   }),
                DataError);
   EXPECT_EQ(find_latest(directory).step, 4);
+}
+
+// A file system that does not answer, for those who write what begins with `doing`; it answers when the test ends, and
+// the test waits for the thread that was left alone.
+class Hang {
+ public:
+  explicit Hang(std::string doing) : doing_(std::move(doing)) {}
+  ~Hang() {
+    answer_.set_value();
+    while (!users_.expired()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  Progress progress() {
+    const auto user = users_.expired() ? std::make_shared<int>() : users_.lock();
+    users_ = user;
+    return [user, answered = answered_, doing = doing_](const std::string& now) {
+      if (now.starts_with(doing)) answered.wait();
+    };
+  }
+
+ private:
+  std::string doing_;
+  std::promise<void> answer_;
+  std::shared_future<void> answered_ = answer_.get_future().share();
+  std::weak_ptr<int> users_;
+};
+
+// All ranks give the save up after the same step, and say where it hangs.
+TEST(AsyncSave, AHangingSaveIsGivenUpByName) {
+  for (const int ranks : {1, 3}) {
+    const fs::path directory = fresh_folder("hangs");
+    save_two(directory, 64, 1);
+    Hang hang("syncing");
+    std::vector<std::string> problems(static_cast<size_t>(ranks));
+    std::vector<int> steps(static_cast<size_t>(ranks));
+    testing::run_ranks(ranks, [&](comm::World& world) {
+      const bool culprit = world.rank() == ranks - 1;
+      Rank rank(world, directory, std::chrono::seconds(3), culprit ? hang.progress() : Progress());
+      rank.saver.start(state_of(100, world), {.step = 2});
+      try {
+        while (!rank.saver.poll(*rank.training)) ++steps[static_cast<size_t>(world.rank())];
+      } catch (const CheckpointError& error) {
+        problems[static_cast<size_t>(world.rank())] = error.what();
+      }
+    });
+    for (const std::string& problem : problems) {
+      EXPECT_THAT(problem, HasSubstr(cat("LS1314: the checkpoint of step 2 hangs: rank ", ranks - 1, ": syncing ")));
+      EXPECT_THAT(problem, HasSubstr("checkpoints/.tmp-step-00000002/model/shard-"));
+    }
+    for (const int count : steps) EXPECT_EQ(count, steps[0]);
+    EXPECT_EQ(find_latest(directory).step, 1);
+  }
+}
+
+TEST(AsyncSave, WaitingForAHangingSaveEndsToo) {
+  const fs::path directory = fresh_folder("wait");
+  Hang hang("publish");
+  testing::run_ranks(1, [&](comm::World& world) {
+    Rank rank(world, directory, std::chrono::milliseconds(200), hang.progress());
+    rank.saver.start(state_of(100, world), {.step = 2});
+    EXPECT_THAT(rank.saver.activity(), HasSubstr(" for "));
+    EXPECT_THROW(rank.saver.start(state_of(100, world), {.step = 3}), CheckpointError);
+  });
+  EXPECT_EQ(find_latest(directory).path, std::nullopt);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -64,7 +65,7 @@ void InputFile::read(uint64_t offset, void* out, size_t size) const {
   }
 }
 
-OutputFile::OutputFile(fs::path path) : path_(std::move(path)) {
+OutputFile::OutputFile(fs::path path, Progress progress) : path_(std::move(path)), progress_(std::move(progress)) {
   fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (fd_ < 0) fail_write("cannot create", path_);
 }
@@ -73,10 +74,16 @@ OutputFile::~OutputFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+void OutputFile::tell(const char* doing) const {
+  if (progress_) progress_(cat(doing, " ", path_.string()));
+}
+
 void OutputFile::write(const void* data, size_t size) {
+  constexpr size_t kPiece = 16 << 20;
   const auto* from = static_cast<const char*>(data);
   while (size > 0) {
-    const ssize_t written = ::write(fd_, from, size);
+    tell("writing");
+    const ssize_t written = ::write(fd_, from, std::min(size, kPiece));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) fail_write("cannot write", path_);
     from += written;
@@ -86,6 +93,7 @@ void OutputFile::write(const void* data, size_t size) {
 }
 
 void OutputFile::finish() {
+  tell("syncing");
   if (::fsync(fd_) != 0) fail_write("cannot sync", path_);
   if (::close(std::exchange(fd_, -1)) != 0) fail_write("cannot close", path_);
 }

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <string>
 #include <string_view>
 
 namespace lockstep::checkpoint {
@@ -28,10 +30,14 @@ class InputFile {
   uint64_t size_ = 0;
 };
 
+// Told what is being done, "writing .../shard-00001-model-00001-of-00001.safetensors", again and again while it goes on.
+// "" = waiting for the other ranks. May be empty.
+using Progress = std::function<void(const std::string& doing)>;
+
 // A new file, written front to back. EnvironmentError LS3101 with the system's reason on every failure.
 class OutputFile {
  public:
-  explicit OutputFile(std::filesystem::path path);
+  explicit OutputFile(std::filesystem::path path, Progress progress = {});  // told after every 16 MiB
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -43,7 +49,10 @@ class OutputFile {
   void finish();
 
  private:
+  void tell(const char* doing) const;
+
   std::filesystem::path path_;
+  Progress progress_;
   int fd_ = -1;
   uint64_t size_ = 0;
 };

@@ -42,11 +42,11 @@ std::string header_bytes(const std::vector<const NamedTensor*>& order,
 }  // namespace
 
 WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
-                              const std::map<std::string, std::string>& metadata) {
+                              const std::map<std::string, std::string>& metadata, const Progress& progress) {
   const auto order = in_file_order(tensors);
   const std::string header = header_bytes(order, metadata);
   WrittenFile written{.header_hash = hash64(header)};
-  OutputFile file(path);
+  OutputFile file(path, progress);
   file.write(header);
   for (const NamedTensor* named : order) {
     const at::Tensor data = named->tensor.cpu().contiguous();

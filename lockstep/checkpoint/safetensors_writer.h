@@ -9,6 +9,8 @@
 #include <span>
 #include <string>
 
+#include "lockstep/checkpoint/io.h"
+
 namespace lockstep::checkpoint {
 
 struct NamedTensor {
@@ -25,6 +27,6 @@ struct WrittenFile {
 // A new file, synced to the disk. One tensor at a time is copied to the CPU, and only where it is not contiguous there.
 // EnvironmentError LS3101 when the disk refuses; InternalError for two tensors of one name.
 WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
-                              const std::map<std::string, std::string>& metadata);
+                              const std::map<std::string, std::string>& metadata, const Progress& progress = {});
 
 }  // namespace lockstep::checkpoint

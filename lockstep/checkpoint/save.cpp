@@ -25,9 +25,9 @@ class Writing {
         temporary_(request.directory / cat(".tmp-", step_name(request.train_state.step))) {}
 
   SaveResult run() {
-    together("checkpoint prepare", [this] { on_rank_0(&Writing::prepare); });
-    together("checkpoint write", [this] { write_own(); });
-    together("checkpoint publish", [this] { on_rank_0(&Writing::publish); });
+    together("prepare", [this] { on_rank_0(&Writing::prepare); });
+    together("write", [this] { write_own(); });
+    together("publish", [this] { on_rank_0(&Writing::publish); });
     result_.path = final_;
     result_.step = request_.train_state.step;
     result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
@@ -37,12 +37,19 @@ class Writing {
   }
 
  private:
-  void together(const std::string& site, const std::function<void()>& work) {
-    const std::string problem = agree(request_.world, site, work);
+  void together(const std::string& part, const std::function<void()>& work) {
+    const std::string problem = agree(request_.world, cat("checkpoint ", part), [&] {
+      tell(part);
+      work();
+      tell("");
+    });
     if (problem.empty()) return;
     throw CheckpointError({.code = "LS1306",
                            .what = cat("checkpoint of step ", request_.train_state.step, " was not written: ", problem),
                            .way_out = cat("earlier checkpoints in ", request_.directory.string(), " are untouched")});
+  }
+  void tell(const std::string& doing) const {
+    if (request_.progress) request_.progress(doing);
   }
   void on_rank_0(void (Writing::*work)()) {
     if (request_.world.rank() == 0) (this->*work)();
@@ -63,7 +70,7 @@ class Writing {
       throw CheckpointError({.code = "LS1306",
                              .what = cat("cannot see ", temporary_.string(), ", which rank 0 made: ",
                                          "checkpoints need a file system that all ranks share")});
-    Manifest own = write_shards(temporary_, request_.state, rank);
+    Manifest own = write_shards(temporary_, request_.state, rank, request_.progress);
     own.step = request_.train_state.step;
     write_file(fragment(rank), manifest_text(own));
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/io.h"
 #include "lockstep/checkpoint/train_state.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/engine/state.h"
@@ -19,6 +20,7 @@ struct SaveRequest {
   const TrainState& train_state;               // rank 0's is written
   comm::Communicator& world;
   int keep = 0;  // how many steps to keep, this one included; 0 = all
+  Progress progress{};
 };
 
 struct SaveResult {

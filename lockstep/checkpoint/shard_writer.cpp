@@ -51,14 +51,14 @@ std::string shard_name(int rank, size_t file, size_t num_files) {
   return name;
 }
 
-WrittenFile write_parts(const std::filesystem::path& path, const std::vector<StateTensor>& parts) {
+WrittenFile write_parts(const std::filesystem::path& path, const std::vector<StateTensor>& parts, const Progress& progress) {
   std::vector<NamedTensor> tensors;
   Json sharding = Json::object();
   for (const StateTensor& part : parts) {
     tensors.push_back({saved_name(part), part.local});
     sharding[saved_name(part)]["saved_offsets"] = part.offset;
   }
-  return write_safetensors(path, tensors, {{"format", "pt"}, {"DCP_SHARDING_INFO", sharding.dump()}});
+  return write_safetensors(path, tensors, {{"format", "pt"}, {"DCP_SHARDING_INFO", sharding.dump()}}, progress);
 }
 
 }  // namespace
@@ -85,7 +85,8 @@ std::vector<StateTensor> own_share(std::span<const StateTensor> state) {
   return share;
 }
 
-Manifest write_shards(const std::filesystem::path& folder, std::span<const StateTensor> state, int rank) {
+Manifest write_shards(const std::filesystem::path& folder, std::span<const StateTensor> state, int rank,
+                      const Progress& progress) {
   const std::vector<StateTensor> share = own_share(state);
   Manifest manifest;
   for (const bool parameters : {true, false}) {
@@ -94,7 +95,7 @@ Manifest write_shards(const std::filesystem::path& folder, std::span<const State
     for (size_t i = 0; i < files.size(); ++i) {
       const std::string path = sub + "/" + shard_name(rank, i, files.size());
       std::filesystem::create_directories(folder / sub);
-      const WrittenFile written = write_parts(folder / path, files[i]);
+      const WrittenFile written = write_parts(folder / path, files[i], progress);
       manifest.files[path] = {.size = written.size, .hash = written.header_hash};
       for (const StateTensor& part : files[i]) {
         const std::string name = saved_name(part);

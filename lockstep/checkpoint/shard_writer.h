@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/io.h"
 #include "lockstep/checkpoint/manifest.h"
 #include "lockstep/engine/state.h"
 
@@ -22,6 +23,7 @@ std::vector<engine::StateTensor> own_share(std::span<const engine::StateTensor> 
 // torch.distributed.checkpoint.HuggingFaceStorageReader opens: the offset of each piece in the metadata
 // DCP_SHARDING_INFO, one piece of a tensor per file (a rank with several writes several files). Of `state`, its
 // own_share() is written. Synced to the disk; the step and version of the result are not set.
-Manifest write_shards(const std::filesystem::path& folder, std::span<const engine::StateTensor> state, int rank);
+Manifest write_shards(const std::filesystem::path& folder, std::span<const engine::StateTensor> state, int rank,
+                      const Progress& progress = {});
 
 }  // namespace lockstep::checkpoint

@@ -23,7 +23,8 @@ engine::ExecutorOptions executor_options(const config::RunConfig& config, const 
                     .beta2 = config.optimizer.beta2,
                     .eps = config.optimizer.eps,
                     .weight_decay = config.optimizer.weight_decay},
-          .max_grad_norm = config.optimizer.max_grad_norm};
+          .max_grad_norm = config.optimizer.max_grad_norm,
+          .skip_nonfinite = config.train.nonfinite == config::NonFinite::kSkip};
 }
 
 }  // namespace lockstep::train

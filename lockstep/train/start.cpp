@@ -73,16 +73,17 @@ std::string memory_comparison(const program::MemoryBytes& predicted, const progr
   return join(lines, "\n");
 }
 
-std::string activity_report(engine::Groups& groups, const std::string& stack, int calls) {
-  const auto last = [calls](const comm::Communicator& group) {
-    std::vector<std::string> lines = split(group.last_calls(), '\n');
+std::string activity_report(const Activity& activity, int calls) {
+  std::string text = cat("rank ", activity.rank, " was asked what it does\n");
+  for (const auto& [group, all] : activity.calls) {
+    std::vector<std::string> lines = split(all, '\n');
     if (lines.back().empty()) lines.pop_back();
-    if (lines.empty()) return std::string("  none");
+    if (lines.empty()) lines.push_back("  none");
     const auto shown = std::min<std::ptrdiff_t>(calls, std::ssize(lines));
-    return join({lines.end() - shown, lines.end()}, "\n");
-  };
-  return cat("rank ", groups.rank(), " was asked what it does\nlast calls on group dp, newest last:\n", last(groups.data()),
-             "\nlast calls on group world, newest last:\n", last(groups.world()), "\nstack, innermost first:\n", stack);
+    text += cat("last calls on group ", group, ", newest last:\n", join({lines.end() - shown, lines.end()}, "\n"), "\n");
+  }
+  if (!activity.save.empty()) text += cat("saving a checkpoint: ", activity.save, "\n");
+  return cat(text, "stack, innermost first:\n", activity.stack);
 }
 
 void keep_tokenizer(const config::RunConfig& config, const RunDirectory& directory) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "lockstep/base/json.h"
 #include "lockstep/data/sampler.h"
@@ -22,8 +24,15 @@ HeaderTable run_header(const TrainJob& job, const engine::Executor& executor);
 // Predicted and measured bytes by category, a line each.
 std::string memory_comparison(const program::MemoryBytes& predicted, const program::MemoryBytes& measured);
 
-// The last `calls` collectives of each group of this rank, and its stack as StackDump gives it. Thread-safe.
-std::string activity_report(engine::Groups& groups, const std::string& stack, int calls);
+// What a rank does: the last collectives of each of its groups (Communicator::last_calls), the save in flight
+// (Saver::activity), and its stack as StackDump gives it. `calls` of each group are shown.
+struct Activity {
+  int rank = 0;
+  std::vector<std::pair<std::string, std::string>> calls{};
+  std::string save{};
+  std::string stack{};
+};
+std::string activity_report(const Activity& activity, int calls);
 
 // Copies the tokenizer into the run directory, so that the run can be generated from by itself.
 void keep_tokenizer(const config::RunConfig& config, const RunDirectory& directory);

@@ -36,7 +36,7 @@ std::string describe(Request request) {
     case Request::kSave:
       return "the file 'save'";
     case Request::kRequeue:
-      return "SIGTERM, SIGUSR1 or --stop-after";
+      return "SIGTERM, SIGUSR1, SIGHUP or --stop-after";
     case Request::kStop:
       return "the file 'stop'";
     case Request::kInterrupt:
@@ -59,7 +59,8 @@ StopSignals::StopSignals(bool second_ends) {
   action.sa_flags = SA_RESTART;
   for (size_t i = 0; i < kSignals.size(); ++i) {
     sigaction(kSignals[i], nullptr, &before_[i]);
-    if (kSignals[i] != SIGINT || before_[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
+    const bool may_be_ignored = kSignals[i] == SIGINT || kSignals[i] == SIGHUP;
+    if (!may_be_ignored || before_[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
   }
 }
 

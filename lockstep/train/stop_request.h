@@ -17,20 +17,20 @@ namespace lockstep::train {
 enum class Request : int64_t {
   kNone,
   kSave,       // file `save`: save and go on
-  kRequeue,    // SIGTERM, SIGUSR1, --stop-after: save; the job is to be started again
+  kRequeue,    // SIGTERM, SIGUSR1, SIGHUP, --stop-after: save; the job is to be started again
   kStop,       // file `stop`: save; somebody wants the run to rest
   kInterrupt,  // SIGINT: save; the person is still there
 };
 
 inline bool stops(Request request) { return request > Request::kSave; }
 ExitCode exit_code(Request request);        // kOk, kSaved or kInterrupted
-std::string describe(Request request);      // "SIGTERM, SIGUSR1 or --stop-after"
+std::string describe(Request request);      // "SIGTERM, SIGUSR1, SIGHUP or --stop-after"
 
 // Takes the switch files of a run directory: a file that is there is removed, and is the request.
 Request take_switch_file(const std::filesystem::path& run_directory);
 
-// Listens to SIGTERM, SIGUSR1 and SIGINT while it lives, once per process at a time; a SIGINT that was ignored (a job of
-// `nohup` or of a shell's background) stays so. With `second_ends` the second signal ends the process at once, with
+// Listens to SIGTERM, SIGUSR1, SIGHUP and SIGINT while it lives, once per process at a time; one of the last two that was
+// ignored (SIGHUP by `nohup`, SIGINT by a shell's background) stays so. With `second_ends` the second signal ends the process at once, with
 // kInterrupted or kTerminated; ranks below launch_local leave that to it, since batch systems signal every process.
 class StopSignals {
  public:
@@ -42,7 +42,7 @@ class StopSignals {
   Request request() const;
 
  private:
-  static constexpr std::array kSignals = {SIGTERM, SIGUSR1, SIGINT};
+  static constexpr std::array kSignals = {SIGTERM, SIGUSR1, SIGHUP, SIGINT};
   std::array<struct sigaction, kSignals.size()> before_{};
 };
 

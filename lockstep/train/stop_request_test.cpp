@@ -12,8 +12,9 @@ namespace {
 
 TEST(StopSignals, EachIsARequestUntilTheListenerEnds) {
   const auto before = signal(SIGINT, SIG_DFL);
+  const auto hangup_before = signal(SIGHUP, SIG_DFL);
   for (const auto& [number, request] :
-       {std::pair(SIGTERM, Request::kRequeue), {SIGUSR1, Request::kRequeue}, {SIGINT, Request::kInterrupt}}) {
+       {std::pair(SIGTERM, Request::kRequeue), {SIGUSR1, Request::kRequeue}, {SIGHUP, Request::kRequeue}, {SIGINT, Request::kInterrupt}}) {
     const StopSignals signals(false);
     EXPECT_EQ(signals.request(), Request::kNone);
     raise(number);
@@ -21,16 +22,19 @@ TEST(StopSignals, EachIsARequestUntilTheListenerEnds) {
     raise(number);  // below a launcher: still alive
   }
   EXPECT_EQ(signal(SIGINT, before), SIG_DFL);
+  EXPECT_EQ(signal(SIGHUP, hangup_before), SIG_DFL);
 }
 
-TEST(StopSignals, AnIgnoredSigintStaysIgnored) {
-  const auto before = signal(SIGINT, SIG_IGN);
-  {
-    const StopSignals signals(true);
-    raise(SIGINT);
-    EXPECT_EQ(signals.request(), Request::kNone);
+TEST(StopSignals, WhatNohupOrTheShellIgnoresStaysIgnored) {
+  for (const int number : {SIGINT, SIGHUP}) {
+    const auto before = signal(number, SIG_IGN);
+    {
+      const StopSignals signals(true);
+      raise(number);
+      EXPECT_EQ(signals.request(), Request::kNone);
+    }
+    EXPECT_EQ(signal(number, before), SIG_IGN);
   }
-  EXPECT_EQ(signal(SIGINT, before), SIG_IGN);
 }
 
 TEST(StopSignals, TheSecondEndsTheProcess) {

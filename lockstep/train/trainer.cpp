@@ -43,6 +43,16 @@ CheckpointError no_checkpoint(const std::string& path) {
                           .way_out = "checkpoint.resume is \"auto\", \"none\", RUN/checkpoints or one step of it"});
 }
 
+engine::ExecutorOptions executor_options_of(const TrainJob& job) {
+  engine::ExecutorOptions options = executor_options(job.loaded.config, job.layout);
+  options.before_action = job.before_action;
+  return options;
+}
+
+std::chrono::milliseconds milliseconds_of(const config::Duration& duration) {
+  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(duration.seconds));
+}
+
 // What would stop the run later is told before anything is written.
 const TrainJob& checked(const TrainJob& job) {
   device_of(job.loaded.config);
@@ -69,13 +79,15 @@ Trainer::Trainer(const TrainJob& job)
       directory_(job.loaded.config.run.dir),
       log_({.file = directory_.log(job.world.rank())}),
       groups_(job.world, job.layout.mesh),
-      executor_(executor_options(job.loaded.config, job.layout), groups_),
+      executor_(executor_options_of(job), groups_),
       device_(device_of(job.loaded.config)),
       sampler_(open_training_data(job.loaded.config, job.layout)),
       validation_(open_validation(job.loaded.config, job.layout)),
       saver_({.world = checkpoint_group(job.world),
               .directory = directory_.checkpoints(),
-              .keep = static_cast<int>(job.loaded.config.checkpoint.keep)}),
+              .keep = static_cast<int>(job.loaded.config.checkpoint.keep),
+              .stall_timeout = milliseconds_of(job.loaded.config.checkpoint.stall_timeout),
+              .progress = job.save_progress}),
       signals_(job.second_signal_ends),
       dump_([this](const std::string& stack) { write_dump(stack); }) {}
 
@@ -156,9 +168,13 @@ Request Trainer::train() {
     const double lr = optim::learning_rate(config().optimizer, step_, config().train.steps);
     const auto begin = Clock::now();
     const engine::StepResult result = train_step(lr);
-    log_step(result, lr, seconds_since(begin));
-    evaluate_if_due();
-    save_if_due();
+    if (result.skipped.empty()) {
+      log_step(result, lr, seconds_since(begin));
+      evaluate_if_due();
+      save_if_due();
+    } else {
+      report_skipped(result);
+    }
     if (step_ == config().train.steps) break;
     const Request request = agree_on_request();
     if (stops(request)) return request;
@@ -191,9 +207,18 @@ void Trainer::stop(Request request) {
 
 // On the thread of the dump, while the rank goes on.
 void Trainer::write_dump(const std::string& stack) {
-  log_.info(activity_report(groups_, stack, 64));
+  const auto report = [&](int calls) {
+    return activity_report({.rank = groups_.rank(),
+                            .calls = {{"dp", groups_.data().last_calls()},
+                                      {"world", groups_.world().last_calls()},
+                                      {"checkpoint", saver_.last_calls()}},
+                            .save = saver_.activity(),
+                            .stack = stack},
+                           calls);
+  };
+  log_.info(report(64));
   log_.flush();
-  std::fputs(activity_report(groups_, stack, 8).c_str(), stderr);
+  std::fputs(report(8).c_str(), stderr);
 }
 
 engine::StepResult Trainer::train_step(double lr) {
@@ -204,11 +229,27 @@ engine::StepResult Trainer::train_step(double lr) {
       });
   data_seconds_ = seconds_since(begin);
   const engine::StepResult result = executor_.step(microbatches, step_ + 1, lr);
-  ++step_;
   consumed_samples_ += job_.layout.global_batch;
+  if (!result.skipped.empty()) return result;
+  ++step_;
   consumed_tokens_ += result.tokens;
   last_loss_ = result.loss;
+  skipped_in_a_row_ = 0;
   return result;
+}
+
+// The step is made anew with the next batch: the optimizer has not seen this one.
+void Trainer::report_skipped(const engine::StepResult& result) {
+  constexpr int64_t kMost = 10;
+  ++skipped_in_a_row_;
+  note(cat("skipped a batch at step ", step_ + 1, ": a gradient is not finite (", result.skipped, ")"));
+  if (rank0_) rank0_->metrics.event("nonfinite", step_ + 1, {{"skipped", true}, {"names", result.skipped}});
+  if (skipped_in_a_row_ == kMost)
+    throw DivergedError({.code = "LS5001",
+                         .what = cat("step ", step_ + 1, ": a gradient is not finite in ", kMost,
+                                     " batches one after the other (now ", result.skipped, ")"),
+                         .way_out = "the weights themselves may be too large; go on from an earlier checkpoint with a lower "
+                                    "optimizer.lr"});
 }
 
 double Trainer::worst_memory_gib() {

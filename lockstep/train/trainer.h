@@ -31,6 +31,10 @@ struct TrainJob {
   std::string version{};   // of Lockstep
   std::optional<double> stop_after_seconds{};  // from the start of the ranks, by rank 0's clock
   bool second_signal_ends = true;              // see StopSignals
+  // Seams for tests, which break a rank there: every action before it runs, every sign of progress of a save beside
+  // training.
+  engine::ActionObserver before_action{};
+  checkpoint::Progress save_progress{};
 };
 
 // One rank's part of a run. Rank 0 writes the run directory and the terminal; every rank writes its log.
@@ -56,6 +60,7 @@ class Trainer {
   void stop(Request request);
   void write_dump(const std::string& stack);
   engine::StepResult train_step(double lr);
+  void report_skipped(const engine::StepResult& result);
   void log_step(const engine::StepResult& result, double lr, double seconds);
   void compare_memory();
   void evaluate_if_due();
@@ -85,6 +90,8 @@ class Trainer {
   int64_t step_ = 0;  // optimizer steps done
   int64_t consumed_samples_ = 0;
   int64_t consumed_tokens_ = 0;
+
+  int64_t skipped_in_a_row_ = 0;
 
   int64_t resumed_at_ = 0;
   int64_t saved_at_ = -1;
