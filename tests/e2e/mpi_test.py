@@ -67,7 +67,8 @@ class LostRankTest(mpirun.MpiTestCase):
     def start(self, name, ranks=3):
         """A run that goes on for ever, at its third step or later; its ranks' processes."""
         process = subprocess.Popen([*mpirun.MPIRUN, "-n", str(ranks),
-                                    *self.command("train", "run.toml", f"--run.name={name}", "--train.steps=1000000"),
+                                    *self.command("train", "run.toml", f"--run.name={name}", "--train.steps=1000000",
+                                                  "--train.global_batch=24"),
                                     "--parallel.backend=mpi"],
                                    cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(process.communicate)
