@@ -1,6 +1,7 @@
 #include "apps/lockstep/runtime_call.h"
 
 #include <dlfcn.h>
+#include <signal.h>
 
 #include <filesystem>
 
@@ -25,6 +26,8 @@ int call_runtime(const CommandLine& command_line) {
                                         " computes, and liblockstep_runtime.so is neither beside the program nor in ../lib"),
                             .way_out = "make build; this program may come from a build without LibTorch (preset core)"});
   }
+  // SIGUSR2 asks what a rank is doing. Loading takes its time, and until the rank listens the question must not end it.
+  ::signal(SIGUSR2, SIG_IGN);
   void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays loaded until the process ends
   void* function = library ? ::dlsym(library, kRuntimeVerb) : nullptr;
   if (!function) {

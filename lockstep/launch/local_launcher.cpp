@@ -60,13 +60,21 @@ void write_all(int descriptor, std::string_view text) {
   }
 }
 
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  sigaction(signal, nullptr, &action);
+  return action.sa_handler == SIG_IGN;
+}
+
 // Blocks the signals that end a job and the one that tells of a child's end, and offers them for reading instead.
 class Signals {
  public:
   Signals() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&set, signal);
+    for (const int signal : {SIGTERM, SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&set, signal);
+    for (const int signal : {SIGINT, SIGHUP})  // a blocked signal is kept even where nohup or the shell ignores it
+      if (!is_ignored(signal)) sigaddset(&set, signal);
     pthread_sigmask(SIG_BLOCK, &set, &before_);
     descriptor_ = Descriptor(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (descriptor_.get() < 0) fail("signalfd", errno);
@@ -330,7 +338,7 @@ class LocalRanks {
   // Where the ranks were told to stop and did not: nobody is to blame but the signal.
   int report_signal() const {
     const bool by_person = *stop_signal_ == SIGINT;
-    write_all(launch_.error_fd, cat("ended by ", by_person ? "SIGINT" : *stop_signal_ == SIGTERM ? "SIGTERM" : "SIGUSR1",
+    write_all(launch_.error_fd, cat("ended by ", by_person ? "SIGINT" : *stop_signal_ == SIGTERM ? "SIGTERM" : *stop_signal_ == SIGHUP ? "SIGHUP" : "SIGUSR1",
                                     " before a checkpoint was complete\n"));
     return static_cast<int>(by_person ? ExitCode::kInterrupted : ExitCode::kTerminated);
   }
