@@ -37,7 +37,8 @@ launch::Environment environment() {
   return variables;
 }
 
-int run(std::vector<std::string> arguments) {
+// `who` becomes what stands before an error: nothing, or the rank where many write to one terminal.
+int run(std::vector<std::string> arguments, std::string& who) {
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h") return print(overview());
   if (arguments[0] == "--version") return print("lockstep " LOCKSTEP_VERSION "\n");
   const Verb& verb = find_verb(arguments[0]);
@@ -47,6 +48,7 @@ int run(std::vector<std::string> arguments) {
   const launch::Environment variables = environment();
   if (verb.on_ranks && identity.launcher == launch::Launcher::kNone) identity = launch::detect_identity(variables);
   identity.token = launch::job_token(variables);
+  if (!identity.alone() && !identity.started_by_us()) who = cat("[rank ", identity.rank, "] ");
   CommandLine command_line = parse_command_line(verb, {arguments.begin() + 1, arguments.end()});
   command_line.written = arguments;
   command_line.identity = identity;
@@ -59,13 +61,14 @@ int run(std::vector<std::string> arguments) {
 
 int main(int argc, char** argv) {
   using namespace lockstep;
+  std::string who;
   try {
-    return apps::run({argv + 1, argv + argc});
+    return apps::run({argv + 1, argv + argc}, who);
   } catch (const Error& error) {
-    return apps::fail(error.exit_code(), error.what());
+    return apps::fail(error.exit_code(), who + error.what());
   } catch (const std::bad_alloc&) {
-    return apps::fail(ExitCode::kOutOfMemory, "error LS4002: the host is out of memory");
+    return apps::fail(ExitCode::kOutOfMemory, who + "error LS4002: the host is out of memory");
   } catch (const std::exception& error) {
-    return apps::fail(ExitCode::kInternal, cat("internal error: ", error.what()));
+    return apps::fail(ExitCode::kInternal, cat(who, "internal error: ", error.what()));
   }
 }

@@ -265,10 +265,11 @@ class Host {
 class Visitor {
  public:
   explicit Visitor(const RegionHandoff& handoff)
-      : handoff_(handoff), end_(Clock::now() + handoff.deadline), last_(end_ + kPatience) {}
+      : handoff_(handoff), end_(Clock::now() + handoff.deadline) {}
 
   SharedRegion run() {
     connect();
+    last_ = Clock::now() + handoff_.deadline + kPatience;  // rank 0 may have come later than this one
     const Hello hello{.token = hash64(handoff_.token), .rank = handoff_.rank, .world_size = handoff_.world_size, .pid = getpid()};
     (void)!send(socket_.get(), &hello, sizeof hello, MSG_NOSIGNAL);
     const Received first = answer();
