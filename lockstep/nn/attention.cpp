@@ -27,11 +27,8 @@ at::Tensor Attention::backward_input(const at::Tensor& dy, Saved& saved) {
 }
 
 void Attention::core_backward(const at::Tensor& dy, Saved& saved, const at::Tensor& dprojected) {
-  const AttentionCoreGrads grads = attention_core_backward(out_->backward_input(dy, saved.out), saved.core);
   const auto [q, k, v] = split(dprojected);
-  q.copy_(grads.dq);
-  k.copy_(grads.dk);
-  v.copy_(grads.dv);
+  attention_core_backward(out_->backward_input(dy, saved.out), saved.core, {.dq = q, .dk = k, .dv = v});
   if (rotary_) rotary_->apply_inverse(rotated(dprojected));
 }
 

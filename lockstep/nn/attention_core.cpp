@@ -5,24 +5,25 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/sum.h>
 
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/nn/attention_cpu.h"
 
 namespace lockstep::nn {
 namespace {
 
 enum class Kernel {
-  kCpuFlash,       // any float dtype, grouped heads
+  kCpuCausal,      // our own: what training and a prompt need
+  kCpuFlash,       // LibTorch's, forward alone: one query that looks at every key
   kCudaFlash,      // half precision, grouped heads
   kCudaEfficient,  // fp32; key and value heads are repeated
 };
 
-Kernel kernel_for(const at::Tensor& q) {
-  if (!q.is_cuda()) return Kernel::kCpuFlash;
+Kernel kernel_for(const at::Tensor& q, bool causal) {
+  if (!q.is_cuda()) return causal ? Kernel::kCpuCausal : Kernel::kCpuFlash;
   return q.scalar_type() == at::kFloat ? Kernel::kCudaEfficient : Kernel::kCudaFlash;
 }
 
@@ -46,7 +47,13 @@ at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, cons
   LOCKSTEP_CHECK(!causal || q.size(2) == k.size(2), "causal attention of ", q.size(2), " queries to ", k.size(2),
                  " keys");
   AttentionCoreSaved kept{.q = q, .k = k, .v = v, .out = {}, .logsumexp = {}, .rng_state = {}, .rng_unused = {}};
-  switch (kernel_for(q)) {
+  switch (kernel_for(q, causal)) {
+    case Kernel::kCpuCausal: {
+      AttentionResult result = causal_attention_cpu({.q = q, .k = k, .v = v});
+      kept.out = result.out.transpose(1, 2);
+      kept.logsumexp = std::move(result.logsumexp);
+      break;
+    }
     case Kernel::kCpuFlash:
       std::tie(kept.out, kept.logsumexp) = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal);
       break;
@@ -73,30 +80,35 @@ at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, cons
   return out;
 }
 
-AttentionCoreGrads attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved) {
+void attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved, const AttentionCoreGrads& grads) {
   const AttentionCoreSaved s = std::exchange(saved, {});
-  const at::Tensor d = dout.view({s.q.size(0), s.q.size(2), s.q.size(1), s.q.size(3)}).transpose(1, 2);
-  AttentionCoreGrads grads;
-  switch (kernel_for(s.q)) {
+  const at::Tensor by_head = dout.view({s.q.size(0), s.q.size(2), s.q.size(1), s.q.size(3)});
+  const at::Tensor d = by_head.transpose(1, 2);
+  at::Tensor dq, dk, dv;  // [B, heads, S, K]
+  switch (kernel_for(s.q, /*causal=*/true)) {
+    case Kernel::kCpuCausal:
+      return causal_attention_backward_cpu(
+          by_head, {.out = s.out.transpose(1, 2), .logsumexp = s.logsumexp}, {.q = s.q, .k = s.k, .v = s.v},
+          {.q = grads.dq.transpose(1, 2), .k = grads.dk.transpose(1, 2), .v = grads.dv.transpose(1, 2)});
     case Kernel::kCpuFlash:
-      std::tie(grads.dq, grads.dk, grads.dv) =
-          at::_scaled_dot_product_flash_attention_for_cpu_backward(d, s.q, s.k, s.v, s.out, s.logsumexp, 0.0, true);
-      break;
+      LOCKSTEP_CHECK(false, "it has no backward");
     case Kernel::kCudaFlash:
-      std::tie(grads.dq, grads.dk, grads.dv) = at::_scaled_dot_product_flash_attention_backward(
+      std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_backward(
           d, s.q, s.k, s.v, s.out, s.logsumexp, {}, {}, s.q.size(2), s.k.size(2), 0.0, true, s.rng_state, s.rng_unused);
       break;
     case Kernel::kCudaEfficient: {
       at::Tensor dbias;
-      std::tie(grads.dq, grads.dk, grads.dv, dbias) = at::_scaled_dot_product_efficient_attention_backward(
+      std::tie(dq, dk, dv, dbias) = at::_scaled_dot_product_efficient_attention_backward(
           d, s.q, repeat_heads(s.k, s.q.size(1)), repeat_heads(s.v, s.q.size(1)), {}, s.out, s.logsumexp, s.rng_state,
           s.rng_unused, 0.0, {true, true, true, false}, true);
-      grads.dk = sum_heads(grads.dk, s.k.size(1));
-      grads.dv = sum_heads(grads.dv, s.k.size(1));
+      dk = sum_heads(dk, s.k.size(1));
+      dv = sum_heads(dv, s.k.size(1));
       break;
     }
   }
-  return {.dq = grads.dq.transpose(1, 2), .dk = grads.dk.transpose(1, 2), .dv = grads.dv.transpose(1, 2)};
+  grads.dq.copy_(dq.transpose(1, 2));
+  grads.dk.copy_(dk.transpose(1, 2));
+  grads.dv.copy_(dv.transpose(1, 2));
 }
 
 }  // namespace lockstep::nn

@@ -1,5 +1,5 @@
-// softmax(q k^T / sqrt(K)) v without materialising the scores (Dao et al., FlashAttention, 2022 and 2023), by
-// LibTorch's kernels; which kernel serves which device and dtype is decided in attention_core.cpp alone.
+// softmax(q k^T / sqrt(K)) v without materialising the scores (Dao et al., FlashAttention, 2022 and 2023), by our own
+// kernel or LibTorch's; which one serves which device and dtype is decided in attention_core.cpp alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,15 +17,16 @@ struct AttentionCoreSaved {
   at::Tensor rng_unused;
 };
 
+// [B, S, heads, K] each. May be views of the memory of q, k and v.
 struct AttentionCoreGrads {
-  at::Tensor dq, dk, dv;  // [B, S, heads, K]
+  at::Tensor dq, dk, dv;
 };
 
 // q [B, H, Sq, K], k and v [B, KV, Skv, K] -> [B, Sq, H * K] contiguous. Causal attention requires Sq = Skv.
 at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                                   AttentionCoreSaved* saved);
 
-// Backward of the causal form. dout [B, S, H * K]. Releases everything in `saved`.
-AttentionCoreGrads attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved);
+// Backward of the causal form: dout [B, S, H * K] contiguous; writes to `grads`. Releases everything in `saved`.
+void attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved, const AttentionCoreGrads& grads);
 
 }  // namespace lockstep::nn

@@ -76,7 +76,7 @@ struct Twin {
                   parameter("wo", {c.hidden, c.heads * c.head_size}, 0.4, c.dtype),
                   parameter("bo", {c.hidden}, 0.4, c.dtype)};
     std::optional<Rotary> rotary;
-    if (c.rotary) rotary.emplace(64, c.head_size, kTheta, parameters[0].value.options());
+    if (c.rotary) rotary.emplace(256, c.head_size, kTheta, parameters[0].value.options());
     attention = std::make_unique<Attention>(
         Attention::Shape{.heads = c.heads, .kv_heads = c.kv_heads, .head_size = c.head_size},
         std::make_unique<Linear>(parameters[0], parameters[1]), rotary,
@@ -94,6 +94,20 @@ const std::vector<Case> kCases = {
     {.batch = 2, .seq = 7, .hidden = 12, .heads = 3, .kv_heads = 3, .head_size = 6},
     {.batch = 2, .seq = 7, .hidden = 12, .heads = 6, .kv_heads = 2, .head_size = 4, .rotary = true},
     {.batch = 3, .seq = 33, .hidden = 20, .heads = 4, .kv_heads = 1, .head_size = 10, .rotary = true},
+    // More than one block of queries and of keys, and blocks that end within; every width of a tile.
+    {.batch = 1, .seq = 48, .hidden = 12, .heads = 2, .kv_heads = 1, .head_size = 16},
+    {.batch = 2, .seq = 97, .hidden = 12, .heads = 2, .kv_heads = 2, .head_size = 32, .rotary = true},
+    {.batch = 1, .seq = 203, .hidden = 12, .heads = 3, .kv_heads = 1, .head_size = 48, .rotary = true},
+    {.batch = 1, .seq = 144, .hidden = 12, .heads = 2, .kv_heads = 2, .head_size = 64},
+    {.batch = 1, .seq = 65, .hidden = 12, .heads = 2, .kv_heads = 1, .head_size = 104},
+    {.batch = 1,
+     .seq = 130,
+     .hidden = 16,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_size = 32,
+     .dtype = at::kBFloat16,
+     .bound = 0.03},
     {.batch = 2,
      .seq = 9,
      .hidden = 16,
