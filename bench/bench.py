@@ -35,7 +35,7 @@ def parse_arguments():
     parser.add_argument("--only", default="", metavar="TEXT", help="training rows whose own case has this in its name: bf16, 4x1")
     parser.add_argument("--quick", action="store_true", help="one short round of everything: does it run?")
     parser.add_argument("--rounds", type=int, default=3, help="at most this many")
-    parser.add_argument("--seconds", type=float, default=1100, help="no round begins that would end later")
+    parser.add_argument("--seconds", type=float, default=1200, help="no round begins that would end later")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="PREFIX of the .json and .md that are written")
     arguments = parser.parse_args()
     arguments.groups = arguments.group.split(",")

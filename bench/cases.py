@@ -59,12 +59,12 @@ class Row:
 def works(quick):
     if quick:  # enough to see that every case runs
         return Work("gpt2-124m", 2, 32, 1), Work("gpt2-124m", 1, 64, 1), Work("gpt2-10m", 8, 32, 1), Work("llama-15m", 8, 32, 1)
-    return Work("gpt2-124m", 4, 256, 3), Work("gpt2-124m", 1, 1024, 3), Work("gpt2-10m", 8, 256, 10), Work("llama-15m", 8, 256, 8)
+    return Work("gpt2-124m", 4, 256, 2), Work("gpt2-124m", 1, 1024, 2), Work("gpt2-10m", 8, 256, 6), Work("llama-15m", 8, 256, 5)
 
 
-def single_row(work, precision):
+def single_row(work, precision, ways):
     casts = ("fp32",) if precision == "fp32" else ("autocast", "bf16")
-    peers = tuple(Case("pytorch", how, work, cast) for how in ("eager", "compile") for cast in casts)
+    peers = tuple(Case("pytorch", how, work, cast) for how in ways for cast in casts)
     return Row(Case("lockstep", "ring", work, precision), peers)
 
 
@@ -73,7 +73,8 @@ def single_rows(quick=False):
     wide, long, gpt2, llama = works(quick)
     parts = [(wide, "fp32"), (long, "fp32"), (wide, "bf16")]
     parts += [(work, precision) for work in (gpt2, llama) for precision in ("fp32", "bf16")]
-    return [single_row(work, precision) for work, precision in parts]
+    compiled = [(gpt2, "fp32")] if quick else parts  # compiling takes longer than a quick round
+    return [single_row(*part, ("eager", "compile") if part in compiled else ("eager",)) for part in parts]
 
 
 def rank_rows(work, servers):
@@ -95,9 +96,11 @@ def training_rows(groups, quick):
     rows = single_rows(quick) if "single" in groups else []
     rows += rank_rows(gpt2, servers=True) if "ranks" in groups else []
     rows += rank_rows(wide, servers=False) if "ranks-large" in groups else []
-    if "startup" in groups and not any(row.ours.work == wide and row.ours.ranks == 1 for row in rows):
-        rows.append(Row(Case("lockstep", "ring", wide), (Case("pytorch", "eager", wide),)))
-    return list(dict.fromkeys(rows))
+    rows += [Row(Case("lockstep", "ring", wide), (Case("pytorch", "eager", wide),))] if "startup" in groups else []
+    first = {}
+    for row in rows:
+        first.setdefault(row.ours, row)
+    return list(first.values())
 
 
 def cases_of(rows):

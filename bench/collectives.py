@@ -20,7 +20,7 @@ RANKS = (2, 4)
 
 def measure(setting, rounds):
     """{(ranks, bytes, program): [row of a round]}"""
-    seconds = 0.05 if setting.quick else 0.7
+    seconds = 0.05 if setting.quick else 0.4
     found = defaultdict(list)
 
     def lockstep(options):

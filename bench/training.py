@@ -40,6 +40,13 @@ class Measurements:
     def fastest(self, cases):
         return min(cases, key=self.step, default=None)
 
+    def expected_seconds(self, task, setting):
+        """Of measuring it once more, by its last round; what torch.compile compiled is kept."""
+        if isinstance(task, Products):
+            return self.limits.wall[task]
+        last = max(self.rounds[task].items())[1]
+        return last.startup + 3 + (setting.warmup + task.work.steps) * median(last.step_seconds)
+
     def ratios(self, ours, other):
         """Of each round that has both: how many times as fast ours is, median step against median step."""
         a, b = self.rounds[ours], self.rounds[other]
@@ -58,13 +65,11 @@ def still_measured(rows, measurements):
 def measure(rows, products, rounds, setting):
     """Rounds of all cases, every second one backwards, so that a slow minute of the machine meets both sides."""
     measurements = Measurements()
-    begin = time.monotonic()
     for number in range(1, rounds.most + 1):
-        now = time.monotonic()
-        if number > 1 and now + (now - begin) / (number - 1) > rounds.end:
+        tasks = [*products, *cases_of(rows)]
+        if number > 1 and time.monotonic() + sum(measurements.expected_seconds(task, setting) for task in tasks) > rounds.end:
             print(f"no round {number}: it would end after --seconds")
             break
-        tasks = [*products, *cases_of(rows)]
         for task in tasks if number % 2 else reversed(tasks):
             if isinstance(task, Products):
                 measurements.limits.measure(task, setting)

@@ -61,7 +61,7 @@ def seconds_of(found, repeats):
     """Median seconds of each path, the paths in turns."""
     first = {name: min(timed(call, 1) for _ in range(3)) for name, call in found.items()}
     best = min(first.values())
-    found = {name: call for name, call in found.items() if first[name] < 1.7 * best}
+    found = {name: call for name, call in found.items() if first[name] < 2 * best}
     count = max(1, int(0.02 / best))
     if best > 0.1:
         repeats = min(repeats, 3)
