@@ -41,7 +41,7 @@ class MpiTransport : public Transport {
 
  private:
   static constexpr size_t kPiece = 128 * 1024;
-  static constexpr size_t kDepth = 4;  // pieces under way in one direction
+  static constexpr size_t kDepth = 8;  // pieces under way in one direction
   struct alignas(64) Piece {
     std::array<std::byte, kPiece> bytes;
   };
