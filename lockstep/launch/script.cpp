@@ -76,8 +76,17 @@ std::string start_function(const std::string& command) { return cat("start() {\n
 
 std::string shell_quoted(const std::string& word) {
   if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return word;
-  std::string quoted = "'";
-  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  const bool one_line = std::none_of(word.begin(), word.end(), [](unsigned char c) { return std::iscntrl(c) != 0; });
+  std::string quoted = one_line ? "'" : "$'";
+  for (const char c : word) {
+    char code[8];
+    std::snprintf(code, sizeof code, "\\%03o", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    if (one_line) {
+      quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    } else {
+      quoted += std::iscntrl(static_cast<unsigned char>(c)) != 0 || c == '\'' || c == '\\' ? std::string(code) : std::string(1, c);
+    }
+  }
   return quoted + "'";
 }
 

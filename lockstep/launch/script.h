@@ -32,7 +32,7 @@ std::string torchrun_script(const ScriptJob& job);
 // A Job, of one pod for each node; with several nodes also the Service by which they find pod 0, and a Secret.
 std::string kubernetes_manifest(const ScriptJob& job);
 
-// A word as a POSIX shell reads it back: 'it'\''s'. Plain words stay as they are.
+// A word on one line, as bash reads it back: 'it'\''s', $'two\012lines'. Plain words stay as they are.
 std::string shell_quoted(const std::string& word);
 
 }  // namespace lockstep::launch
