@@ -208,8 +208,56 @@ TEST(Identity, GoesThroughTheFlagsAndLeavesTheOtherArguments) {
   EXPECT_EQ(take_identity(arguments), Identity{});
 }
 
+TEST(Launcher, StartsTheRanksOfOneHostOfSeveral) {
+  const int report = memfd_create("report", MFD_CLOEXEC);
+  Identity first{.rank = 4, .world_size = 6, .launcher = Launcher::kPods};
+  first.master_address = "pod-0";
+  first.master_port = 29500;
+  const std::string check = "test \"$*\" = \"--rank $2 --world-size 6 --region-fd $6 --local-rank $(($2 - 4)) --local-size 2 "
+                            "--rendezvous=[pod-0]:29500\" && test $2 -ge 4 && test $2 -lt 6";
+  EXPECT_EQ(launch_local({.ranks = 2, .arguments = {"-c", check, "sh"}, .program = "/bin/sh", .error_fd = report, .first = first}), 0);
+  // A rank is called by its number in the world.
+  EXPECT_EQ(launch_local({.ranks = 2, .arguments = {"-c", "test $2 != 5 || exit 7", "sh"}, .program = "/bin/sh",
+                          .error_fd = report, .first = first}), 7);
+  std::string text(static_cast<size_t>(lseek(report, 0, SEEK_END)), '\0');
+  EXPECT_EQ(pread(report, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  close(report);
+  EXPECT_EQ(text, "rank 5 ended with exit code 7\n");
+}
+
+TEST(Identity, OfARankOfSeveralHostsGoesThroughTheFlags) {
+  Identity identity{.rank = 5, .world_size = 6, .local_rank = 1, .local_size = 2, .region_fd = 7, .source = "lockstep -n 2"};
+  identity.launcher = Launcher::kLockstep;
+  identity.master_address = "fe80::1";
+  identity.master_port = 29500;
+  std::vector<std::string> arguments = identity_flags(identity);
+  identity.job = "[fe80::1]:29500";
+  EXPECT_EQ(take_identity(arguments), identity);
+  EXPECT_TRUE(arguments.empty());
+}
+
+TEST(Identity, FlagsWithoutARegionAreOfAnybodysRanks) {
+  std::vector<std::string> arguments = {"train", "--rank=1", "--world-size", "4", "run.toml", "--rendezvous", "n1:29500"};
+  const Identity identity = take_identity(arguments);
+  EXPECT_EQ(identity.launcher, Launcher::kFlags);
+  EXPECT_TRUE(identity.on_one_host());
+  EXPECT_EQ(identity.local_rank, 1);
+  EXPECT_EQ(identity.master_address, "n1");
+  EXPECT_EQ(identity.master_port, 29500);
+  EXPECT_EQ(identity.source, "flags: --rank 1 --world-size 4 --rendezvous n1:29500");
+  EXPECT_EQ(arguments, (std::vector<std::string>{"train", "run.toml"}));
+}
+
 TEST(Identity, RefusesHalfOfItAndNonsense) {
   for (std::vector<std::string> arguments : {std::vector<std::string>{"--rank", "1"},
+                                             {"--rank", "1", "--world-size", "2"},
+                                             {"--rank", "1", "--world-size", "2", "--rendezvous", "n1"},
+                                             {"--rank", "1", "--world-size", "2", "--rendezvous", "n1:0"},
+                                             {"--rank", "1", "--world-size", "2", "--rendezvous", ":7"},
+                                             {"--rank", "1", "--world-size", "2", "--rendezvous", "n1:7", "--local-rank", "0"},
+                                             {"--rank", "1", "--world-size", "2", "--rendezvous", "n1:7", "--local-rank", "1",
+                                              "--local-size", "1"},
+                                             {"--rendezvous", "n1:7"},
                                              {"--rank", "x", "--world-size", "2", "--region-fd", "3"},
                                              {"--rank", "2", "--world-size", "2", "--region-fd", "3"},
                                              {"--rank"}})
