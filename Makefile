@@ -2,17 +2,22 @@
 #   make demo    installs, builds, trains a small model on real text on 2 ranks, and lets it write
 #   make test    builds what is missing and runs the whole test suite
 #   make build   leaves the program at build/release/lockstep
+#   make asan    tests of the rooms without LibTorch, comm and checkpoint with AddressSanitizer and UBSan
+#   make tsan    tests of comm and of saving beside training with ThreadSanitizer
 #   make bench   speed beside PyTorch, as ratios of the same run
 BUILD := build/release
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: demo test build all setup bench clean
+.PHONY: demo test build all setup bench asan tsan clean
 
 demo: build
 	@bash scripts/demo.sh $(BUILD)/lockstep
 
 test: all
 	@cd $(BUILD) && ctest --output-on-failure --schedule-random --timeout 600
+
+asan tsan: setup
+	@.venv/bin/python tests/sanitizers/run.py $@
 
 bench: build
 	@.venv/bin/python bench/bench.py $(BUILD)/lockstep
