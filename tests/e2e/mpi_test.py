@@ -27,16 +27,6 @@ class NumbersTest(mpirun.MpiTestCase):
     def test_a_parameter_server_has_the_bits_of_shared_memory(self):
         self.check(4, "--parallel.data_parallel=parameter_server")
 
-    def test_layouts_compute_what_one_rank_computes(self):
-        for ranks, kind in (2, "ring"), (3, "parameter_server"), (4, "ring"):
-            with self.subTest(ranks=ranks, kind=kind):
-                result = self.mpirun(ranks, "verify", "run.toml", "--steps", "2", "--json", BUCKET, "--train.global_batch=24",
-                                     f"--parallel.data_parallel={kind}")
-                self.assertEqual(result.code, 0, result)
-                report = result.json()
-                self.assertIs(report["ok"], True)
-                self.assertEqual(report["world_size"], ranks)
-
     def test_a_run_goes_on_with_another_number_of_ranks_and_backend(self):
         self.train_over_mpi("moved", 4, "--train.steps=3")
         self.train("moved", ranks=2)

@@ -15,9 +15,13 @@ def relative(ours, reference):
 
 
 class VerifyTest(support.LockstepTest):
+    def on_ranks(self, ranks, *arguments):
+        """`lockstep ARGUMENTS` on so many ranks; mpi_verify_test.py has them started by mpirun."""
+        return self.lockstep(*arguments, "-n", ranks)
+
     def verify(self, ranks, *arguments, steps=2):
-        result = self.lockstep("verify", "run.toml", "-n", ranks, "--steps", steps, "--json", BUCKET,
-                               "--model.dropout=0.1", *arguments)
+        result = self.on_ranks(ranks, "verify", "run.toml", "--steps", steps, "--json", BUCKET, "--model.dropout=0.1",
+                               *arguments)
         self.assertEqual(result.code, 0, result)
         report = result.json()
         self.assertEqual(set(report), REPORT_KEYS)
@@ -77,7 +81,8 @@ class VerifyTest(support.LockstepTest):
                     self.assertLessEqual(step["max_gradient_error"], report["tolerances"]["gradient"])
 
     def test_the_text_for_people(self):
-        result = self.do("verify", "run.toml", "-n", 2, "--steps", 1)
+        result = self.on_ranks(2, "verify", "run.toml", "--steps", 1)
+        self.assertEqual(result.code, 0, result)
         self.assertIn("ok: the layout computes what one rank computes", result.out)
         self.assertIn("dp 2 (ring)", result.out)
 
