@@ -4,7 +4,7 @@
 #   make build   leaves the program at build/release/lockstep
 #   make asan    tests of the rooms without LibTorch, comm and checkpoint with AddressSanitizer and UBSan
 #   make tsan    tests of comm and of saving beside training with ThreadSanitizer
-#   make bench   speed beside PyTorch, as ratios of the same run
+#   make bench   speed beside PyTorch, as ratios of the same run; BENCH="--quick" or other flags of bench/bench.py
 BUILD := build/release
 export CCACHE_NOHASHDIR ?= 1
 
@@ -20,7 +20,8 @@ asan tsan: setup
 	@.venv/bin/python tests/sanitizers/run.py $@
 
 bench: build
-	@.venv/bin/python bench/bench.py $(BUILD)/lockstep
+	@cmake --build $(BUILD) --target bench_collectives bench_tokenize
+	@.venv/bin/python bench/bench.py $(BUILD) $(BENCH)
 
 build: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target lockstep runtime
