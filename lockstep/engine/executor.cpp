@@ -223,7 +223,6 @@ void Executor::norm() {
 
 void Executor::update() {
   optim::adamw_step(store_.adamw_parameters(), options_.adamw, lr_, step_, gradient_scale_);
-  store_.refresh_compute();
 }
 
 void Executor::check_finite(int64_t begin, int64_t end) {

@@ -101,6 +101,7 @@ std::vector<optim::AdamWParameter> ParameterStore::adamw_parameters() const {
                           .grad = view(grad_, row),
                           .exp_avg = view(exp_avg_, row),
                           .exp_avg_sq = view(exp_avg_sq_, row),
+                          .copy = master_.is_same(compute_) ? at::Tensor() : view(compute_, row),
                           .decay = table_[static_cast<size_t>(row)].weight_decay});
   return parameters;
 }

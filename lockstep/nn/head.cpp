@@ -1,6 +1,5 @@
 #include "lockstep/nn/head.h"
 
-#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 
 #include "lockstep/nn/accumulate.h"
 #include "lockstep/nn/cross_entropy.h"
+#include "lockstep/nn/gemm.h"
 #include "lockstep/nn/linear.h"
 
 namespace lockstep::nn {
@@ -32,7 +32,7 @@ at::Tensor Head::forward(const at::Tensor& x, const Microbatch& microbatch, std:
   for (int64_t begin = 0; begin < rows.size(0); begin += chunk_rows_) {
     const int64_t size = std::min(chunk_rows_, rows.size(0) - begin);
     const at::Tensor chunk = rows.narrow(0, begin, size);
-    const at::Tensor logits = at::mm(chunk, weight_.value.t());  // [m, V]
+    const at::Tensor logits = multiply(chunk, weight_.value.t());  // [m, V]
     loss.add_(cross_entropy_(logits, targets.narrow(0, begin, size)));
     if (saved) chunk_backward(chunk, logits);
   }
@@ -46,7 +46,7 @@ at::Tensor Head::forward(const at::Tensor& x, const Microbatch& microbatch, std:
 // Adds to W's gradient and overwrites `rows` with their own.
 void Head::chunk_backward(at::Tensor rows, const at::Tensor& dlogits) {
   accumulate_matmul(weight_.grad, dlogits.t(), rows);
-  at::mm_out(rows, dlogits, weight_.value);
+  rows.copy_(multiply(dlogits, weight_.value));
 }
 
 at::Tensor Head::backward_input(const at::Tensor&, Saved& saved) {
@@ -62,7 +62,7 @@ at::Tensor Head::logits(const at::Tensor& x) {
   const at::Tensor h = norm_->forward(x, nullptr);
   std::vector<int64_t> shape = h.sizes().vec();
   shape.back() = weight_.value.size(0);
-  return at::mm(flatten_rows(h), weight_.value.t()).to(at::kFloat).view(shape);
+  return multiply(flatten_rows(h), weight_.value.t()).to(at::kFloat).view(shape);
 }
 
 }  // namespace lockstep::nn

@@ -4,10 +4,10 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "lockstep/base/check.h"
+#include "lockstep/optim/adamw_cpu.h"
 
 namespace lockstep::optim {
 namespace {
@@ -31,6 +31,7 @@ void adamw_step(const std::vector<AdamWParameter>& parameters, const AdamWOption
                 double grad_scale) {
   if (parameters.empty()) return;
   LOCKSTEP_CHECK(step >= 1, "AdamW counts steps from 1, got ", step);
+  if (parameters[0].value.is_cpu()) return adamw_step_cpu(parameters, options, lr, step, grad_scale);
   const at::Tensor step_tensor = at::full({}, static_cast<double>(step), parameters[0].value.options());
   TensorLists decayed, plain;
   for (const AdamWParameter& parameter : parameters) {
@@ -43,17 +44,17 @@ void adamw_step(const std::vector<AdamWParameter>& parameters, const AdamWOption
   }
   update(decayed, options, options.weight_decay, lr, grad_scale);
   update(plain, options, 0, lr, grad_scale);
+  for (const AdamWParameter& parameter : parameters)
+    if (parameter.copy.defined()) parameter.copy.copy_(parameter.value);
 }
 
 double gradient_norm(const std::vector<at::Tensor>& gradients) {
-  // Short pieces in fp32, their squares in fp64: as exact as fp64 throughout, without an fp64 copy of the gradients.
-  constexpr int64_t kPiece = 32768;
   double squares = 0;
   for (const at::Tensor& gradient : gradients) {
-    const at::Tensor flat = gradient.flatten();
-    for (int64_t begin = 0; begin < flat.numel(); begin += kPiece) {
-      const at::Tensor piece = flat.narrow(0, begin, std::min(kPiece, flat.numel() - begin));
-      const double norm = at::linalg_vector_norm(piece).item<double>();
+    if (gradient.is_cpu()) {
+      squares += sum_of_squares_cpu(gradient);
+    } else {
+      const double norm = at::linalg_vector_norm(gradient, 2, std::nullopt, /*keepdim=*/false, at::kDouble).item<double>();
       squares += norm * norm;
     }
   }

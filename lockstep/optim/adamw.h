@@ -22,6 +22,7 @@ struct AdamWParameter {
   at::Tensor grad;
   at::Tensor exp_avg;
   at::Tensor exp_avg_sq;
+  at::Tensor copy{};      // bf16: becomes the rounded value; undefined: there is none
   bool decay = false;
 };
 

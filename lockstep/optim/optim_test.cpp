@@ -24,36 +24,45 @@ struct ReferenceAdamW {
   }
 };
 
+// More elements than a vector holds, and a rest.
 TEST(AdamW, FollowsTheFormulaForSeveralSteps) {
   const AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  constexpr int64_t kSize = 37;
   for (const bool decay : {true, false}) {
-    const std::vector<double> start = {1.0, -0.5, 0.25, 3.0, -2.0};
-    AdamWParameter parameter{.value = at::tensor(start).to(at::kFloat),
-                             .grad = at::zeros({5}),
-                             .exp_avg = at::zeros({5}),
-                             .exp_avg_sq = at::zeros({5}),
+    AdamWParameter parameter{.value = at::zeros({kSize}),
+                             .grad = at::zeros({kSize}),
+                             .exp_avg = at::zeros({kSize}),
+                             .exp_avg_sq = at::zeros({kSize}),
+                             .copy = at::zeros({kSize}, at::kBFloat16),
                              .decay = decay};
     std::vector<ReferenceAdamW> reference;
-    for (const double value : start) reference.push_back({value});
+    for (int64_t i = 0; i < kSize; ++i) {
+      reference.push_back({std::cos(static_cast<double>(i)) * 3});
+      parameter.value[i].fill_(reference.back().value);
+    }
     for (int64_t step = 1; step <= 4; ++step) {
       const double scale = 0.5, lr = 0.01 * static_cast<double>(step);
-      for (int i = 0; i < 5; ++i) {
-        const double grad = std::sin(static_cast<double>(step * 7 + i));
-        parameter.grad[i].fill_(grad);
-        reference[static_cast<size_t>(i)].step(grad * scale, options, decay, lr, step);
+      // From gradients whose square is no normal number to large ones; zero among them.
+      const auto gradient = [&](int64_t i) {
+        return std::sin(static_cast<double>(step * 7 + i)) * (i % 5 == 4 ? 0.0 : std::pow(10.0, static_cast<double>(i % 5 * 8 - 22)));
+      };
+      for (int64_t i = 0; i < kSize; ++i) {
+        parameter.grad[i].fill_(gradient(i));
+        reference[static_cast<size_t>(i)].step(gradient(i) * scale, options, decay, lr, step);
       }
       adamw_step({parameter}, options, lr, step, scale);
-      for (int i = 0; i < 5; ++i) {
-        EXPECT_NEAR(parameter.value[i].item<double>(), reference[static_cast<size_t>(i)].value, 2e-6);
-        EXPECT_NEAR(parameter.grad[i].item<double>(), std::sin(static_cast<double>(step * 7 + i)) * scale, 1e-6);
+      for (int64_t i = 0; i < kSize; ++i) {
+        EXPECT_NEAR(parameter.value[i].item<double>(), reference[static_cast<size_t>(i)].value, 2e-6) << i;
+        EXPECT_NEAR(parameter.grad[i].item<double>(), gradient(i) * scale, 1e-6 * std::abs(gradient(i))) << i;
       }
+      EXPECT_TRUE(parameter.copy.equal(parameter.value.to(at::kBFloat16)));
     }
   }
 }
 
 TEST(GradientNorm, CountsEveryElementOnce) {
-  const std::vector<at::Tensor> gradients = {at::full({3, 4}, 2.0), at::full({5}, -1.0)};
-  EXPECT_NEAR(gradient_norm(gradients), std::sqrt(12 * 4.0 + 5.0), 1e-6);
+  const std::vector<at::Tensor> gradients = {at::full({3, 4}, 2.0), at::full({5}, -1.0), at::full({70001}, 3.0)};
+  EXPECT_NEAR(gradient_norm(gradients), std::sqrt(12 * 4.0 + 5.0 + 70001 * 9.0), 1e-6);
   EXPECT_EQ(clip_factor(2.0, 1.0), 0.5);
   EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);
   EXPECT_EQ(clip_factor(100.0, 0.0), 1.0);
