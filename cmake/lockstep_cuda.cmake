@@ -1,0 +1,35 @@
+# The preset cuda: the kernels of lockstep/nn/cuda in place of cuda_kernels_aten.cpp, and liblockstep_nccl.so. Wants a CUDA
+# build of PyTorch in LOCKSTEP_TORCH, nvcc of its major version, and NCCL (beside that PyTorch, or where LOCKSTEP_NCCL says).
+if(NOT EXISTS "${LOCKSTEP_TORCH}/lib/libc10_cuda.so")
+  message(FATAL_ERROR "the preset cuda needs a CUDA build of PyTorch, and '${LOCKSTEP_TORCH}' is none: set LOCKSTEP_TORCH to "
+                      "the folder of one (the one that holds include/ and lib/).")
+endif()
+find_package(CUDAToolkit REQUIRED)
+
+file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/lockstep/nn/cuda/*.cu)
+add_library(lockstep_kernels OBJECT ${kernels})
+target_include_directories(lockstep_kernels PRIVATE ${CMAKE_SOURCE_DIR})
+target_link_libraries(lockstep_kernels PRIVATE lockstep_torch CUDA::cudart)
+set_target_properties(lockstep_kernels PROPERTIES
+  CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY Shared
+  COMPILE_OPTIONS "-lineinfo")   # in place of the options of the folder, which are g++'s
+
+get_target_property(sources room_nn SOURCES)
+list(FILTER sources EXCLUDE REGEX "/cuda_kernels_aten\\.cpp$")
+set_property(TARGET room_nn PROPERTY SOURCES ${sources})
+foreach(target room_nn runtime)   # of a room the library takes what it compiles itself
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:lockstep_kernels>)
+  target_link_libraries(${target} PRIVATE CUDA::cudart)
+endforeach()
+
+set(LOCKSTEP_NCCL "" CACHE PATH "Folder that holds include/nccl.h and lib/libnccl.so.2; empty: PyTorch's, or the system's")
+set(hints ${LOCKSTEP_NCCL} ${LOCKSTEP_TORCH}/../nvidia/nccl)
+find_path(LOCKSTEP_NCCL_INCLUDE nccl.h HINTS ${hints} PATH_SUFFIXES include REQUIRED)
+find_library(LOCKSTEP_NCCL_LIBRARY NAMES libnccl.so.2 libnccl.so HINTS ${hints} PATH_SUFFIXES lib REQUIRED)
+add_library(lockstep_nccl MODULE ${CMAKE_SOURCE_DIR}/lockstep/comm/nccl_plugin.cpp)
+target_include_directories(lockstep_nccl PRIVATE ${CMAKE_SOURCE_DIR})
+target_include_directories(lockstep_nccl SYSTEM PRIVATE ${LOCKSTEP_NCCL_INCLUDE})
+target_link_libraries(lockstep_nccl PRIVATE lockstep_torch CUDA::cudart ${LOCKSTEP_NCCL_LIBRARY})
+target_link_options(lockstep_nccl PRIVATE -Wl,--no-undefined)
+set_target_properties(lockstep_nccl PROPERTIES CXX_VISIBILITY_PRESET hidden INSTALL_RPATH_USE_LINK_PATH ON)
+install(TARGETS lockstep_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
