@@ -19,7 +19,7 @@ struct BlockSaved : nn::Saved {
 
 Block::Block(Parts parts) : parts_(std::move(parts)) {}
 
-// Both sums are taken in place on the branch, which nothing else holds.
+// Both sums are taken in place on the branch, which nothing else holds: the first one by the norm behind it.
 at::Tensor Block::forward(const at::Tensor& x, const nn::Microbatch& microbatch, std::unique_ptr<nn::Saved>* saved) {
   auto kept = saved ? std::make_unique<BlockSaved>() : nullptr;
   BlockSaved* s = kept.get();
@@ -28,8 +28,9 @@ at::Tensor Block::forward(const at::Tensor& x, const nn::Microbatch& microbatch,
   at::Tensor branch = parts_.attention->forward(parts_.attention_norm->forward(x, keep(&BlockSaved::attention_norm)),
                                                 keep(&BlockSaved::attention));
   const at::Tensor middle =
-      parts_.attention_dropout.forward(std::move(branch), microbatch, keep(&BlockSaved::attention_dropout)).add_(x);
-  branch = parts_.mlp->forward(parts_.mlp_norm->forward(middle, keep(&BlockSaved::mlp_norm)), keep(&BlockSaved::mlp));
+      parts_.attention_dropout.forward(std::move(branch), microbatch, keep(&BlockSaved::attention_dropout));
+  branch = parts_.mlp->forward(parts_.mlp_norm->forward_sum(middle, x, keep(&BlockSaved::mlp_norm)),
+                               keep(&BlockSaved::mlp));
   at::Tensor y = parts_.mlp_dropout.forward(std::move(branch), microbatch, keep(&BlockSaved::mlp_dropout)).add_(middle);
   if (saved) *saved = std::move(kept);
   return y;
@@ -38,10 +39,10 @@ at::Tensor Block::forward(const at::Tensor& x, const nn::Microbatch& microbatch,
 at::Tensor Block::backward_input(const at::Tensor& dy, nn::Saved& saved) {
   auto& s = static_cast<BlockSaved&>(saved);
   const at::Tensor dmlp = parts_.mlp->backward_input(parts_.mlp_dropout.backward(dy, s.mlp_dropout), s.mlp);
-  const at::Tensor dmiddle = parts_.mlp_norm->backward_input(dmlp, s.mlp_norm).add_(dy);
+  const at::Tensor dmiddle = parts_.mlp_norm->backward_input(dmlp, s.mlp_norm, dy);
   const at::Tensor dattention =
       parts_.attention->backward_input(parts_.attention_dropout.backward(dmiddle, s.attention_dropout), s.attention);
-  return parts_.attention_norm->backward_input(dattention, s.attention_norm).add_(dmiddle);
+  return parts_.attention_norm->backward_input(dattention, s.attention_norm, dmiddle);
 }
 
 void Block::backward_weight(nn::Saved& saved) {
@@ -53,8 +54,8 @@ void Block::backward_weight(nn::Saved& saved) {
 }
 
 at::Tensor Block::decode(const at::Tensor& x, const nn::KvCacheLayer& cache, int64_t start) {
-  const at::Tensor middle = parts_.attention->decode(parts_.attention_norm->forward(x, nullptr), cache, start).add_(x);
-  return parts_.mlp->forward(parts_.mlp_norm->forward(middle, nullptr), nullptr).add_(middle);
+  const at::Tensor middle = parts_.attention->decode(parts_.attention_norm->forward(x, nullptr), cache, start);
+  return parts_.mlp->forward(parts_.mlp_norm->forward_sum(middle, x, nullptr), nullptr).add_(middle);
 }
 
 }  // namespace lockstep::model

@@ -1,10 +1,7 @@
 #include "lockstep/nn/cross_entropy.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/Reduction.h>
-#include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/nll_loss.h>
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
@@ -12,6 +9,7 @@
 #include <limits>
 
 #include "lockstep/base/check.h"
+#include "lockstep/nn/cuda_kernels.h"
 #include "lockstep/nn/vector_math.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"
@@ -95,12 +93,7 @@ at::Tensor cross_entropy_cpu(const at::Tensor& logits, const at::Tensor& targets
 }  // namespace
 
 at::Tensor cross_entropy_(at::Tensor logits, const at::Tensor& targets) {
-  if (logits.is_cpu()) return cross_entropy_cpu(logits, targets);
-  at::Tensor p = at::_log_softmax(logits.to(at::kFloat), 1, /*half_to_float=*/false);
-  const at::Tensor loss = at::nll_loss(p, targets, {}, at::Reduction::Sum, kIgnoredTarget);
-  p.exp_().scatter_(1, targets.clamp_min(0).unsqueeze(1), -1, "add");
-  logits.copy_(p.mul_(targets.ne(kIgnoredTarget).unsqueeze(1)));
-  return loss;
+  return logits.is_cpu() ? cross_entropy_cpu(logits, targets) : cuda::cross_entropy_(logits, targets);
 }
 
 }  // namespace lockstep::nn

@@ -1,6 +1,7 @@
 // Linear, norms, nonlinearities and rotary positions against LibTorch's autograd.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/rsqrt.h>
@@ -94,6 +95,28 @@ TEST(Norms, LayerNormMatchesAutograd) {
       return at::layer_norm(x, {x.size(-1)}, p[0], p[1], 1e-5);
     };
     check<Norm>(norm, reference, {weight, bias}, c);
+  }
+}
+
+TEST(Norms, TheSumOfABranchAndTheGradientPastTheNorm) {
+  for (const Case& c : kCases) {
+    const Parameter weight = parameter("w", {c.shape.back()}, 1, c.dtype);
+    const Parameter bias = parameter("b", {c.shape.back()}, 1, c.dtype);
+    LayerNorm layer_norm(weight, bias, 1e-5);
+    RmsNorm rms_norm(weight, 1e-5);
+    for (Norm* norm : {static_cast<Norm*>(&layer_norm), static_cast<Norm*>(&rms_norm)}) {
+      const at::Tensor x = random("x", c.shape).to(c.dtype);
+      const at::Tensor branch = random("branch", c.shape).to(c.dtype);
+      const at::Tensor dy = random("dy", c.shape).to(c.dtype);
+      const at::Tensor sum = at::add(branch, x);
+      Norm::Saved alone, together;
+      const at::Tensor expected = norm->forward(sum, &alone);
+      EXPECT_TRUE(norm->forward_sum(branch, x, &together).equal(expected));
+      EXPECT_TRUE(branch.equal(sum));
+      EXPECT_TRUE(together.x.is_same(branch));
+      const at::Tensor past = at::add(norm->backward_input(dy, alone), x);
+      expect_close(norm->backward_input(dy, together, x), past, "dx", c.bound);
+    }
   }
 }
 

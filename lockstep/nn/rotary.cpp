@@ -1,5 +1,6 @@
 #include "lockstep/nn/rotary.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/addcmul.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/mul.h>
@@ -7,7 +8,68 @@
 
 #include <cmath>
 
+#include "lockstep/base/check.h"
+#include "lockstep/nn/vector_math.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"
+
 namespace lockstep::nn {
+namespace {
+
+using vec::Floats;
+using vec::kLanes;
+
+// The heads of one position.
+template <typename T>
+struct Position {
+  T* x;
+  int64_t heads, stride;  // from one head to the next
+  const T* cosine;
+  const T* sine;
+  int64_t half;
+  float direction;
+};
+
+template <typename T>
+LOCKSTEP_INLINE void rotate_position(const Position<T>& p) {
+  for (int64_t head = 0; head < p.heads; ++head) {
+    T* first = p.x + head * p.stride;
+    T* second = first + p.half;
+    for (int64_t i = 0; i < p.half; i += kLanes) {
+      const int64_t count = p.half - i;
+      Floats a{}, b{}, cosine{}, sine{};
+      vec::load(first + i, count, a);
+      vec::load(second + i, count, b);
+      vec::load(p.cosine + i, count, cosine);
+      vec::load(p.sine + i, count, sine);
+      sine *= p.direction;
+      vec::store(first + i, count, a * cosine - b * sine);
+      vec::store(second + i, count, b * cosine + a * sine);
+    }
+  }
+}
+
+using BFloat16 = c10::BFloat16;
+LOCKSTEP_CLONES void rotate_of(const Position<float>& position) { rotate_position(position); }
+LOCKSTEP_CLONES void rotate_of(const Position<BFloat16>& position) { rotate_position(position); }
+
+// x [B, S, heads, K]; the tables begin at x's first position.
+template <typename T>
+void rotate_cpu(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, float direction) {
+  const int64_t seq = x.size(1), half = x.size(3) / 2;
+  at::parallel_for(0, x.size(0) * seq, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      rotate_of({.x = x.data_ptr<T>() + i / seq * x.stride(0) + i % seq * x.stride(1),
+                 .heads = x.size(2),
+                 .stride = x.stride(2),
+                 .cosine = cosine.const_data_ptr<T>() + i % seq * half,
+                 .sine = sine.const_data_ptr<T>() + i % seq * half,
+                 .half = half,
+                 .direction = direction});
+  });
+}
+
+}  // namespace
 
 Rotary::Rotary(int64_t positions, int64_t head_size, double theta, const at::TensorOptions& options) {
   const auto fp32 = at::TensorOptions().dtype(at::kFloat);
@@ -21,6 +83,12 @@ Rotary::Rotary(int64_t positions, int64_t head_size, double theta, const at::Ten
 void Rotary::rotate(const at::Tensor& x, int64_t start, double direction) const {
   const at::Tensor cos = cos_.narrow(0, start, x.size(1));
   const at::Tensor sin = sin_.narrow(0, start, x.size(1));
+  if (x.is_cpu()) {
+    LOCKSTEP_CHECK(x.stride(3) == 1 && x.scalar_type() == cos.scalar_type());
+    if (x.scalar_type() == at::kFloat) return rotate_cpu<float>(x, cos, sin, static_cast<float>(direction));
+    LOCKSTEP_CHECK(x.scalar_type() == at::kBFloat16, "rotary positions in ", x.dtype());
+    return rotate_cpu<BFloat16>(x, cos, sin, static_cast<float>(direction));
+  }
   const int64_t half = x.size(-1) / 2;
   at::Tensor first = x.narrow(-1, 0, half);
   at::Tensor second = x.narrow(-1, half, half);

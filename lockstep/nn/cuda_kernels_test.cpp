@@ -1,0 +1,150 @@
+// cuda_kernels.h against the CPU's layers: with a GPU the kernels on it, else what stands in for them, on the CPU. A build
+// with kernels on a machine without a GPU cannot run them.
+#include "lockstep/nn/cuda_kernels.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "lockstep/nn/activation_cpu.h"
+#include "lockstep/nn/cross_entropy.h"
+#include "support/tensors.h"
+
+namespace lockstep::nn::cuda {
+namespace {
+
+using testing::expect_close;
+using testing::random;
+
+class Kernels : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override {
+    if (at::hasCUDA() && !at::globalContext().hasCUDA()) GTEST_SKIP() << "no GPU";
+  }
+  at::Tensor there(const at::Tensor& tensor) const { return tensor.to(at::hasCUDA() ? at::kCUDA : at::kCPU).to(GetParam(), false, true); }
+  at::Tensor here(const at::Tensor& tensor) const { return tensor.cpu().to(at::kFloat); }
+  // What the type can hold of it.
+  at::Tensor rounded(const at::Tensor& tensor) const { return tensor.to(GetParam()).to(at::kFloat); }
+  double bound() const { return GetParam() == at::kFloat ? 1e-5 : 0.02; }
+};
+
+TEST_P(Kernels, Nonlinearities) {
+  for (const int64_t size : {8, 37}) {
+    const at::Tensor h = rounded(random("h", {3, 5, 2 * size})), dy = rounded(random("dy", {3, 5, size}));
+    at::Tensor expected = h.clone(), actual = there(h);
+    expect_close(here(swiglu(actual)), swiglu_cpu(h), bound());
+    swiglu_backward_cpu(dy, expected);
+    swiglu_backward(there(dy), actual);
+    expect_close(here(actual), expected, bound());
+    expected = dy.clone();
+    actual = there(dy);
+    gelu_tanh_backward_cpu(rounded(h.narrow(-1, 0, size).contiguous()), expected);
+    gelu_tanh_backward(there(h.narrow(-1, 0, size).contiguous()), actual);
+    expect_close(here(actual), expected, bound());
+  }
+}
+
+TEST_P(Kernels, RotationOfAView) {
+  const at::Tensor qkv = rounded(random("qkv", {2, 3, 4, 10}));
+  const at::Tensor angle = random("angle", {3, 3});
+  at::Tensor turned = there(qkv);
+  // Heads 1 and 2, the first 6 of their elements.
+  const at::Tensor view = turned.narrow(2, 1, 2).narrow(3, 0, 6);
+  const at::Tensor cosine = there(angle.cos()), sine = there(angle.sin());
+  rotate(view, cosine, sine, 1);
+  at::Tensor expected = qkv.clone();
+  const at::Tensor part = qkv.narrow(2, 1, 2);
+  const at::Tensor first = part.narrow(3, 0, 3), second = part.narrow(3, 3, 3);
+  const at::Tensor c = here(cosine).unsqueeze(1), s = here(sine).unsqueeze(1);
+  expected.narrow(2, 1, 2).narrow(3, 0, 3).copy_(first.mul(c).sub(second.mul(s)));
+  expected.narrow(2, 1, 2).narrow(3, 3, 3).copy_(second.mul(c).add(first.mul(s)));
+  expect_close(here(turned), expected, bound());
+  rotate(view, cosine, sine, -1);
+  expect_close(here(turned), qkv, 2 * bound());
+}
+
+TEST_P(Kernels, CrossEntropy) {
+  for (const int64_t columns : {8, 1001}) {
+    const at::Tensor logits = rounded(random("logits", {4, columns}, 3));
+    const at::Tensor targets = at::tensor({int64_t{0}, columns - 1, kIgnoredTarget, int64_t{5}}, at::kLong);
+    at::Tensor expected = logits.clone(), actual = there(logits);
+    const double loss = nn::cross_entropy_(expected, targets).item<double>();
+    EXPECT_NEAR(cuda::cross_entropy_(actual, targets.to(actual.device())).item<double>(), loss, 1e-4);
+    expect_close(here(actual), expected, bound());
+    const at::Tensor beyond = at::full({4}, columns, at::kLong);
+    EXPECT_TRUE(std::isnan(cuda::cross_entropy_(there(logits), beyond.to(actual.device())).item<double>()));
+  }
+}
+
+TEST_P(Kernels, NormsWithAndWithoutResidual) {
+  for (const bool layer : {true, false})
+    for (const bool with_residual : {true, false})
+      for (const int64_t size : {16, 301}) {
+        const std::vector<int64_t> shape = {2, 9, size};
+        const at::Tensor x = rounded(random("x", shape)), dy = rounded(random("dy", shape));
+        const at::Tensor residual = with_residual ? rounded(random("residual", shape)) : at::Tensor();
+        const at::Tensor weight = rounded(random("weight", {size})).requires_grad_(true);
+        const at::Tensor bias = layer ? rounded(random("bias", {size})).requires_grad_(true) : at::Tensor();
+        const at::Tensor sum = testing::leaf(with_residual ? rounded(x.add(residual)) : x);
+        const at::Tensor y = layer ? at::layer_norm(sum, {size}, weight, bias, 1e-5) : at::rms_norm(sum, {size}, weight, 1e-5);
+        y.backward(dy);
+
+        const auto optional = [&](const at::Tensor& tensor) { return tensor.defined() ? there(tensor.detach()) : tensor; };
+        const NormResult result = norm(there(x), optional(residual), there(weight.detach()), optional(bias), 1e-5);
+        expect_close(here(result.y), y.detach(), bound());
+        expect_close(here(result.sum), sum.detach(), bound());
+        const NormKept kept{.x = result.sum, .mean = result.mean, .rstd = result.rstd};
+        const at::Tensor around = rounded(random("around", shape));
+        expect_close(here(norm_backward(there(dy), kept, there(weight.detach()), {})), sum.grad(), bound());
+        expect_close(here(norm_backward(there(dy), kept, there(weight.detach()), there(around))), sum.grad().add(around), bound());
+        const auto zeros = [&] { return at::zeros({size}, result.rstd.options()); };
+        const at::Tensor dweight = zeros(), dbias = layer ? zeros() : at::Tensor(), of_bias = zeros();
+        for (int twice = 0; twice < 2; ++twice) norm_weight_backward(there(dy), kept, dweight, dbias);
+        expect_close(here(dweight), weight.grad().mul(2), bound());
+        if (layer) expect_close(here(dbias), bias.grad().mul(2), bound());
+        bias_backward(there(dy), of_bias);
+        expect_close(here(of_bias), dy.sum({0, 1}), bound());
+      }
+}
+
+TEST_P(Kernels, AdamWAndTheSumOfSquares) {
+  std::vector<AdamWTensors> pieces;
+  const auto wide = [&](std::string_view name, int64_t size) {
+    return random(name, {size}).to(at::hasCUDA() ? at::kCUDA : at::kCPU);
+  };
+  for (int i = 0; i < 60; ++i) {  // more than a launch takes
+    const int64_t size = 1 + 97 * i;
+    pieces.push_back({.value = wide("value", size),
+                      .grad = wide("grad", size),
+                      .exp_avg = wide("m", size),
+                      .exp_avg_sq = wide("v", size).square_(),
+                      .copy = i % 3 == 0 ? wide("copy", size).to(at::kBFloat16) : at::Tensor(),
+                      .decay = i % 2 == 0});
+  }
+  std::vector<AdamWTensors> expected;
+  for (const AdamWTensors& p : pieces)
+    expected.push_back({p.value.cpu().clone(), p.grad.cpu().clone(), p.exp_avg.cpu().clone(), p.exp_avg_sq.cpu().clone(), {}, p.decay});
+  EXPECT_NEAR(square_sum(pieces[59].grad).item<double>() / expected[59].grad.to(at::kDouble).square().sum().item<double>(), 1, 1e-12);
+  adamw(pieces, {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = 3, .scale = 0.25});
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    AdamWTensors& e = expected[i];
+    at::_fused_adamw_({e.value}, {e.grad}, {e.exp_avg}, {e.exp_avg_sq}, {}, {at::full({}, 3.0)}, 0.01, 0.9, 0.95,
+                      e.decay ? 0.1 : 0.0, 1e-8, false, false, at::full({}, 4.0));
+    expect_close(pieces[i].value.cpu(), e.value, 1e-6);
+    expect_close(pieces[i].grad.cpu(), e.grad, 1e-6);
+    expect_close(pieces[i].exp_avg.cpu(), e.exp_avg, 1e-6);
+    expect_close(pieces[i].exp_avg_sq.cpu(), e.exp_avg_sq, 1e-6);
+    if (pieces[i].copy.defined()) EXPECT_TRUE(pieces[i].copy.equal(pieces[i].value.to(at::kBFloat16)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Kernels, ::testing::Values(at::kFloat, at::kBFloat16));
+
+}  // namespace
+}  // namespace lockstep::nn::cuda
