@@ -12,6 +12,7 @@
 #include "apps/lockstep/runtime_call.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/text.h"
+#include "lockstep/launch/failure_file.h"
 
 namespace lockstep::apps {
 namespace {
@@ -19,12 +20,6 @@ namespace {
 int print(const std::string& text) {
   std::fputs(text.c_str(), stdout);
   return 0;
-}
-
-int fail(ExitCode code, const std::string& text) {
-  std::fflush(stdout);
-  std::fputs((text + "\n").c_str(), stderr);
-  return static_cast<int>(code);
 }
 
 launch::Environment environment() {
@@ -35,6 +30,13 @@ launch::Environment environment() {
     if (equals != std::string::npos) variables[text.substr(0, equals)] = text.substr(equals + 1);
   }
   return variables;
+}
+
+int fail(ExitCode code, const std::string& text) {
+  std::fflush(stdout);
+  std::fputs((text + "\n").c_str(), stderr);
+  launch::tell_launcher(environment(), text);
+  return static_cast<int>(code);
 }
 
 // `who` becomes what stands before an error: nothing, or the rank where many write to one terminal.

@@ -127,6 +127,26 @@ class LaunchersTest(support.LockstepTest):
         self.assertEqual([event["code"] for event in stops], [SAVED])
         self.assertTrue((self.step_folder("term", stops[0]["step"]) / "manifest.json").exists())
 
+    def test_torchrun_starts_lost_ranks_again(self):
+        steps = ["--train.steps=300", "--checkpoint.every=20"]
+        self.train("calm", *steps, ranks=2)
+        job = self.start(["train", "run.toml", "--run.name=again", *steps],
+                         before=[TORCHRUN, "--no-python", "--nproc-per-node=2", "--max-restarts=1"])
+        saved = self.step_folder("again", 20) / "manifest.json"
+        self.wait_until(saved.exists)
+        os.kill(max(support.children(job.process.pid)), signal.SIGKILL)
+        result = job.end()
+        self.assertEqual(result.code, 0, result)
+        self.assertEqual([event["event"] for event in self.metrics("again")[1]].count("resume"), 1)
+        self.assertEqual(self.losses("again"), self.losses("calm"))
+        self.assertEqual(self.tensors("again", 300), self.tensors("calm", 300))
+
+    def test_torchrun_shows_our_error_as_root_cause(self):
+        result = self.start(["train", "run.toml", "--run.name=fails", "--checkpoint.resume=nowhere"],
+                            before=[TORCHRUN, "--no-python", "--nproc-per-node=2"]).end()
+        self.assertEqual(result.code, 1, result)
+        self.assertRegex(result.err.partition("Root Cause")[2], r"error LS13\d\d")
+
     def wait_until(self, condition):
         for _ in range(support.SECONDS * 50):
             if condition():
