@@ -1,16 +1,14 @@
 #include "lockstep/comm/mpi_job.h"
 
-#include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 
 #include "lockstep/base/hash.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/comm/mpi_letters.h"
+#include "lockstep/comm/process.h"
 
 namespace lockstep::comm {
 namespace {
@@ -23,42 +21,6 @@ constexpr milliseconds kTick{20};        // between two looks at the mail
 constexpr milliseconds kQuickTick{2};    // while somebody waits for an answer
 constexpr milliseconds kPatience{1000};  // for answers, and for letters to leave
 constexpr milliseconds kAfterYou{500};   // for a rank that failed to end first: mpirun reports whoever ends first
-constexpr size_t kLongestText = 2048;
-
-enum class Kind : int32_t { kAbort, kClosed, kAsk, kAnswer };
-
-// The fixed part of a letter; text follows. All hosts of a job are of one kind.
-struct Heading {
-  Kind kind = Kind::kAsk;
-  int32_t waits_for = -1;
-  uint64_t key = 0;
-  int64_t question = 0;
-  int64_t sequence = 0;
-  double seconds_ago = 0;
-  int32_t inside = 0;
-  int32_t known = 0;
-};
-
-std::string letter(const Heading& heading, const std::string& text = "") {
-  std::string bytes(reinterpret_cast<const char*>(&heading), sizeof heading);
-  return bytes + text.substr(0, kLongestText);
-}
-
-std::string status_letter(Heading heading, const MpiMember::Status& status) {
-  heading.waits_for = status.waits_for;
-  heading.sequence = status.progress.sequence;
-  heading.seconds_ago = status.seconds_ago;
-  heading.inside = status.progress.inside;
-  heading.known = status.known;
-  return letter(heading, status.progress.call);
-}
-
-MpiMember::Status status_in(const Heading& heading, const std::string& text) {
-  return {.known = heading.known != 0,
-          .progress = {.sequence = heading.sequence, .call = text, .inside = heading.inside != 0},
-          .waits_for = heading.waits_for,
-          .seconds_ago = heading.seconds_ago};
-}
 
 // Processes of one value see each other's process ids: the same boot of a machine, the same namespace.
 uint64_t host_hash() {
@@ -69,31 +31,7 @@ uint64_t host_hash() {
   return hash64(cat(boot, " ", space));
 }
 
-// Ended, reaped by its parent or not.
-bool process_ended(int64_t pid) {
-  const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0));
-  if (descriptor < 0) return errno == ESRCH;
-  pollfd watched{.fd = descriptor, .events = POLLIN, .revents = 0};
-  const bool ended = poll(&watched, 1, 0) == 1;
-  close(descriptor);
-  return ended;
-}
-
 }  // namespace
-
-void MpiMember::publish(const Progress& progress) {
-  const std::lock_guard lock(mutex_);
-  progress_ = progress;
-  changed_at_ = Clock::now();
-}
-
-MpiMember::Status MpiMember::status() const {
-  const std::lock_guard lock(mutex_);
-  return {.known = true,
-          .progress = progress_,
-          .waits_for = waits_for_,
-          .seconds_ago = std::chrono::duration<double>(Clock::now() - changed_at_).count()};
-}
 
 void MpiJob::start(const Deadlines& deadlines) {
   deadline_ = deadlines.peers;
@@ -158,6 +96,7 @@ void MpiJob::keep(std::promise<bool> ready) {
 }
 
 void MpiJob::end_together() {
+  const MpiLetter question;
   MpiRequest barrier = api_->start_barrier();
   Clock::time_point asked = Clock::now();
   {
@@ -171,7 +110,7 @@ void MpiJob::end_together() {
     if (Clock::now() - asked > deadline_ / 4) {
       asked = Clock::now();
       for (int rank = 0; rank < size(); ++rank)
-        if (rank != rank_) post(rank, letter({.kind = Kind::kAsk}));
+        if (rank != rank_) post(rank, question);
     }
     std::this_thread::sleep_for(kQuickTick);
   }
@@ -210,49 +149,48 @@ void MpiJob::end(bool together) {
 }
 
 void MpiJob::handle_mail() {
-  while (const std::optional<MpiApi::Arrived> letter = api_->take(kMailTag)) handle(*letter);
+  while (const std::optional<MpiApi::Arrived> arrived = api_->take(kMailTag)) handle(*arrived);
   deliver();
 }
 
 void MpiJob::handle(const MpiApi::Arrived& arrived) {
-  Heading heading;
-  if (arrived.bytes.size() < sizeof heading) return;
-  std::memcpy(&heading, arrived.bytes.data(), sizeof heading);
-  const std::string text = arrived.bytes.substr(sizeof heading);
+  const std::optional<MpiLetter> letter = MpiLetter::read(arrived.bytes);
+  if (!letter) return;
   std::unique_lock lock(mutex_);
   last_sign_[static_cast<size_t>(arrived.from)] = Clock::now();
-  switch (heading.kind) {
-    case Kind::kAbort:
-      if (!abort_) abort_ = {.rank = arrived.from, .reason = text};
+  switch (letter->kind) {
+    case MpiLetter::Kind::kAbort:
+      if (!abort_) abort_ = {.rank = arrived.from, .reason = letter->text};
       disturbed_ = true;
       break;
-    case Kind::kClosed:
-      closed_[heading.key][arrived.from] = status_in(heading, text);
+    case MpiLetter::Kind::kClosed:
+      closed_[letter->group][arrived.from] = letter->status;
       break;
-    case Kind::kAsk: {
-      const auto group = groups_.find(heading.key);
-      const MpiMember::Status status = group == groups_.end() ? MpiMember::Status{} : group->second->status();
+    case MpiLetter::Kind::kAsk: {
+      MpiLetter answer = *letter;
+      answer.kind = MpiLetter::Kind::kAnswer;
+      const auto group = groups_.find(letter->group);
+      if (group != groups_.end()) answer.status = group->second->status();
       lock.unlock();
-      return post(arrived.from, status_letter({.kind = Kind::kAnswer, .key = heading.key, .question = heading.question},
-                                              status));
+      return post(arrived.from, answer);
     }
-    case Kind::kAnswer:
-      if (heading.question == question_) answers_[arrived.from] = status_in(heading, text);
+    case MpiLetter::Kind::kAnswer:
+      if (letter->question == question_) answers_[arrived.from] = letter->status;
       break;
   }
   changed_.notify_all();
 }
 
-void MpiJob::post(int rank, std::string bytes) {
+void MpiJob::post(int rank, const MpiLetter& letter) {
   const std::lock_guard lock(mutex_);
-  letters_.push_back({.bytes = std::move(bytes), .request = {}});
-  Letter& last = letters_.back();
+  letters_.push_back({.bytes = letter.bytes(), .request = {}});
+  Outgoing& last = letters_.back();
   last.request = api_->start_send(rank, kMailTag, std::as_bytes(std::span(last.bytes)));
 }
 
 bool MpiJob::deliver() {
   const std::lock_guard lock(mutex_);
-  std::erase_if(letters_, [this](Letter& letter) { return api_->test(letter.request); });
+  std::erase_if(letters_, [this](Outgoing& letter) { return api_->test(letter.request); });
   return letters_.empty();
 }
 
@@ -262,16 +200,18 @@ std::shared_ptr<MpiMember> MpiJob::open_group(uint64_t key) {
 }
 
 void MpiJob::close_group(uint64_t key, const std::vector<int>& peers) {
-  MpiMember::Status last;
+  MpiLetter farewell;
+  farewell.kind = MpiLetter::Kind::kClosed;
+  farewell.group = key;
   {
     const std::lock_guard lock(mutex_);
-    last = groups_.at(key)->status();
+    farewell.status = groups_.at(key)->status();
   }
   forget_group(key);
   if (disturbed_) return;
   try {
     for (const int peer : peers)
-      if (peer != rank_) post(peer, status_letter({.kind = Kind::kClosed, .key = key}, last));
+      if (peer != rank_) post(peer, farewell);
   } catch (const std::exception&) {
     // A courtesy: peers that wait for this rank notice at their deadline too.
   }
@@ -287,12 +227,14 @@ std::map<int, MpiMember::Status> MpiJob::ask(uint64_t key, const std::vector<int
   const std::lock_guard one_at_a_time(asking_mutex_);
   std::unique_lock lock(mutex_);
   answers_.clear();
-  const int64_t question = ++question_;
+  MpiLetter question;
+  question.group = key;
+  question.question = ++question_;
   size_t expected = 0;
   lock.unlock();
   for (const int rank : ranks) {
     if (rank == rank_ || has_died(rank)) continue;
-    post(rank, letter({.kind = Kind::kAsk, .key = key, .question = question}));
+    post(rank, question);
     ++expected;
   }
   lock.lock();
@@ -314,10 +256,13 @@ std::optional<MpiMember::Status> MpiJob::closed(uint64_t key, int rank) const {
 bool MpiJob::has_died(int rank) const {
   const MpiProcess& own = processes_[static_cast<size_t>(rank_)];
   const MpiProcess& other = processes_[static_cast<size_t>(rank)];
-  return rank != rank_ && own.host == other.host && process_ended(other.pid);
+  return rank != rank_ && own.host == other.host && process_ended(static_cast<pid_t>(other.pid));
 }
 
 void MpiJob::abort(const std::string& reason) {
+  MpiLetter notice;
+  notice.kind = MpiLetter::Kind::kAbort;
+  notice.text = reason;
   {
     const std::lock_guard lock(mutex_);
     if (abort_) return;  // the first reason is the one that counts
@@ -327,7 +272,7 @@ void MpiJob::abort(const std::string& reason) {
   }
   try {
     for (int rank = 0; rank < size(); ++rank)
-      if (rank != rank_) post(rank, letter({.kind = Kind::kAbort}, reason));
+      if (rank != rank_) post(rank, notice);
     const auto limit = Clock::now() + kPatience;
     while (!deliver() && Clock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
   } catch (const std::exception&) {

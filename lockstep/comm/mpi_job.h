@@ -18,29 +18,9 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/mpi_api.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/mpi_letters.h"
 
 namespace lockstep::comm {
-
-// This rank as a member of one group: written by its transport, read by the keeper that answers for it.
-class MpiMember {
- public:
-  void publish(const Progress& progress);
-  void wait_for(int member) { waits_for_ = member; }  // -1: for nobody
-  struct Status {
-    bool known = false;  // the rank has made the group
-    Progress progress;
-    int waits_for = -1;
-    double seconds_ago = 0;
-  };
-  Status status() const;
-
- private:
-  mutable std::mutex mutex_;
-  Progress progress_;
-  std::chrono::steady_clock::time_point changed_at_ = std::chrono::steady_clock::now();
-  std::atomic<int> waits_for_ = -1;
-};
 
 class MpiJob : public std::enable_shared_from_this<MpiJob> {
  public:
@@ -83,7 +63,7 @@ class MpiJob : public std::enable_shared_from_this<MpiJob> {
   void keep_for_good(std::shared_ptr<void> memory);
 
  private:
-  struct Letter {
+  struct Outgoing {
     std::string bytes;
     MpiRequest request;
   };
@@ -92,7 +72,7 @@ class MpiJob : public std::enable_shared_from_this<MpiJob> {
   bool somebody_is_lost() const;
   void handle_mail();
   void handle(const MpiApi::Arrived& letter);
-  void post(int rank, std::string bytes);
+  void post(int rank, const MpiLetter& letter);
   bool deliver();  // all letters are on their way
 
   std::unique_ptr<MpiApi> api_;
@@ -105,7 +85,7 @@ class MpiJob : public std::enable_shared_from_this<MpiJob> {
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::list<Letter> letters_;
+  std::list<Outgoing> letters_;
   std::map<uint64_t, std::shared_ptr<MpiMember>> groups_;
   std::map<uint64_t, std::map<int, MpiMember::Status>> closed_;  // by their members, with their last status
   std::map<int, MpiMember::Status> answers_;  // to the latest question
