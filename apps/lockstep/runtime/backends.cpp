@@ -122,7 +122,8 @@ std::unique_ptr<comm::World> join_world(const launch::Identity& identity, const 
     case Backend::kSharedMemory:
       return join_shared_memory(join);
     case Backend::kMpi:
-      return comm::join_mpi(identity.rank, identity.world_size, {.deadline = deadline});
+      return comm::join_mpi(identity.rank, identity.world_size,
+                            {.deadline = deadline, .start_deadline = join.start_deadline});
     case Backend::kNccl:
       return join_nccl(join);
     case Backend::kAuto:
