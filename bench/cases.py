@@ -58,7 +58,7 @@ class Row:
 
 def works(quick):
     if quick:  # enough to see that every case runs
-        return Work("gpt2-124m", 2, 32, 1), Work("gpt2-124m", 1, 64, 1), Work("gpt2-10m", 8, 32, 1), Work("llama-15m", 8, 32, 1)
+        return Work("gpt2-124m", 4, 16, 1), Work("gpt2-124m", 1, 64, 1), Work("gpt2-10m", 8, 32, 1), Work("llama-15m", 8, 32, 1)
     return Work("gpt2-124m", 4, 256, 2), Work("gpt2-124m", 1, 1024, 2), Work("gpt2-10m", 8, 256, 6), Work("llama-15m", 8, 256, 5)
 
 
