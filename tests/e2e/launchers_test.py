@@ -2,6 +2,7 @@
 name. launchers_test.py BUILD_FOLDER"""
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -209,6 +210,32 @@ class LaunchersTest(support.LockstepTest):
             self.assertEqual(result.code, ENVIRONMENT, result)
             for text in "LS3121", words, "mpirun":
                 self.assertIn(text, result.err)
+
+    def test_ranks_of_several_hosts_meet_over_tcp(self):
+        """Each rank takes itself for the only one of its host. That they met shows in how far they come: to NCCL, which this
+        machine may lack."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        words = ["train", "run.toml", "--run.name=tcp", "--train.device=cuda"]
+        by_flags = [self.start([*words, "--rank", rank, "--world-size", 2, "--local-rank", 0, "--local-size", 1, "--rendezvous",
+                                f"127.0.0.1:{port}"]) for rank in (1, 0)]
+        self.assert_met([one.end() for one in by_flags])
+        agents = [self.start(words, before=[TORCHRUN, "--no-python", "--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1",
+                                            "--master-addr=127.0.0.1", f"--master-port={port}"]) for rank in (1, 0)]
+        self.assert_met([one.end() for one in agents])
+
+    def assert_met(self, results):
+        self.assertTrue(any("joining 2 ranks over nccl" in result.err for result in results), "\n".join(map(str, results)))
+        for result in results:
+            self.assertNotIn("LS31", result.err, result)
+            self.assertTrue(result.code == 0 or "LS304" in result.err, result)
+
+    def test_a_port_on_the_network_needs_a_token(self):
+        result = self.run_alone({}, "train", "run.toml", "--train.device=cuda", "--rank=0", "--world-size=2", "--local-rank=0",
+                                "--local-size=1", "--rendezvous=203.0.113.1:29500")
+        self.assertEqual(result.code, ENVIRONMENT, result)
+        for text in "LS3124", "203.0.113.1:29500", "LOCKSTEP_JOB_TOKEN":
+            self.assertIn(text, result.err)
 
     def test_a_backend_is_never_replaced_by_another(self):
         refused = {("mpi", "cpu"): ("LS3121", "mpirun"), ("nccl", "cpu"): ("LS3121", "train.device")}

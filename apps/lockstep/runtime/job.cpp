@@ -19,17 +19,18 @@ std::chrono::milliseconds deadline_of(const config::RunConfig& config, const Ran
   return options.deadline.value_or(std::chrono::ceil<std::chrono::milliseconds>(configured));
 }
 
-// Cores that this process may run on: launchers that bind their ranks give each a part.
-int bound_cores() {
+// Cores that this process may run on: launchers that bind their ranks give each a part. `otherwise` where the mask is wider
+// than what is asked for here.
+int bound_cores(int otherwise) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : otherwise;
 }
 
 int compute_threads(const config::RunConfig& config, const launch::Identity& identity) {
   if (config.train.threads > 0) return config.train.threads;
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return std::min(bound_cores(), std::max(1, cores / std::max(1, identity.local_size)));
+  return std::min(bound_cores(cores), std::max(1, cores / std::max(1, identity.local_size)));
 }
 
 }  // namespace
