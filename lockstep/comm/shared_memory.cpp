@@ -135,8 +135,13 @@ auto store_in(std::span<std::byte> bytes) {
 class SharedMemoryTransport : public Transport {
  public:
   SharedMemoryTransport(std::shared_ptr<const launch::SharedRegion> region, GroupBlock block, std::vector<int> ranks,
-                        int rank, std::string name)
-      : region_(std::move(region)), block_(block), ranks_(std::move(ranks)), rank_(rank), name_(std::move(name)) {}
+                        int rank, std::string name, std::function<void(const Progress&)> watch)
+      : region_(std::move(region)),
+        block_(block),
+        ranks_(std::move(ranks)),
+        rank_(rank),
+        name_(std::move(name)),
+        watch_(std::move(watch)) {}
   ~SharedMemoryTransport() override {
     // While an exception unwinds, its reason is still to be told by World::abort: "closed the group" must not come
     // first.
@@ -171,6 +176,7 @@ class SharedMemoryTransport : public Transport {
     me().inside.store(progress.inside);
     me().changed_at.store(now_ns());
     me().call.set(progress.call);
+    if (watch_) watch_(progress);
   }
 
   void cancel() override {
@@ -276,6 +282,7 @@ class SharedMemoryTransport : public Transport {
   std::vector<int> ranks_;  // world ranks in group order
   int rank_;
   std::string name_;
+  std::function<void(const Progress&)> watch_;
   std::string call_ = "a call";
   std::atomic<bool> cancelled_ = false;
   int exceptions_at_start_ = std::uncaught_exceptions();
@@ -343,7 +350,7 @@ std::unique_ptr<Communicator> SharedMemoryWorld::communicator(const std::vector<
   const int mine = group_rank(axis, ranks, rank_, size_);
   const uint64_t key = hash64(cat(name, "#", made_[name]++)) | 1;
   const GroupBlock block = find_block(*region_, key, static_cast<int>(ranks.size()), launch::ring_bytes(size_));
-  auto transport = std::make_unique<SharedMemoryTransport>(region_, block, ranks, mine, name);
+  auto transport = std::make_unique<SharedMemoryTransport>(region_, block, ranks, mine, name, options_.watch);
   return std::make_unique<Communicator>(
       std::move(transport), CommunicatorOptions{.axis = axis, .ranks = ranks, .deadline = options_.deadline});
 }

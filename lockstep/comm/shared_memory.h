@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,6 +20,9 @@ namespace lockstep::comm {
 
 struct SharedMemoryOptions {
   std::chrono::milliseconds deadline{60000};  // of every wait for a peer
+  // Sees each call of this rank when it is entered and when it is left, after the peers can. A seam for tests, which break
+  // a rank there; called on the communicator's thread.
+  std::function<void(const Progress&)> watch{};
 };
 
 // Destroy its communicators before it. A world that ends tells its peers that this rank has left.

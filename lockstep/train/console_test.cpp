@@ -1,9 +1,15 @@
 #include "lockstep/train/console.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <functional>
 
 #include "lockstep/base/text.h"
 
@@ -69,6 +75,27 @@ TEST(Console, LossStatistics) {
   EXPECT_EQ(statistics.add(std::nan("")), std::nullopt);
 }
 
+// Environment variables for the time of a test; an empty value is none.
+class Variables {
+ public:
+  explicit Variables(const std::vector<std::pair<std::string, std::string>>& values) {
+    for (const auto& [name, value] : values) {
+      const char* before = std::getenv(name.c_str());
+      before_.emplace_back(name, before ? before : "");
+      set(name, value);
+    }
+  }
+  ~Variables() {
+    for (const auto& [name, value] : before_) set(name, value);
+  }
+
+ private:
+  static void set(const std::string& name, const std::string& value) {
+    value.empty() ? ::unsetenv(name.c_str()) : ::setenv(name.c_str(), value.c_str(), 1);
+  }
+  std::vector<std::pair<std::string, std::string>> before_;
+};
+
 // What a console writes into a file.
 std::string written(ConsoleOptions options, const std::function<void(Console&)>& use) {
   std::FILE* file = std::tmpfile();
@@ -106,6 +133,45 @@ TEST(Console, TerminalRedrawsInPlace) {
   });
   EXPECT_THAT(text, HasSubstr(cat("\r", format_row(example()).substr(0, 29), "\x1b[K\r\x1b[K")));
   EXPECT_THAT(text, HasSubstr(cat("\x1b[33m", format_row(spike).substr(0, 30), "\x1b[0m\n")));
+}
+
+// What a terminal of `columns` shows of a console that finds out by itself that it is one.
+std::string shown_on_terminal(unsigned short columns, const std::function<void(Console&)>& use) {
+  const int master = ::posix_openpt(O_RDWR | O_NOCTTY);
+  EXPECT_GE(master, 0);
+  EXPECT_EQ(::grantpt(master), 0);
+  EXPECT_EQ(::unlockpt(master), 0);
+  const winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
+  EXPECT_EQ(::ioctl(master, TIOCSWINSZ, &size), 0);
+  std::FILE* terminal = std::fopen(::ptsname(master), "w");
+  termios settings{};
+  EXPECT_EQ(::tcgetattr(::fileno(terminal), &settings), 0);
+  settings.c_oflag &= ~static_cast<tcflag_t>(OPOST);  // line feeds stay line feeds
+  EXPECT_EQ(::tcsetattr(::fileno(terminal), TCSANOW, &settings), 0);
+  {
+    Console console(ConsoleOptions::detect(terminal));
+    use(console);
+  }
+  std::fputc('\x04', terminal);  // the end, for the loop below
+  std::fflush(terminal);
+  std::string text;
+  for (char c = 0; ::read(master, &c, 1) == 1 && c != '\x04';) text += c;
+  std::fclose(terminal);
+  ::close(master);
+  return text;
+}
+
+TEST(Console, TheLiveLineOfARealTerminalIsCutToItAndGivesWay) {
+  const Variables variables({{"TERM", "xterm"}, {"COLUMNS", ""}, {"NO_COLOR", "1"}});
+  const std::string row = format_row(example());
+  const std::string text = shown_on_terminal(60, [&](Console& console) {
+    console.live(example());
+    console.live(example());
+    console.note("checkpoint step-00001200");
+    console.live(example());
+  });
+  const std::string live = cat("\r", row.substr(0, 59), "\x1b[K");
+  EXPECT_EQ(text, cat(live, live, "\r\x1b[K", "checkpoint step-00001200\n", live, "\r\x1b[K"));
 }
 
 TEST(Console, AFileIsNoTerminal) {

@@ -1,6 +1,7 @@
 #include "lockstep/train/executor_options.h"
 
 #include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/base/error.h"
 
@@ -12,7 +13,8 @@ at::Device device_of(const config::RunConfig& config) {
     throw EnvironmentError({.code = "LS3001",
                             .what = "train.device = \"cuda\", but LibTorch sees no GPU",
                             .way_out = "use train.device = \"cpu\", or a CUDA build of PyTorch on a machine with a GPU"});
-  return at::Device(at::kCUDA, 0);
+  // The one that joining the job has chosen for this rank.
+  return c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
 }
 
 engine::ExecutorOptions executor_options(const config::RunConfig& config, const program::Layout& layout) {

@@ -95,6 +95,9 @@ class ResumeTest(support.LockstepTest):
 
         self.check_damaged("flipped", flip)
 
+    def test_a_missing_shard_falls_back_to_the_step_before(self):
+        self.check_damaged("gone", lambda path: path.unlink())
+
     def test_a_missing_manifest_falls_back_to_the_step_before(self):
         self.check_damaged("unfinished", lambda path: (path.parent.parent / "manifest.json").unlink())
 

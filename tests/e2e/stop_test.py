@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import support
 
@@ -11,13 +12,17 @@ STEPS = 1000000
 
 
 class StopTestCase(support.LockstepTest):
-    def start(self, name, *arguments, ranks=2, steps=STEPS):
+    def start(self, name, *arguments, ranks=2, steps=STEPS, ignored=()):
         """A run that goes on for ever, at its third step or later."""
         # A shell's background job ignores SIGINT; this one is to hear it.
+        def set_signals():
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
         process = subprocess.Popen(self.command("train", "run.toml", f"--run.name={name}", "-n", ranks,
                                                 f"--train.steps={steps}", *arguments),
                                    cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                                   preexec_fn=set_signals)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         self.wait_until(lambda: process.poll() is not None or self.steps_done(name) >= 3, "no step was made")
@@ -72,6 +77,31 @@ class SignalTest(StopTestCase):
     def test_sigusr1_saves(self):
         self.check_signal("usr1", signal.SIGUSR1, 75)
 
+    def test_sighup_saves(self):
+        self.check_signal("hup", signal.SIGHUP, 75)
+
+    def test_below_nohup_the_run_goes_on(self):
+        process = self.start("nohup", ignored=[signal.SIGHUP])
+        for target in (process.pid, *support.children(process.pid)):
+            os.kill(target, signal.SIGHUP)
+        done = self.steps_done("nohup")
+        self.wait_until(lambda: self.steps_done("nohup") > done + 2, "it did not go on")
+        process.send_signal(signal.SIGTERM)
+        self.check_ended(process, 75)
+
+    def test_a_question_while_the_program_loads_does_not_end_it(self):
+        process = subprocess.Popen(self.command("train", "run.toml", "--run.name=early", "--train.steps=3"),
+                                   cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        maps = Path(f"/proc/{process.pid}/maps")
+        # LibTorch is being mapped: from here on, again and again until the run has ended.
+        self.wait_until(lambda: process.poll() is not None or "libtorch_cpu" in maps.read_text(), "it loads nothing")
+        while process.poll() is None:
+            process.send_signal(signal.SIGUSR2)
+            time.sleep(0.01)
+        self.check_ended(process, 0)
+
     def test_sigint_saves_and_says_that_a_person_did_it(self):
         self.check_signal("int", signal.SIGINT, 130)
 
@@ -105,6 +135,7 @@ class SignalTest(StopTestCase):
         for rank, log in enumerate(logs):
             text = log.read_text()
             self.assertIn(f"rank {rank} was asked what it does", text)
+            self.assertIn("last calls on group checkpoint, newest last:", text)
             self.assertRegex(text, r"all_reduce #\d+ 'reduce_grad|all_reduce #\d+ 'stop'")
             self.assertIn("lockstep::train::Trainer::", text.partition("stack, innermost first")[2])
         done = self.steps_done("question")
