@@ -1,14 +1,13 @@
 #include "lockstep/nn/rotary.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/addcmul.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/mul.h>
 #include <ATen/ops/outer.h>
 
 #include <cmath>
 
 #include "lockstep/base/check.h"
+#include "lockstep/nn/cuda_kernels.h"
 #include "lockstep/nn/vector_math.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"
@@ -89,12 +88,7 @@ void Rotary::rotate(const at::Tensor& x, int64_t start, double direction) const 
     LOCKSTEP_CHECK(x.scalar_type() == at::kBFloat16, "rotary positions in ", x.dtype());
     return rotate_cpu<BFloat16>(x, cos, sin, static_cast<float>(direction));
   }
-  const int64_t half = x.size(-1) / 2;
-  at::Tensor first = x.narrow(-1, 0, half);
-  at::Tensor second = x.narrow(-1, half, half);
-  const at::Tensor old_first = first.clone();
-  first.mul_(cos).addcmul_(second, sin, -direction);     // x1 cos - x2 sin
-  second.mul_(cos).addcmul_(old_first, sin, direction);  // x2 cos + x1 sin
+  cuda::rotate(x, cos, sin, direction);
 }
 
 }  // namespace lockstep::nn
