@@ -25,7 +25,7 @@ class MemoryStore : public comm::Store {
   std::string get(const std::string& key, std::chrono::milliseconds deadline) override {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, deadline, [&] { return values_.contains(key); }))
-      throw PeerLostError({.code = "LS3007", .what = key});
+      throw PeerLostError({.code = "LS3126", .what = key});
     return values_[key];
   }
   int64_t add(const std::string& key, int64_t amount) override {
