@@ -158,7 +158,7 @@ TEST_P(LostRanks, AreNamedNothingStaysAndTheRunGoesOn) {
     ASSERT_EQ(run(folder, 2, "nowhere", 0, 600).code, 0);
   }
   // Who is killed is noticed at once, long before this deadline; who is stopped only by it.
-  const Outcome outcome = run(folder, 4, place, signal, signal == SIGSTOP ? 15 : 600);
+  const Outcome outcome = run(folder, 4, place, signal, signal == SIGSTOP ? 8 : 600);
   EXPECT_EQ(outcome.code, static_cast<int>(ExitCode::kPeerLost)) << outcome.text;
   if (signal == SIGKILL) {
     EXPECT_THAT(outcome.text, HasSubstr("rank 1 was ended by signal 9 (Killed)\n"));
