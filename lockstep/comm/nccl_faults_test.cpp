@@ -62,7 +62,7 @@ void wait_for(const Work& work) {
 
 TEST(Deadline, NamesTheRankThatDoesNotCome) {
   for (const at::Tensor& tensor : {on_device(), on_host()})
-    EXPECT_THAT(alone_in_a_call(3, milliseconds(1200),
+    EXPECT_THAT(alone_in_a_call(3, milliseconds(2500),
                                 [&](Communicator& group, FakeDevice&) {
                                   wait_for(group.all_reduce(tensor, {.site = "grad"}));
                                 }),
@@ -71,7 +71,7 @@ TEST(Deadline, NamesTheRankThatDoesNotCome) {
 }
 
 TEST(Deadline, OnTheDeviceItSaysWhatTheOthersDid) {
-  EXPECT_THAT(alone_in_a_call(2, milliseconds(1200),
+  EXPECT_THAT(alone_in_a_call(2, milliseconds(2500),
                               [&](Communicator& group, FakeDevice&) {
                                 wait_for(group.all_reduce(on_device(), {.site = "grad"}));
                               }),
@@ -81,7 +81,7 @@ TEST(Deadline, OnTheDeviceItSaysWhatTheOthersDid) {
 
 TEST(Deadline, AGroupThatARankDoesNotMake) {
   std::string message;
-  run_nccl_ranks(2, milliseconds(1200), [&](World& world, FakeDevice& device) {
+  run_nccl_ranks(2, milliseconds(2500), [&](World& world, FakeDevice& device) {
     if (world.rank() == 1) message = message_of([&] { world.communicator(all(world), "dp"); });
     meet(device, "end", 2);
   });

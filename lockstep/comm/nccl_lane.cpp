@@ -134,6 +134,10 @@ std::shared_ptr<NativeWork> NcclLane::start(NativeCall call) {
     ticket->mark();
   } catch (const NcclFailure& failure) {
     fail(nccl_problem(failure, cat(inside.call, " of group ", options_.name)));
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    launching_ = nullptr;
+    throw;
   }
   const std::lock_guard lock(mutex_);
   launching_ = nullptr;
@@ -217,13 +221,14 @@ void NcclLane::fail(std::exception_ptr problem) {
 void NcclLane::give_up(std::exception_ptr problem) {
   const Flight* first = flights_.empty() ? launching_ : flights_.front().get();
   failure_ = first ? first->explained(problem) : problem;
+  // First of all: what the abort cuts short looks done on the device.
+  for (const std::shared_ptr<Flight>& flight : flights_) flight->finish(failure_);
+  flights_.clear();
   try {
     if (group_) group_->abort();
   } catch (const NcclFailure&) {
     // What stopped us before says more.
   }
-  for (const std::shared_ptr<Flight>& flight : flights_) flight->finish(failure_);
-  flights_.clear();
 }
 
 bool NcclLane::in_flight() const {
