@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "lockstep/base/check.h"
 #include "lockstep/nn/cuda_kernels.h"
@@ -21,6 +22,7 @@ namespace {
 template <typename T>
 LOCKSTEP_INLINE float row_loss(T* row, int64_t size, int64_t target) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
+  constexpr bool kKept = std::is_same_v<T, float>;  // the exponentials; bf16 would round them once more
   vec::Floats most = vec::splat(kNone);
   for (int64_t i = 0; i < size; i += vec::kLanes) {
     vec::Floats x = vec::splat(kNone);
@@ -36,6 +38,7 @@ LOCKSTEP_INLINE float row_loss(T* row, int64_t size, int64_t target) {
     const vec::Floats e = vec::exp(x - highest);
     // Lanes past the end hold e^-87, far below the last bit of a sum that is at least 1.
     total += e;
+    if constexpr (kKept) vec::store(row + i, size - i, e);
   }
   const float sum = vec::sum(total);
   const float log_sum = highest + std::log(sum);
@@ -43,7 +46,7 @@ LOCKSTEP_INLINE float row_loss(T* row, int64_t size, int64_t target) {
   for (int64_t i = 0; i < size; i += vec::kLanes) {
     vec::Floats x = vec::splat(kNone);
     vec::load(row + i, size - i, x);
-    vec::store(row + i, size - i, vec::exp(x - highest) * scale);
+    vec::store(row + i, size - i, (kKept ? x : vec::exp(x - highest)) * scale);
   }
   row[target] = static_cast<T>(std::exp(of_target - highest) * scale - 1);
   return log_sum - of_target;

@@ -45,10 +45,15 @@ LOCKSTEP_INLINE void store(float* to, int64_t count, const Floats& from) {
     std::memcpy(to, &from, static_cast<size_t>(count) * sizeof(float));
 }
 
-// bf16 is the upper half of a float.
+// bf16 is the upper half of a float. (A memcpy of a length that is known is a move; of any other, a call.)
 LOCKSTEP_INLINE void load(const c10::BFloat16* from, int64_t count, Floats& to) {
-  Halves halves = __builtin_convertvector(reinterpret_cast<Words>(to) >> 16, Halves);
-  std::memcpy(&halves, from, static_cast<size_t>(count >= kLanes ? kLanes : count) * 2);
+  Halves halves;
+  if (count >= kLanes) {
+    std::memcpy(&halves, from, sizeof halves);
+  } else {
+    halves = __builtin_convertvector(reinterpret_cast<Words>(to) >> 16, Halves);
+    std::memcpy(&halves, from, static_cast<size_t>(count) * 2);
+  }
   to = reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
 }
 
@@ -58,7 +63,10 @@ LOCKSTEP_INLINE void store(c10::BFloat16* to, int64_t count, const Floats& from)
   const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Words nan = Words{} + 0x7fc0;
   const Halves halves = __builtin_convertvector(from == from ? rounded : nan, Halves);
-  std::memcpy(to, &halves, static_cast<size_t>(count >= kLanes ? kLanes : count) * 2);
+  if (count >= kLanes)
+    std::memcpy(to, &halves, sizeof halves);
+  else
+    std::memcpy(to, &halves, static_cast<size_t>(count) * 2);
 }
 
 LOCKSTEP_INLINE float sum(const Floats& x) {
