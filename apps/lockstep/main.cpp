@@ -45,7 +45,8 @@ int run(std::vector<std::string> arguments, std::string& who) {
   if (arguments[0] == "--version") return print("lockstep " LOCKSTEP_VERSION "\n");
   const Verb& verb = find_verb(arguments[0]);
   // A verb with a flag --rank of its own is never started as one rank of several.
-  const bool own_rank = std::any_of(verb.flags.begin(), verb.flags.end(), [](auto& flag) { return flag.name == "rank"; });
+  const bool own_rank =
+      std::any_of(verb.flags.begin(), verb.flags.end(), [](auto& flag) { return flag.name == "rank"; });
   launch::Identity identity = own_rank ? launch::Identity{} : launch::take_identity(arguments);
   const launch::Environment variables = environment();
   if (verb.on_ranks && identity.launcher == launch::Launcher::kNone) identity = launch::detect_identity(variables);

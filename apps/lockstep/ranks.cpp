@@ -11,7 +11,9 @@
 namespace lockstep::apps {
 namespace {
 
-bool is_pod(const launch::Identity& identity) { return identity.launcher == launch::Launcher::kPods && !identity.alone(); }
+bool is_pod(const launch::Identity& identity) {
+  return identity.launcher == launch::Launcher::kPods && !identity.alone();
+}
 
 [[noreturn]] void refuse_flag(const CommandLine& command_line, const std::string& flag, const std::string& why) {
   const launch::Identity& identity = command_line.identity;
@@ -39,7 +41,9 @@ bool is_rank(const CommandLine& command_line) {
   return identity.started_by_us() || (!identity.alone() && !is_pod(identity));
 }
 
-bool is_checked(const CommandLine& command_line) { return command_line.identity.started_by_us(); }
+bool is_checked(const CommandLine& command_line) {
+  return command_line.identity.started_by_us();
+}
 
 int ranks_of(const CommandLine& command_line, const config::RunConfig& config) {
   const launch::Identity& identity = command_line.identity;
@@ -49,7 +53,8 @@ int ranks_of(const CommandLine& command_line, const config::RunConfig& config) {
   if (is_pod(identity)) return identity.world_size * command_line.ranks.value_or(1);
   if (!is_rank(command_line)) return command_line.ranks.value_or(std::max(1, config.parallel.dp));
   if (command_line.ranks && !is_checked(command_line))
-    refuse_flag(command_line, cat("-n ", *command_line.ranks), cat("this is one of ", identity.world_size, " ranks already"));
+    refuse_flag(command_line, cat("-n ", *command_line.ranks),
+                cat("this is one of ", identity.world_size, " ranks already"));
   return identity.world_size;
 }
 

@@ -12,9 +12,9 @@ bool is_rank(const CommandLine& command_line);
 // True where its parent, our own launcher, has checked everything already.
 bool is_checked(const CommandLine& command_line);
 
-// The number of ranks of the job: what the launcher that started this process says; else -n, else parallel.dp, else one.
-// In a Kubernetes pod the ranks of a pod times the pods. ConfigError LS1005 where ranks that are started already are asked to
-// start more (-n, --max-restarts).
+// The number of ranks of the job: what the launcher that started this process says; else -n, else parallel.dp, else
+// one. In a Kubernetes pod the ranks of a pod times the pods. ConfigError LS1005 where ranks that are started already
+// are asked to start more (-n, --max-restarts).
 int ranks_of(const CommandLine& command_line, const config::RunConfig& config);
 
 struct RankOptions {
@@ -23,8 +23,8 @@ struct RankOptions {
   int max_restarts = 0;             // lost ranks are started again so often; one rank is then started as a copy, too
 };
 
-// Runs the verb here where one rank is enough or this process is a rank; else starts copies of the program and waits for
-// them. Returns the exit code. EnvironmentError LS3121 where no backend joins the ranks, before any is started.
+// Runs the verb here where one rank is enough or this process is a rank; else starts copies of the program and waits
+// for them. Returns the exit code. EnvironmentError LS3121 where no backend joins the ranks, before any is started.
 int run_on_ranks(const CommandLine& command_line, const config::RunConfig& config, const RankOptions& options);
 
 }  // namespace lockstep::apps

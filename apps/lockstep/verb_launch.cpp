@@ -42,7 +42,8 @@ const System& system_of(const CommandLine& command_line) {
   }
   const std::string all = join(names, ", ");
   if (!command_line.has("print"))
-    throw ConfigError({.code = "LS1003", .what = "lockstep launch needs --print SYSTEM", .way_out = cat("one of ", all)});
+    throw ConfigError(
+        {.code = "LS1003", .what = "lockstep launch needs --print SYSTEM", .way_out = cat("one of ", all)});
   throw ConfigError({.code = "LS1005", .what = cat("--print ", wanted, ": one of ", all, " is needed")});
 }
 
@@ -53,7 +54,8 @@ const System& system_of(const CommandLine& command_line) {
 int nodes_of(const CommandLine& command_line, int ranks) {
   const int64_t nodes = command_line.integer("nodes", 1);
   if (nodes < 1 || nodes > ranks || ranks % nodes != 0)
-    refuse(cat("--nodes ", nodes, " do not divide ", ranks, " ranks"), cat("-n is the number of all ranks: a multiple of --nodes"));
+    refuse(cat("--nodes ", nodes, " do not divide ", ranks, " ranks"),
+           cat("-n is the number of all ranks: a multiple of --nodes"));
   return static_cast<int>(nodes);
 }
 
@@ -61,9 +63,11 @@ std::optional<double> seconds_of(const CommandLine& command_line) {
   if (!command_line.has("time")) return std::nullopt;
   const std::string text = command_line.value("time");
   if (command_line.value("print") != "slurm")
-    refuse("--time: only Slurm has a time limit for a job", "lockstep train --stop-after saves and leaves after a time");
+    refuse("--time: only Slurm has a time limit for a job",
+           "lockstep train --stop-after saves and leaves after a time");
   const std::optional<double> seconds = parse_duration(text);
-  if (!seconds || *seconds < 1) refuse(cat("--time ", text, ": a duration with a unit is needed"), "write 3h50m or 30min");
+  if (!seconds || *seconds < 1)
+    refuse(cat("--time ", text, ": a duration with a unit is needed"), "write 3h50m or 30min");
   return seconds;
 }
 
@@ -79,10 +83,12 @@ void read_container(const CommandLine& command_line, ScriptJob& job) {
   const bool in_pods = command_line.value("print") == "k8s";
   for (const char* flag : {"image", "claim"}) {
     if (in_pods && command_line.value(flag).empty())
-      throw ConfigError({.code = "LS1003",
-                         .what = cat("--print k8s needs --", flag),
-                         .way_out = "--image NAME of a container with lockstep, --claim NAME of the volume that the job works in"});
-    if (!in_pods && command_line.has(flag)) refuse(cat("--", flag, ": only --print k8s has containers"), cat("leave --", flag, " out"));
+      throw ConfigError(
+          {.code = "LS1003",
+           .what = cat("--print k8s needs --", flag),
+           .way_out = "--image NAME of a container with lockstep, --claim NAME of the volume that the job works in"});
+    if (!in_pods && command_line.has(flag))
+      refuse(cat("--", flag, ": only --print k8s has containers"), cat("leave --", flag, " out"));
   }
   job.image = command_line.value("image");
   job.claim = command_line.value("claim");
@@ -97,8 +103,8 @@ std::vector<std::string> train_arguments(const CommandLine& command_line) {
 
 }  // namespace
 
-// Everything that can be judged here is judged: the configuration, the layout on so many ranks, the backend there. The data
-// may be on another machine.
+// Everything that can be judged here is judged: the configuration, the layout on so many ranks, the backend there. The
+// data may be on another machine.
 int verb_launch(const CommandLine& command_line) {
   const System& system = system_of(command_line);
   const config::LoadedConfig loaded = load_config(command_line);
@@ -107,9 +113,13 @@ int verb_launch(const CommandLine& command_line) {
   (void)program::layout_of(loaded, ranks);
   const int nodes = nodes_of(command_line, ranks);
 
-  launch::Identity first{.world_size = ranks, .local_size = ranks / nodes, .source = cat("--print ", system.name), .launcher = system.launcher};
+  launch::Identity first{.world_size = ranks,
+                         .local_size = ranks / nodes,
+                         .source = cat("--print ", system.name),
+                         .launcher = system.launcher};
   // On CPUs of several nodes Slurm's ranks are started by mpirun.
-  if (system.launcher == Launcher::kSlurm && nodes > 1 && config.train.device == config::Device::kCpu) first.launcher = Launcher::kOpenMpi;
+  if (system.launcher == Launcher::kSlurm && nodes > 1 && config.train.device == config::Device::kCpu)
+    first.launcher = Launcher::kOpenMpi;
   const config::Backend backend = launch::choose_backend(first, config).backend;
 
   ScriptJob job{.program = system.name == "k8s" ? "lockstep" : std::filesystem::read_symlink("/proc/self/exe").string(),

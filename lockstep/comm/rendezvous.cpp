@@ -20,7 +20,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kConnectTime{10000};  // of one attempt, once something listens
+constexpr milliseconds kConnectTime{10000};          // of one attempt, once something listens
+constexpr milliseconds kFarewell{5000};               // that the store outlives the meeting, for those who still look
 constexpr milliseconds kShortest{5}, kLongest{200};  // between two looks
 
 std::string waited(const RendezvousOptions& options) {
@@ -37,8 +38,12 @@ bool look_until(Clock::time_point end, const Done& done) {
   }
 }
 
-std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
-std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+std::vector<uint8_t> bytes_of(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+std::string text_of(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
 
 class TcpStore : public Store {
  public:
@@ -92,25 +97,27 @@ c10::intrusive_ptr<c10d::TCPStore> connect_store(const RendezvousOptions& option
   if (options.serve) {
     // A stranger on the network must at least know the token's hash to be taken for a rank.
     if (options.token.empty() && options.listening_fd < 0 && !is_loopback(options.place))
-      throw EnvironmentError({.code = "LS3124",
-                              .what = cat("rank 0 would listen at ", options.place.text(), " on the network without a job token"),
-                              .way_out = "export LOCKSTEP_JOB_TOKEN, some secret text, the same for all ranks of this job"});
+      throw EnvironmentError(
+          {.code = "LS3124",
+           .what = cat("rank 0 would listen at ", options.place.text(), " on the network without a job token"),
+           .way_out = "export LOCKSTEP_JOB_TOKEN, some secret text, the same for all ranks of this job"});
     const int listener = options.listening_fd >= 0 ? options.listening_fd : listen_at(options.place);
     tcp.isServer = true;
     tcp.port = static_cast<uint16_t>(port_of(listener));
     tcp.masterListenFd = listener;
   } else if (!look_until(end, [&] { return accepts_connections(options.place); })) {
     throw PeerLostError({.code = "LS3123",
-                         .what = cat("rank 0 never came: nothing listens at ", options.place.text(), "; rank ", options.rank,
-                                     " has waited ", waited(options)),
+                         .what = cat("rank 0 never came: nothing listens at ", options.place.text(), "; rank ",
+                                     options.rank, " has waited ", waited(options)),
                          .way_out = cat("start all ", options.world_size, " ranks of the job")});
   }
   try {
     return c10::make_intrusive<c10d::TCPStore>(options.place.host, tcp);
   } catch (const c10::Error& error) {
-    throw EnvironmentError({.code = "LS3125",
-                            .what = cat("what listens at ", options.place.text(), " is no store: ", error.what_without_backtrace()),
-                            .way_out = "give the job a port of its own"});
+    throw EnvironmentError(
+        {.code = "LS3125",
+         .what = cat("what listens at ", options.place.text(), " is no store: ", error.what_without_backtrace()),
+         .way_out = "give the job a port of its own"});
   }
 }
 
@@ -125,9 +132,10 @@ void compare_jobs(TcpStore& hall, const RendezvousOptions& options, milliseconds
                        .what = cat("rank ", options.rank, " was told of ", options.world_size, " ranks, rank 0 of ",
                                    theirs.substr(theirs.find(' ') + 1)),
                        .way_out = "start all ranks with the same world size"});
-  throw EnvironmentError({.code = "LS3124",
-                          .what = cat("rank ", options.rank, " brought another job token than rank 0 at ", options.place.text(), " has"),
-                          .way_out = "give all ranks of a job the same LOCKSTEP_JOB_TOKEN, and each job a port of its own"});
+  throw EnvironmentError(
+      {.code = "LS3124",
+       .what = cat("rank ", options.rank, " brought another job token than rank 0 at ", options.place.text(), " has"),
+       .way_out = "give all ranks of a job the same LOCKSTEP_JOB_TOKEN, and each job a port of its own"});
 }
 
 void wait_for_all(TcpStore& store, const RendezvousOptions& options, Clock::time_point end) {
@@ -136,7 +144,13 @@ void wait_for_all(TcpStore& store, const RendezvousOptions& options, Clock::time
                        .what = cat("rank ", options.rank, " has joined this job before"),
                        .way_out = "give every rank its own number"});
   store.add("ranks", 1);
-  if (look_until(end, [&] { return store.add("ranks", 0) == options.world_size; })) return;
+  const auto all = [&](const char* counter) { return store.add(counter, 0) == options.world_size; };
+  if (look_until(end, [&] { return all("ranks"); })) {
+    store.add("saw all", 1);
+    // Whoever serves may end soon: not before the others have looked.
+    if (options.serve) look_until(Clock::now() + kFarewell, [&] { return all("saw all"); });
+    return;
+  }
   std::vector<std::string> missing;
   for (int rank = 0; rank < options.world_size; ++rank)
     if (!store.has(cat("rank ", rank))) missing.push_back(std::to_string(rank));
@@ -149,14 +163,16 @@ void wait_for_all(TcpStore& store, const RendezvousOptions& options, Clock::time
 }  // namespace
 
 std::shared_ptr<Store> open_store(const RendezvousOptions& options) {
-  LOCKSTEP_CHECK(options.rank >= 0 && options.rank < options.world_size, "rank ", options.rank, " of ", options.world_size);
+  LOCKSTEP_CHECK(options.rank >= 0 && options.rank < options.world_size, "rank ", options.rank, " of ",
+                 options.world_size);
   const Clock::time_point end = Clock::now() + options.deadline;
   const c10::intrusive_ptr<c10d::TCPStore> tcp = connect_store(options, end);
   const std::string attempt = cat("lockstep/", options.attempt, "/");
   TcpStore hall(tcp, options.place.text(), attempt);
   const auto left = std::chrono::ceil<milliseconds>(end - Clock::now());
   compare_jobs(hall, options, std::max(milliseconds(0), left));
-  auto store = std::make_shared<TcpStore>(tcp, options.place.text(), cat(attempt, hash_text(hash64(options.token)), "/"));
+  auto store =
+      std::make_shared<TcpStore>(tcp, options.place.text(), cat(attempt, hash_text(hash64(options.token)), "/"));
   wait_for_all(*store, options, end);
   return store;
 }

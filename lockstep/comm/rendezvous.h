@@ -11,8 +11,9 @@
 
 namespace lockstep::comm {
 
-// Keys and values that all ranks of one start of one job see; others on the same port do not. Calls may come from several
-// threads; a get that waits lets others through. PeerLostError LS3127 where the process that serves it has gone.
+// Keys and values that all ranks of one start of one job see; others on the same port do not. Calls may come from
+// several threads; a get that waits lets others through. PeerLostError LS3127 where the process that serves it has
+// gone.
 class Store {
  public:
   virtual ~Store() = default;
@@ -26,11 +27,11 @@ class Store {
 };
 
 struct RendezvousOptions {
-  TcpPlace place{};        // of the store
-  bool serve = false;      // this process serves it; rank 0, unless the launcher does
-  int listening_fd = -1;   // with `serve`: a listening socket to take over instead of binding one
-  std::string token{};     // known to the ranks of this job alone: whoever brings another is refused
-  std::string attempt{};   // which start of the job: keys of an earlier one are not seen ("0", "1", ...)
+  TcpPlace place{};       // of the store
+  bool serve = false;     // this process serves it; rank 0, unless the launcher does
+  int listening_fd = -1;  // with `serve`: a listening socket to take over instead of binding one
+  std::string token{};    // known to the ranks of this job alone: whoever brings another is refused
+  std::string attempt{};  // which start of the job: keys of an earlier one are not seen ("0", "1", ...)
   int rank = 0;
   int world_size = 1;
   std::chrono::milliseconds deadline{300000};  // of the others' coming

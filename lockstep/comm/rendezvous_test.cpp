@@ -51,17 +51,16 @@ std::string error_of(const std::function<void()>& part) {
 TEST(Rendezvous, RanksSeeEachOthersKeys) {
   const Listener listener;
   std::vector<std::string> seen(3);
-  {
-    std::vector<std::jthread> ranks;
-    for (int rank = 2; rank >= 0; --rank)
-      ranks.emplace_back([&, rank] {
-        const auto store = open_store(options_of(listener, rank, 3));
-        store->set(cat("from ", rank), std::string("bytes\0of", 8) + std::to_string(rank));
-        seen[static_cast<size_t>(rank)] = store->get(cat("from ", (rank + 1) % 3), kLong);
-        store->add("done", 1);
-        while (store->add("done", 0) < 3) usleep(1000);  // rank 0 serves
-      });
-  }
+  const auto play = [&](int rank) {
+    const auto store = open_store(options_of(listener, rank, 3));
+    store->set(cat("from ", rank), std::string("bytes\0of", 8) + std::to_string(rank));
+    seen[static_cast<size_t>(rank)] = store->get(cat("from ", (rank + 1) % 3), kLong);
+    return store;
+  };
+  std::jthread rank2([&] { play(2); }), rank1([&] { play(1); });
+  const auto served = play(0);  // until the others are done
+  rank1.join();
+  rank2.join();
   EXPECT_EQ(seen, (std::vector<std::string>{std::string("bytes\0of1", 9), std::string("bytes\0of2", 9),
                                             std::string("bytes\0of0", 9)}));
 }
@@ -103,7 +102,8 @@ TEST(Rendezvous, ARankOfAnotherJobOrWorldIsRefused) {
   EXPECT_THAT(error_of([&] { open_store(options_of(listener, 1, 3)); }),
               AllOf(HasSubstr("LS3005"), HasSubstr("told of 3 ranks, rank 0 of 2")));
   const auto store = open_store(options_of(listener, 1, 2));
-  EXPECT_THAT(error_of([&] { open_store(options_of(listener, 1, 2)); }), AllOf(HasSubstr("LS3005"), HasSubstr("joined")));
+  EXPECT_THAT(error_of([&] { open_store(options_of(listener, 1, 2)); }),
+              AllOf(HasSubstr("LS3005"), HasSubstr("joined")));
   done = true;
   done.notify_all();
 }

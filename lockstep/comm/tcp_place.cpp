@@ -19,10 +19,11 @@ namespace lockstep::comm {
 namespace {
 
 EnvironmentError problem_at(const TcpPlace& place, const std::string& what) {
-  return EnvironmentError({.code = "LS3125",
-                           .what = cat("the ranks cannot meet at ", place.text(), ": ", what),
-                           .way_out = "name an address of rank 0's host and a free port: --rendezvous HOST:PORT, or MASTER_ADDR and "
-                                      "MASTER_PORT"});
+  return EnvironmentError(
+      {.code = "LS3125",
+       .what = cat("the ranks cannot meet at ", place.text(), ": ", what),
+       .way_out = "name an address of rank 0's host and a free port: --rendezvous HOST:PORT, or MASTER_ADDR and "
+                  "MASTER_PORT"});
 }
 
 class Descriptor {
@@ -65,12 +66,16 @@ Reach reach_of(const sockaddr& address) {
     return number >> 24 == 127 ? Reach::kThisHost : number == INADDR_ANY ? Reach::kEverywhere : Reach::kNetwork;
   }
   const in6_addr& number = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
-  return IN6_IS_ADDR_LOOPBACK(&number) ? Reach::kThisHost : IN6_IS_ADDR_UNSPECIFIED(&number) ? Reach::kEverywhere : Reach::kNetwork;
+  return IN6_IS_ADDR_LOOPBACK(&number)      ? Reach::kThisHost
+         : IN6_IS_ADDR_UNSPECIFIED(&number) ? Reach::kEverywhere
+                                            : Reach::kNetwork;
 }
 
 }  // namespace
 
-std::string TcpPlace::text() const { return host.find(':') == std::string::npos ? cat(host, ":", port) : cat("[", host, "]:", port); }
+std::string TcpPlace::text() const {
+  return host.find(':') == std::string::npos ? cat(host, ":", port) : cat("[", host, "]:", port);
+}
 
 int port_of(int descriptor) {
   sockaddr_storage address{};
@@ -92,7 +97,8 @@ int listen_at(const TcpPlace& place) {
       return listener.release();
     problem = errno;
   }
-  throw problem_at(place, problem == EADDRNOTAVAIL ? "that is no address of the host that rank 0 is on" : std::strerror(problem));
+  throw problem_at(
+      place, problem == EADDRNOTAVAIL ? "that is no address of the host that rank 0 is on" : std::strerror(problem));
 }
 
 bool accepts_connections(const TcpPlace& place) {

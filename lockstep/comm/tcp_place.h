@@ -1,4 +1,5 @@
-// A TCP port that one process listens at and others find. Errors of all functions: EnvironmentError LS3125, with the place.
+// A TCP port that one process listens at and others find. Errors of all functions: EnvironmentError LS3125, with the
+// place.
 #pragma once
 
 #include <string>
@@ -6,8 +7,8 @@
 namespace lockstep::comm {
 
 struct TcpPlace {
-  std::string host{};  // a name or a number; IPv6 without brackets
-  int port = 0;        // 0: any free one, to listen at
+  std::string host{};        // a name or a number; IPv6 without brackets
+  int port = 0;              // 0: any free one, to listen at
   std::string text() const;  // "n1:29500", "[fe80::1]:29500"
 };
 

@@ -10,9 +10,10 @@ namespace {
 using config::Backend;
 
 [[noreturn]] void refuse(const Identity& identity, const std::string& what, const std::string& way_out) {
-  throw EnvironmentError({.code = "LS3121",
-                          .what = cat("rank ", identity.rank, " of ", identity.world_size, " (", identity.source, "): ", what),
-                          .way_out = way_out});
+  throw EnvironmentError(
+      {.code = "LS3121",
+       .what = cat("rank ", identity.rank, " of ", identity.world_size, " (", identity.source, "): ", what),
+       .way_out = way_out});
 }
 
 std::string hosts_text(const Identity& identity) {
@@ -35,7 +36,8 @@ BackendChoice asked_for(const Identity& identity, const config::RunConfig& confi
     refuse(identity, cat(name, " needs ranks that mpirun (or srun --mpi=pmix) has started"),
            cat("mpirun -n ", identity.world_size, " lockstep ...; or leave parallel.backend at \"auto\""));
   if (backend == Backend::kNccl && config.train.device != config::Device::kCuda)
-    refuse(identity, cat(name, " moves tensors between GPUs, but train.device = \"", name_of(config.train.device), "\""),
+    refuse(identity,
+           cat(name, " moves tensors between GPUs, but train.device = \"", name_of(config.train.device), "\""),
            "set train.device = \"cuda\", or leave parallel.backend at \"auto\"");
   return {.backend = backend, .why = cat(name, "; ", hosts_text(identity))};
 }
@@ -45,14 +47,16 @@ BackendChoice asked_for(const Identity& identity, const config::RunConfig& confi
 BackendChoice choose_backend(const Identity& identity, const config::RunConfig& config) {
   if (identity.alone()) return {.backend = Backend::kSharedMemory, .why = "one rank"};
   if (config.parallel.backend != Backend::kAuto) return asked_for(identity, config);
-  if (config.train.device == config::Device::kCuda) return {.backend = Backend::kNccl, .why = "ranks compute on GPUs"};
+  if (config.train.device == config::Device::kCuda)
+    return {.backend = Backend::kNccl, .why = cat("ranks compute on GPUs; ", hosts_text(identity))};
   if (identity.on_one_host()) return {.backend = Backend::kSharedMemory, .why = hosts_text(identity)};
   if (identity.local_size != 0 && identity.launcher == Launcher::kOpenMpi)
     return {.backend = Backend::kMpi, .why = cat("under mpirun, ", hosts_text(identity))};
-  refuse(identity, cat("no backend joins these ranks on its own: ", hosts_text(identity)),
-         identity.local_size == 0
-             ? "if all are on this host: --parallel.backend=shared_memory; if mpirun started them: --parallel.backend=mpi"
-             : "start them with mpirun, or with srun --mpi=pmix and --parallel.backend=mpi; GPUs use nccl");
+  refuse(
+      identity, cat("no backend joins these ranks on its own: ", hosts_text(identity)),
+      identity.local_size == 0
+          ? "if all are on this host: --parallel.backend=shared_memory; if mpirun started them: --parallel.backend=mpi"
+          : "start them with mpirun, or with srun --mpi=pmix and --parallel.backend=mpi; GPUs use nccl");
 }
 
 }  // namespace lockstep::launch

@@ -13,10 +13,10 @@ struct BackendChoice {
   std::string why;                                           // "all ranks are on one host"
 };
 
-// parallel.backend, or what "auto" means here: nccl where train.device is cuda, shared_memory where all ranks are on one
-// host, mpi on several hosts under mpirun. One rank needs none and gets shared_memory. A pure function: whether the backend
-// is built is its own to say. EnvironmentError LS3121, with the way out, where no backend can join these ranks, or the one
-// that was asked for cannot.
+// parallel.backend, or what "auto" means here: nccl where train.device is cuda, shared_memory where all ranks are on
+// one host, mpi on several hosts under mpirun. One rank needs none and gets shared_memory. A pure function: whether the
+// backend is built is its own to say. EnvironmentError LS3121, with the way out, where no backend can join these ranks,
+// or the one that was asked for cannot.
 BackendChoice choose_backend(const Identity& identity, const config::RunConfig& config);
 
 }  // namespace lockstep::launch

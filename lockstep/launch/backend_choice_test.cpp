@@ -20,7 +20,8 @@ config::RunConfig configured(Backend backend, config::Device device = config::De
 }
 
 Identity four_ranks(Launcher launcher, int local_size) {
-  return {.rank = 1, .world_size = 4, .local_rank = 1, .local_size = local_size, .source = "a test", .launcher = launcher};
+  return {
+      .rank = 1, .world_size = 4, .local_rank = 1, .local_size = local_size, .source = "a test", .launcher = launcher};
 }
 
 std::string refusal(const Identity& identity, const config::RunConfig& config) {
@@ -32,10 +33,12 @@ std::string refusal(const Identity& identity, const config::RunConfig& config) {
 }
 
 TEST(ChooseBackend, AutoFollowsWhereTheRanksAre) {
-  const auto choose = [](const Identity& identity) { return choose_backend(identity, configured(Backend::kAuto)).backend; };
+  const auto choose = [](const Identity& identity) {
+    return choose_backend(identity, configured(Backend::kAuto)).backend;
+  };
   EXPECT_EQ(choose({}), Backend::kSharedMemory);
-  for (const Launcher launcher : {Launcher::kLockstep, Launcher::kFlags, Launcher::kTorchrun, Launcher::kOpenMpi, Launcher::kPmi,
-                                  Launcher::kSlurm})
+  for (const Launcher launcher : {Launcher::kLockstep, Launcher::kFlags, Launcher::kTorchrun, Launcher::kOpenMpi,
+                                  Launcher::kPmi, Launcher::kSlurm})
     EXPECT_EQ(choose(four_ranks(launcher, 4)), Backend::kSharedMemory);
   EXPECT_EQ(choose(four_ranks(Launcher::kOpenMpi, 2)), Backend::kMpi);
 }
@@ -55,8 +58,9 @@ TEST(ChooseBackend, WhatIsAskedForIsTakenOrRefused) {
   EXPECT_EQ(choose(four_ranks(Launcher::kSlurm, 2), Backend::kMpi), Backend::kMpi);
   EXPECT_EQ(choose(four_ranks(Launcher::kPmi, 0), Backend::kSharedMemory), Backend::kSharedMemory);  // the user knows
 
-  EXPECT_THAT(refusal(four_ranks(Launcher::kTorchrun, 2), configured(Backend::kSharedMemory)),
-              AllOf(HasSubstr("LS3121"), HasSubstr("rank 1 of 4 (a test)"), HasSubstr("2 of 4 ranks are on this host")));
+  EXPECT_THAT(
+      refusal(four_ranks(Launcher::kTorchrun, 2), configured(Backend::kSharedMemory)),
+      AllOf(HasSubstr("LS3121"), HasSubstr("rank 1 of 4 (a test)"), HasSubstr("2 of 4 ranks are on this host")));
   EXPECT_THAT(refusal(four_ranks(Launcher::kLockstep, 4), configured(Backend::kMpi)),
               AllOf(HasSubstr("LS3121"), HasSubstr("mpirun -n 4")));
   EXPECT_THAT(refusal(four_ranks(Launcher::kLockstep, 4), configured(Backend::kNccl)),

@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kMaxHosts = 1 << 20;
 constexpr int kFirstPort = 15000, kPorts = 17000;  // below those that the system gives to anybody (32768)
-const char* const kWayOut = "start all ranks by one launcher, or unset what an earlier one has left behind (env -u NAME)";
+const char* const kWayOut =
+    "start all ranks by one launcher, or unset what an earlier one has left behind (env -u NAME)";
 
 [[noreturn]] void contradiction(const std::string& what) {
   throw ConfigError({.code = "LS1061", .what = what, .way_out = kWayOut});
@@ -82,8 +83,8 @@ Identity checked(Identity identity, const Reader& reader) {
     contradiction(cat(identity.source, ": rank ", identity.rank, " of ", identity.world_size));
   const bool local_told = identity.local_size > 0;
   if (local_told && (identity.local_rank >= identity.local_size || identity.local_size > identity.world_size))
-    contradiction(cat(identity.source, ": local rank ", identity.local_rank, " of ", identity.local_size, " in a world of ",
-                      identity.world_size));
+    contradiction(cat(identity.source, ": local rank ", identity.local_rank, " of ", identity.local_size,
+                      " in a world of ", identity.world_size));
   return identity;
 }
 
@@ -120,7 +121,8 @@ Identity from_mpich(const Environment& environment) {
   return checked(identity, reader);
 }
 
-// Ranks of this host: hosts may have different numbers, told in the order of the hosts, or one number that was asked for.
+// Ranks of this host: hosts may have different numbers, told in the order of the hosts, or one number that was asked
+// for.
 void read_slurm_local_size(Reader& reader, Identity& identity) {
   std::optional<std::string> counts = reader.text("SLURM_STEP_TASKS_PER_NODE");
   if (!counts) counts = reader.text("SLURM_TASKS_PER_NODE");
@@ -253,7 +255,8 @@ Identity detect_identity(const Environment& environment) {
   if (has("SLURM_PROCID") && has("SLURM_STEP_ID")) return from_slurm(environment);
   if (has("RANK") && has("MASTER_ADDR")) return from_pods(environment);
   for (const char* name : {"PMIX_RANK", "PALS_RANKID"}) {
-    if (has(name)) contradiction(cat(name, "=", environment.at(name), " says that this is a rank; nothing says of how many"));
+    if (has(name))
+      contradiction(cat(name, "=", environment.at(name), " says that this is a rank; nothing says of how many"));
   }
   return {};
 }

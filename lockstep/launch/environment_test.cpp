@@ -27,8 +27,9 @@ TEST(DetectIdentity, Torchrun) {
                           .world_size = 8,
                           .local_rank = 1,
                           .local_size = 4,
-                          .source = "torchrun: RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=n1 "
-                                    "MASTER_PORT=29500",
+                          .source =
+                              "torchrun: RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=n1 "
+                              "MASTER_PORT=29500",
                           .master_address = "n1",
                           .master_port = 29500,
                           .launcher = Launcher::kTorchrun,
@@ -93,9 +94,10 @@ TEST(DetectIdentity, SlurmTask) {
 
 // Two hosts with two tasks and one with one.
 Environment uneven_slurm(const std::string& procid, const std::string& localid, const std::string& nodeid) {
-  return {{"SLURM_JOB_ID", "7"},          {"SLURM_STEP_ID", "1"},      {"SLURM_PROCID", procid},
-          {"SLURM_NTASKS", "5"},          {"SLURM_LOCALID", localid},  {"SLURM_NODEID", nodeid},
-          {"SLURM_TASKS_PER_NODE", "8"},  {"SLURM_STEP_TASKS_PER_NODE", "2(x2),1"},
+  return {{"SLURM_JOB_ID", "7"},           {"SLURM_STEP_ID", "1"},
+          {"SLURM_PROCID", procid},        {"SLURM_NTASKS", "5"},
+          {"SLURM_LOCALID", localid},      {"SLURM_NODEID", nodeid},
+          {"SLURM_TASKS_PER_NODE", "8"},   {"SLURM_STEP_TASKS_PER_NODE", "2(x2),1"},
           {"SLURM_JOB_NODELIST", "n[1-3]"}};
 }
 
@@ -121,8 +123,10 @@ TEST(DetectIdentity, WhatIsNotToldStaysUnknown) {
 }
 
 TEST(DetectIdentity, TheHostsOfTheStepComeBeforeThoseOfTheJob) {
-  const Environment environment = {{"SLURM_STEP_ID", "0"},         {"SLURM_PROCID", "0"},
-                                   {"SLURM_NTASKS", "2"},          {"SLURM_JOB_NODELIST", "n[1-4]"},
+  const Environment environment = {{"SLURM_STEP_ID", "0"},
+                                   {"SLURM_PROCID", "0"},
+                                   {"SLURM_NTASKS", "2"},
+                                   {"SLURM_JOB_NODELIST", "n[1-4]"},
                                    {"SLURM_STEP_NODELIST", "n[3-4]"}};
   EXPECT_EQ(detect_identity(environment).master_address, "n3");
 }
@@ -132,8 +136,8 @@ TEST(DetectIdentity, AShellInASlurmJobIsNoTask) {
 }
 
 TEST(DetectIdentity, KubernetesCountsPods) {
-  const Identity identity = detect_identity(
-      {{"RANK", "1"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}});
+  const Identity identity =
+      detect_identity({{"RANK", "1"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}});
   EXPECT_EQ(identity.rank, 1);
   EXPECT_EQ(identity.world_size, 3);
   EXPECT_EQ(identity.master_address, "job-master-0");
@@ -158,7 +162,8 @@ TEST(DetectIdentity, RefusesContradictionsNamingTheVariables) {
 TEST(TaskCounts, AreExpanded) {
   EXPECT_EQ(expand_task_counts("4"), (std::vector<int>{4}));
   EXPECT_EQ(expand_task_counts("2(x3),1"), (std::vector<int>{2, 2, 2, 1}));
-  for (const char* bad : {"", "2(x", "2(x3", "(x3)", "2x3", "a"}) EXPECT_THROW(expand_task_counts(bad), ConfigError) << bad;
+  for (const char* bad : {"", "2(x", "2(x3", "(x3)", "2x3", "a"})
+    EXPECT_THROW(expand_task_counts(bad), ConfigError) << bad;
 }
 
 TEST(NodeList, IsExpanded) {

@@ -13,7 +13,8 @@ void tell_launcher(const Environment& environment, const std::string& message) {
   // torchrun prints py_callstack where there is one.
   const OrderedJson report = {
       {"message",
-       {{"message", message}, {"extraInfo", {{"py_callstack", message}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
+       {{"message", message},
+        {"extraInfo", {{"py_callstack", message}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
   std::ofstream(path->second) << report.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 

@@ -72,9 +72,9 @@ void check(const Identity& identity) {
 }  // namespace
 
 std::vector<std::string> identity_flags(const Identity& identity) {
-  std::vector<std::string> flags = {"--rank",      std::to_string(identity.rank),
+  std::vector<std::string> flags = {"--rank",       std::to_string(identity.rank),
                                     "--world-size", std::to_string(identity.world_size),
-                                    "--region-fd", std::to_string(identity.region_fd)};
+                                    "--region-fd",  std::to_string(identity.region_fd)};
   if (identity.on_one_host()) return flags;
   for (const std::string& word : {std::string("--local-rank"), std::to_string(identity.local_rank),
                                   std::string("--local-size"), std::to_string(identity.local_size)})

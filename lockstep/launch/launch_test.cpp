@@ -164,7 +164,8 @@ TEST(Launcher, StoppedRanksAreNoFailure) {
 TEST(Launcher, StartsAgainAfterALostRankAndOnlyThen) {
   const std::filesystem::path folder = std::filesystem::temp_directory_path() / cat("lockstep-again-", getpid());
   std::filesystem::create_directories(folder);
-  const std::string once = cat("if [ $rank = 1 ] && mkdir ", (folder / "once").string(), " 2>/dev/null; then kill -9 $$; fi");
+  const std::string once =
+      cat("if [ $rank = 1 ] && mkdir ", (folder / "once").string(), " 2>/dev/null; then kill -9 $$; fi");
   const Outcome mended = run(2, once, milliseconds(5000), {}, 2);
   EXPECT_EQ(mended.code, 0);
   EXPECT_EQ(mended.report, "rank 1 was ended by signal 9 (Killed)\nstarting all ranks again (1 of 2 restarts)\n");
@@ -197,8 +198,12 @@ TEST(Launcher, LeavesNoOrphanWhenItIsKilled) {
 }
 
 TEST(Identity, GoesThroughTheFlagsAndLeavesTheOtherArguments) {
-  const Identity identity{
-      .rank = 2, .world_size = 4, .local_rank = 2, .local_size = 4, .region_fd = 5, .source = "lockstep -n 4",
+  const Identity identity{.rank = 2,
+                          .world_size = 4,
+                          .local_rank = 2,
+                          .local_size = 4,
+                          .region_fd = 5,
+                          .source = "lockstep -n 4",
                           .launcher = Launcher::kLockstep};
   std::vector<std::string> arguments = {"train", "run.toml"};
   for (const std::string& flag : identity_flags(identity)) arguments.push_back(flag);
@@ -213,12 +218,20 @@ TEST(Launcher, StartsTheRanksOfOneHostOfSeveral) {
   Identity first{.rank = 4, .world_size = 6, .launcher = Launcher::kPods};
   first.master_address = "pod-0";
   first.master_port = 29500;
-  const std::string check = "test \"$*\" = \"--rank $2 --world-size 6 --region-fd $6 --local-rank $(($2 - 4)) --local-size 2 "
-                            "--rendezvous=[pod-0]:29500\" && test $2 -ge 4 && test $2 -lt 6";
-  EXPECT_EQ(launch_local({.ranks = 2, .arguments = {"-c", check, "sh"}, .program = "/bin/sh", .error_fd = report, .first = first}), 0);
+  const std::string check =
+      "test \"$*\" = \"--rank $2 --world-size 6 --region-fd $6 --local-rank $(($2 - 4)) --local-size 2 "
+      "--rendezvous=[pod-0]:29500\" && test $2 -ge 4 && test $2 -lt 6";
+  EXPECT_EQ(
+      launch_local(
+          {.ranks = 2, .arguments = {"-c", check, "sh"}, .program = "/bin/sh", .error_fd = report, .first = first}),
+      0);
   // A rank is called by its number in the world.
-  EXPECT_EQ(launch_local({.ranks = 2, .arguments = {"-c", "test $2 != 5 || exit 7", "sh"}, .program = "/bin/sh",
-                          .error_fd = report, .first = first}), 7);
+  EXPECT_EQ(launch_local({.ranks = 2,
+                          .arguments = {"-c", "test $2 != 5 || exit 7", "sh"},
+                          .program = "/bin/sh",
+                          .error_fd = report,
+                          .first = first}),
+            7);
   std::string text(static_cast<size_t>(lseek(report, 0, SEEK_END)), '\0');
   EXPECT_EQ(pread(report, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
   close(report);
@@ -226,7 +239,8 @@ TEST(Launcher, StartsTheRanksOfOneHostOfSeveral) {
 }
 
 TEST(Identity, OfARankOfSeveralHostsGoesThroughTheFlags) {
-  Identity identity{.rank = 5, .world_size = 6, .local_rank = 1, .local_size = 2, .region_fd = 7, .source = "lockstep -n 2"};
+  Identity identity{
+      .rank = 5, .world_size = 6, .local_rank = 1, .local_size = 2, .region_fd = 7, .source = "lockstep -n 2"};
   identity.launcher = Launcher::kLockstep;
   identity.master_address = "fe80::1";
   identity.master_port = 29500;
@@ -237,7 +251,8 @@ TEST(Identity, OfARankOfSeveralHostsGoesThroughTheFlags) {
 }
 
 TEST(Identity, FlagsWithoutARegionAreOfAnybodysRanks) {
-  std::vector<std::string> arguments = {"train", "--rank=1", "--world-size", "4", "run.toml", "--rendezvous", "n1:29500"};
+  std::vector<std::string> arguments = {"train",    "--rank=1",     "--world-size", "4",
+                                        "run.toml", "--rendezvous", "n1:29500"};
   const Identity identity = take_identity(arguments);
   EXPECT_EQ(identity.launcher, Launcher::kFlags);
   EXPECT_TRUE(identity.on_one_host());
@@ -249,18 +264,18 @@ TEST(Identity, FlagsWithoutARegionAreOfAnybodysRanks) {
 }
 
 TEST(Identity, RefusesHalfOfItAndNonsense) {
-  for (std::vector<std::string> arguments : {std::vector<std::string>{"--rank", "1"},
-                                             {"--rank", "1", "--world-size", "2"},
-                                             {"--rank", "1", "--world-size", "2", "--rendezvous", "n1"},
-                                             {"--rank", "1", "--world-size", "2", "--rendezvous", "n1:0"},
-                                             {"--rank", "1", "--world-size", "2", "--rendezvous", ":7"},
-                                             {"--rank", "1", "--world-size", "2", "--rendezvous", "n1:7", "--local-rank", "0"},
-                                             {"--rank", "1", "--world-size", "2", "--rendezvous", "n1:7", "--local-rank", "1",
-                                              "--local-size", "1"},
-                                             {"--rendezvous", "n1:7"},
-                                             {"--rank", "x", "--world-size", "2", "--region-fd", "3"},
-                                             {"--rank", "2", "--world-size", "2", "--region-fd", "3"},
-                                             {"--rank"}})
+  for (std::vector<std::string> arguments :
+       {std::vector<std::string>{"--rank", "1"},
+        {"--rank", "1", "--world-size", "2"},
+        {"--rank", "1", "--world-size", "2", "--rendezvous", "n1"},
+        {"--rank", "1", "--world-size", "2", "--rendezvous", "n1:0"},
+        {"--rank", "1", "--world-size", "2", "--rendezvous", ":7"},
+        {"--rank", "1", "--world-size", "2", "--rendezvous", "n1:7", "--local-rank", "0"},
+        {"--rank", "1", "--world-size", "2", "--rendezvous", "n1:7", "--local-rank", "1", "--local-size", "1"},
+        {"--rendezvous", "n1:7"},
+        {"--rank", "x", "--world-size", "2", "--region-fd", "3"},
+        {"--rank", "2", "--world-size", "2", "--region-fd", "3"},
+        {"--rank"}})
     EXPECT_THROW(take_identity(arguments), ConfigError) << join(arguments, " ");
 }
 

@@ -317,7 +317,7 @@ class LocalRanks {
            (stop_signal_ && child.ended_by_signal(*stop_signal_));
   }
 
-  // The first failure that is not the echo of another's; rank 0 where it failed alike, since its message is already shown.
+  // The first failure that is not the echo of another's; rank 0 where it failed alike, since its message is shown.
   const Child& culprit() const {
     const Child& rank0 = children_.front();
     for (const size_t place : ended_) {
@@ -338,8 +338,7 @@ class LocalRanks {
   // Where the ranks were told to stop and did not: nobody is to blame but the signal.
   int report_signal() const {
     const bool by_person = *stop_signal_ == SIGINT;
-    write_all(launch_.error_fd, cat("ended by ", by_person ? "SIGINT" : *stop_signal_ == SIGTERM ? "SIGTERM" : *stop_signal_ == SIGHUP ? "SIGHUP" : "SIGUSR1",
-                                    " before a checkpoint was complete\n"));
+    write_all(launch_.error_fd, cat("ended by SIG", sigabbrev_np(*stop_signal_), " before a checkpoint was complete\n"));
     return static_cast<int>(by_person ? ExitCode::kInterrupted : ExitCode::kTerminated);
   }
 

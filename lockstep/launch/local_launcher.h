@@ -27,11 +27,12 @@ struct LocalLaunch {
 // (Killed)". The first keeps the terminal; of the others the last lines of the one to blame are shown, with its number.
 // Where the outcome is kPeerLost, all ranks are started again, `max_restarts` times at most.
 //
-// SIGINT, SIGTERM, SIGUSR1, SIGHUP and SIGUSR2 are passed on to every rank; SIGINT and SIGHUP not where they were ignored.
-// After one of the first four a rank may take its time to save; the next of the four ends all at once. Ranks that all return kSaved or kInterrupted did what they were told:
-// this is returned without a word. Where they had no time for it: kInterrupted after SIGINT, kTerminated after the others.
-// Ranks begin with SIGUSR2 ignored. Where this process dies, the kernel ends the ranks. To be called from a process with
-// one thread: signals are blocked while it runs. EnvironmentError LS3111 where a rank cannot be started.
+// SIGINT, SIGTERM, SIGUSR1, SIGHUP and SIGUSR2 are passed on to every rank; SIGINT and SIGHUP not where they were
+// ignored. After one of the first four a rank may take its time to save; the next of the four ends all at once. Ranks
+// that all return kSaved or kInterrupted did what they were told: this is returned without a word. Where they had no
+// time for it: kInterrupted after SIGINT, kTerminated after the others. Ranks begin with SIGUSR2 ignored. Where this
+// process dies, the kernel ends the ranks. To be called from a process with one thread: signals are blocked while it
+// runs. EnvironmentError LS3111 where a rank cannot be started.
 int launch_local(const LocalLaunch& launch);
 
 }  // namespace lockstep::launch

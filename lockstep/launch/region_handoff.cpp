@@ -45,13 +45,15 @@ struct Reply {
 };
 
 [[noreturn]] void fail(const std::string& what, int error) {
-  throw EnvironmentError({.code = "LS3110", .what = cat("joining the ranks of this host: ", what, ": ", std::strerror(error))});
+  throw EnvironmentError(
+      {.code = "LS3110", .what = cat("joining the ranks of this host: ", what, ": ", std::strerror(error))});
 }
 
 [[noreturn]] void refuse(const std::string& what) {
-  throw EnvironmentError({.code = "LS3124",
-                          .what = what,
-                          .way_out = "give all ranks of a job the same LOCKSTEP_JOB_TOKEN, and each job a --rendezvous of its own"});
+  throw EnvironmentError(
+      {.code = "LS3124",
+       .what = what,
+       .way_out = "give all ranks of a job the same LOCKSTEP_JOB_TOKEN, and each job a --rendezvous of its own"});
 }
 
 class Socket {
@@ -181,9 +183,10 @@ class Host {
     const Address address = meeting_place(handoff_.job);
     if (bind(listener_.get(), address.get(), address.size) != 0) {
       if (errno != EADDRINUSE) fail("bind", errno);
-      throw ConfigError({.code = "LS3005",
-                         .what = cat("another rank 0 of this user waits for the ranks of the same job (", handoff_.job, ")"),
-                         .way_out = "give every rank its own number, and each job a --rendezvous of its own"});
+      throw ConfigError(
+          {.code = "LS3005",
+           .what = cat("another rank 0 of this user waits for the ranks of the same job (", handoff_.job, ")"),
+           .way_out = "give every rank its own number, and each job a --rendezvous of its own"});
     }
     if (::listen(listener_.get(), handoff_.world_size) != 0) fail("listen", errno);
   }
@@ -208,8 +211,9 @@ class Host {
     const auto left = static_cast<int>(std::min<int64_t>(left_until(end_).count(), 1 << 30));
     const int ready = poll(watched.data(), watched.size(), left);
     if (ready < 0 && errno != EINTR) fail("poll", errno);
-    if (ready == 0) give_up(cat(numbers(missing()), " never came; rank 0 has waited ",
-                                format_duration(std::chrono::duration<double>(handoff_.deadline).count())));
+    if (ready == 0)
+      give_up(cat(numbers(missing()), " never came; rank 0 has waited ",
+                  format_duration(std::chrono::duration<double>(handoff_.deadline).count())));
     for (size_t i = 1; i < watched.size(); ++i)
       if (watched[i].revents != 0)
         give_up(cat("rank ", ranks[i], " (process ", guests_[static_cast<size_t>(ranks[i])]->pid,
@@ -224,7 +228,8 @@ class Host {
       if (guest) send_reply(guest->socket, reply);
     throw PeerLostError({.code = "LS3123",
                          .what = cat(why, turned_away_ == 0 ? "" : cat("; others were turned away: ", turned_away_)),
-                         .way_out = cat("start all ", handoff_.world_size, " ranks of the job; train.join_timeout is how long they wait")});
+                         .way_out = cat("start all ", handoff_.world_size,
+                                        " ranks of the job; train.join_timeout is how long they wait")});
   }
 
   void welcome() {
@@ -232,7 +237,8 @@ class Host {
     if (socket.get() < 0) return;  // it has gone again
     Hello hello;
     const ucred peer = peer_of(socket);
-    if (peer.uid != getuid() || !readable(socket, kPatience) || recv(socket.get(), &hello, sizeof hello, 0) != sizeof hello) {
+    if (peer.uid != getuid() || !readable(socket, kPatience) ||
+        recv(socket.get(), &hello, sizeof hello, 0) != sizeof hello) {
       ++turned_away_;
       return;
     }
@@ -248,7 +254,8 @@ class Host {
   Answer judge(const Hello& hello, const ucred& peer) const {
     if (hello.token != hash64(handoff_.token)) return Answer::kWrongToken;
     if (hello.world_size != handoff_.world_size) return Answer::kWrongWorld;
-    if (hello.rank < 1 || hello.rank >= handoff_.world_size || guests_[static_cast<size_t>(hello.rank)]) return Answer::kTaken;
+    if (hello.rank < 1 || hello.rank >= handoff_.world_size || guests_[static_cast<size_t>(hello.rank)])
+      return Answer::kTaken;
     // Whoever counts processes otherwise would take living peers for dead.
     return peer.pid == hello.pid ? Answer::kRegion : Answer::kOtherProcesses;
   }
@@ -264,13 +271,13 @@ class Host {
 // Another rank: finds rank 0's socket, takes the region, waits until all have it.
 class Visitor {
  public:
-  explicit Visitor(const RegionHandoff& handoff)
-      : handoff_(handoff), end_(Clock::now() + handoff.deadline) {}
+  explicit Visitor(const RegionHandoff& handoff) : handoff_(handoff), end_(Clock::now() + handoff.deadline) {}
 
   SharedRegion run() {
     connect();
     last_ = Clock::now() + handoff_.deadline + kPatience;  // rank 0 may have come later than this one
-    const Hello hello{.token = hash64(handoff_.token), .rank = handoff_.rank, .world_size = handoff_.world_size, .pid = getpid()};
+    const Hello hello{
+        .token = hash64(handoff_.token), .rank = handoff_.rank, .world_size = handoff_.world_size, .pid = getpid()};
     (void)!send(socket_.get(), &hello, sizeof hello, MSG_NOSIGNAL);
     const Received first = answer();
     if (first.reply.answer != Answer::kRegion || first.region < 0) turned_away(first.reply);
@@ -304,7 +311,8 @@ class Visitor {
   }
 
   PeerLostError lost(const std::string& what) const {
-    return PeerLostError({.code = "LS3123", .what = what, .way_out = cat("start all ", handoff_.world_size, " ranks of the job")});
+    return PeerLostError(
+        {.code = "LS3123", .what = what, .way_out = cat("start all ", handoff_.world_size, " ranks of the job")});
   }
 
   [[noreturn]] void turned_away(const Reply& reply) const {

@@ -1,6 +1,6 @@
 // How ranks of one host that no common parent of ours has started come to share a region: rank 0 makes it and hands its
-// descriptor to the others through a Unix socket. Neither has a name in the file system: nothing is left behind, however a
-// rank ends, and nothing of an earlier job can be found.
+// descriptor to the others through a Unix socket. Neither has a name in the file system: nothing is left behind,
+// however a rank ends, and nothing of an earlier job can be found.
 #pragma once
 
 #include <chrono>
@@ -18,8 +18,8 @@ struct RegionHandoff {
   std::chrono::milliseconds deadline{300000};  // of all ranks' coming
 };
 
-// Blocks until all ranks have the region; a world of one gets one at once. The socket is an abstract one of this network
-// namespace; both sides see that the other belongs to the same user and sees the same processes. Errors:
+// Blocks until all ranks have the region; a world of one gets one at once. The socket is an abstract one of this
+// network namespace; both sides see that the other belongs to the same user and sees the same processes. Errors:
 //   PeerLostError LS3123   ranks that did not come before the deadline or ended meanwhile, by number
 //   EnvironmentError LS3124  this rank brought another token, or met another user or another process namespace
 //   ConfigError LS3005     the ranks do not agree on the size of the world, or one number came twice

@@ -10,7 +10,10 @@
 namespace lockstep::launch {
 namespace {
 
-bool is_plain(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::string_view("_-./=:,+@%").find(c) != std::string_view::npos; }
+bool is_plain(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+         std::string_view("_-./=:,+@%").find(c) != std::string_view::npos;
+}
 
 std::string command_of(const ScriptJob& job) {
   std::vector<std::string> words = {shell_quoted(job.program)};
@@ -70,7 +73,9 @@ done
 exit "$code"
 )sh";
 
-std::string start_function(const std::string& command) { return cat("start() {\n  exec ", command, "\n}\n"); }
+std::string start_function(const std::string& command) {
+  return cat("start() {\n  exec ", command, "\n}\n");
+}
 
 }  // namespace
 
@@ -84,7 +89,8 @@ std::string shell_quoted(const std::string& word) {
     if (one_line) {
       quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
     } else {
-      quoted += std::iscntrl(static_cast<unsigned char>(c)) != 0 || c == '\'' || c == '\\' ? std::string(code) : std::string(1, c);
+      quoted += std::iscntrl(static_cast<unsigned char>(c)) != 0 || c == '\'' || c == '\\' ? std::string(code)
+                                                                                           : std::string(1, c);
     }
   }
   return quoted + "'";
@@ -108,8 +114,10 @@ std::string slurm_script(const ScriptJob& job) {
   option("open-mode=append");
   option(cat("output=", plain_name(job.name), "-%j.out"));
   text += "set -u\n" + token_line(job) + "\n";
-  const std::string cpus = job.threads > 0 ? cat(" --cpus-per-task=", job.threads) : "";  // srun does not take them over
-  const std::string starter = job.mpi ? mpirun_command(job) : cat("srun --ntasks=", job.ranks, cpus, " --kill-on-bad-exit=0");
+  const std::string cpus =
+      job.threads > 0 ? cat(" --cpus-per-task=", job.threads) : "";  // srun does not take them over
+  const std::string starter =
+      job.mpi ? mpirun_command(job) : cat("srun --ntasks=", job.ranks, cpus, " --kill-on-bad-exit=0");
   text += start_function(cat(starter, " ", command_of(job)));
   text += kRun;
   text += R"sh(
@@ -125,7 +133,8 @@ exit "$code"
 std::string mpirun_script(const ScriptJob& job) {
   std::string text = "#!/usr/bin/env bash\n# Written by lockstep launch --print mpirun, for Open MPI.\nset -u\n";
   if (job.nodes > 1)
-    text += cat(": \"${HOSTS:?names the hosts and their ranks: HOSTS=n1:", job.ranks / job.nodes, ",n2:", job.ranks / job.nodes, "}\"\n");
+    text += cat(": \"${HOSTS:?names the hosts and their ranks: HOSTS=n1:", job.ranks / job.nodes,
+                ",n2:", job.ranks / job.nodes, "}\"\n");
   text += token_line(job) + "\n";
   std::string options = job.nodes > 1 ? " --host \"$HOSTS\"" : "";
   if (job.nodes > 1 && !job.mpi) {

@@ -21,6 +21,8 @@ std::string dns_name(const std::string& name) {
   return good_start ? plain : cat("run-", plain.empty() ? "0" : plain);
 }
 
+// clang-format off: the text keeps its lines
+
 // A string as YAML reads it back: JSON's form is part of YAML.
 std::string yaml_text(const std::string& text) { return Json(text).dump(-1, ' ', true); }
 
@@ -45,7 +47,8 @@ std::string environment_of(const ScriptJob& job, const std::string& name) {
   return cat(
       "          env:\n"
       "            - name: RANK\n"
-      "              valueFrom: {fieldRef: {fieldPath: \"metadata.annotations['batch.kubernetes.io/job-completion-index']\"}}\n"
+      "              valueFrom:\n"
+      "                fieldRef: {fieldPath: \"metadata.annotations['batch.kubernetes.io/job-completion-index']\"}\n"
       "            - {name: WORLD_SIZE, value: \"", job.nodes, "\"}\n",
       "            - {name: MASTER_ADDR, value: ", yaml_text(cat(name, "-0.", name)), "}\n",
       "            - {name: MASTER_PORT, value: \"", kPort, "\"}\n",

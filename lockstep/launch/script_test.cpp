@@ -21,8 +21,8 @@ std::string read_back(const std::string& word) {
 
 TEST(ShellQuoted, IsWhatBashReadsBack) {
   for (const std::string word :
-       {"plain", "a b", "it's", "$HOME `x` $(y) \"z\"", "two\nlines", "tab\tand 'quote' and \\ and \x01", "\\n", "", "-n", "*", "~",
-        "!", "\xc3\xa9t\xc3\xa9\n"})
+       {"plain", "a b", "it's", "$HOME `x` $(y) \"z\"", "two\nlines", "tab\tand 'quote' and \\ and \x01", "\\n", "",
+        "-n", "*", "~", "!", "\xc3\xa9t\xc3\xa9\n"})
     EXPECT_EQ(read_back(word), word) << shell_quoted(word);
   EXPECT_EQ(shell_quoted("--optimizer.lr=1e-4"), "--optimizer.lr=1e-4");
   EXPECT_EQ(shell_quoted("it's"), "'it'\\''s'");

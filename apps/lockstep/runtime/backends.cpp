@@ -67,7 +67,8 @@ comm::RendezvousOptions meet_on_host(const Join& join) {
   if (options.serve) {
     options.listening_fd = comm::listen_at(options.place);
     told[0] = comm::port_of(options.listening_fd);
-    if (getrandom(&told[1], sizeof told[1], 0) != sizeof told[1]) throw std::system_error(errno, std::generic_category(), "getrandom");
+    if (getrandom(&told[1], sizeof told[1], 0) != sizeof told[1])
+      throw std::system_error(errno, std::generic_category(), "getrandom");
   }
   const at::Tensor tensor = at::from_blob(told.data(), {2}, at::kLong);
   host->communicator(ranks, "rendezvous")->broadcast(tensor, 0, {.site = "where the store is"}).wait();
@@ -79,10 +80,11 @@ comm::RendezvousOptions meet_on_host(const Join& join) {
 // On several hosts: where the launcher says that rank 0 is, or torchrun's agent.
 comm::RendezvousOptions meet_at_master(const launch::Identity& identity) {
   if (identity.master_address.empty() || identity.master_port == 0)
-    throw EnvironmentError({.code = "LS3121",
-                            .what = cat("rank ", identity.rank, " of ", identity.world_size, " (", identity.source,
-                                        "): nothing says where rank 0 is to be found"),
-                            .way_out = "export MASTER_ADDR and MASTER_PORT to all ranks, an address of rank 0's host and a free port"});
+    throw EnvironmentError(
+        {.code = "LS3121",
+         .what = cat("rank ", identity.rank, " of ", identity.world_size, " (", identity.source,
+                     "): nothing says where rank 0 is to be found"),
+         .way_out = "export MASTER_ADDR and MASTER_PORT to all ranks, an address of rank 0's host and a free port"});
   return {.place = {identity.master_address, identity.master_port},
           .serve = identity.rank == 0 && !identity.agent_store,
           .token = identity.token};
@@ -104,8 +106,8 @@ std::unique_ptr<comm::World> join_nccl(const Join& join) {
 
 void announce(const launch::Identity& identity, const launch::BackendChoice& choice) {
   if (identity.started_by_us() || identity.alone() || identity.rank != 0) return;
-  std::fputs(cat("joining ", identity.world_size, " ranks over ", name_of(choice.backend), " (", choice.why, "); told by ",
-                 identity.source, "\n")
+  std::fputs(cat("joining ", identity.world_size, " ranks over ", name_of(choice.backend), " (", choice.why,
+                 "); told by ", identity.source, "\n")
                  .c_str(),
              stderr);
 }

@@ -10,10 +10,11 @@
 
 namespace lockstep::apps {
 
-// Joins the ranks of the job over the backend that launch::choose_backend names; blocks until those that another launcher
-// has started have come (train.join_timeout). `deadline` is of every later wait for a peer. Rank 0 of such a job says on
-// standard error who told the ranks their places, which backend it is and why. Errors as launch::choose_backend,
-// launch::share_region, comm::open_store and the backend's join, which refuses where it is not built.
+// Joins the ranks of the job over the backend that launch::choose_backend names; blocks until those that another
+// launcher has started have come (train.join_timeout). `deadline` is of every later wait for a peer. Rank 0 of such a
+// job says on standard error who told the ranks their places, which backend it is and why. Errors as
+// launch::choose_backend, launch::share_region, comm::open_store and the backend's join, which refuses where it is not
+// built.
 std::unique_ptr<comm::World> join_world(const launch::Identity& identity, const config::RunConfig& config,
                                         std::chrono::milliseconds deadline);
 

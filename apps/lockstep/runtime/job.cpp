@@ -19,8 +19,8 @@ std::chrono::milliseconds deadline_of(const config::RunConfig& config, const Ran
   return options.deadline.value_or(std::chrono::ceil<std::chrono::milliseconds>(configured));
 }
 
-// Cores that this process may run on: launchers that bind their ranks give each a part. `otherwise` where the mask is wider
-// than what is asked for here.
+// Cores that this process may run on: launchers that bind their ranks give each a part. `otherwise` where the mask is
+// wider than what is asked for here.
 int bound_cores(int otherwise) {
   cpu_set_t set;
   CPU_ZERO(&set);
