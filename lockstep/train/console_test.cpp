@@ -75,25 +75,21 @@ TEST(Console, LossStatistics) {
   EXPECT_EQ(statistics.add(std::nan("")), std::nullopt);
 }
 
-// Environment variables for the time of a test; an empty value is none.
+// Environment variables for the time of a test, unset afterwards; an empty value is none.
 class Variables {
  public:
-  explicit Variables(const std::vector<std::pair<std::string, std::string>>& values) {
-    for (const auto& [name, value] : values) {
-      const char* before = std::getenv(name.c_str());
-      before_.emplace_back(name, before ? before : "");
-      set(name, value);
-    }
+  explicit Variables(std::vector<std::pair<std::string, std::string>> values) : values_(std::move(values)) {
+    for (const auto& [name, value] : values_)
+      value.empty() ? ::unsetenv(name.c_str()) : ::setenv(name.c_str(), value.c_str(), 1);
   }
   ~Variables() {
-    for (const auto& [name, value] : before_) set(name, value);
+    for (const auto& [name, value] : values_) ::unsetenv(name.c_str());
   }
+  Variables(const Variables&) = delete;
+  Variables& operator=(const Variables&) = delete;
 
  private:
-  static void set(const std::string& name, const std::string& value) {
-    value.empty() ? ::unsetenv(name.c_str()) : ::setenv(name.c_str(), value.c_str(), 1);
-  }
-  std::vector<std::pair<std::string, std::string>> before_;
+  std::vector<std::pair<std::string, std::string>> values_;
 };
 
 // What a console writes into a file.
