@@ -60,11 +60,10 @@ PeerLostError lost_member(const MemberReport& lost, const MemberReport& own, con
       what += cat(lost.sequence < own.sequence ? " never entered " : " does not go on with ", call);
       break;
   }
-  const bool seen = lost.state != State::kNeverJoined && lost.state != State::kNeverMadeGroup;
   if (!lost.call.empty())
     what += cat(lost.inside ? "; last seen when it entered " : "; last seen when it left ", lost.call, " ",
                 format_duration(lost.seconds_ago), " ago");
-  else if (seen && lost.state != State::kSilent)
+  else if (lost.state == State::kThere || lost.state == State::kClosed)
     what += "; it has made no call on this group";
   what += cat("\n  rank ", own.rank, " has waited ", format_duration(waited_seconds));
   return PeerLostError(

@@ -25,7 +25,7 @@ struct MemberReport {
   int64_t pid = 0;              // where it died
   int64_t sequence = 0;         // collectives entered on this group
   bool inside = false;          // of the last call
-  std::string call{};           // the last one; empty: none so far
+  std::string call{};           // the last one; empty: none so far, or not known of one that is dead or silent
   double seconds_ago = 0;       // when it entered or left it
 };
 

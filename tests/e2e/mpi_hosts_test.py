@@ -6,9 +6,13 @@ host talk through shared memory of MPI's, those of two over TCP on the cable.
 """
 import os
 import shutil
+import signal
 import subprocess
+import time
+from pathlib import Path
 
 import mpirun
+import support
 
 HOSTS = {"a": "10.213.77.1", "b": "10.213.77.2"}
 NETWORK = "10.213.77.0/24"
@@ -50,6 +54,20 @@ def inside(host):
     return ["ip", "netns", "exec", name_of(host), "unshare", "--uts", "sh", "-c", f'hostname {name_of(host)}; exec "$@"', "sh"]
 
 
+def ranks(name):
+    """{rank: process id} of the living ranks of a run on both hosts, as this one numbers processes."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command, variables = ((process / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+        except OSError:
+            continue  # it has just ended
+        rank = [word.partition(b"=")[2] for word in variables if word.startswith(b"OMPI_COMM_WORLD_RANK=")]
+        if rank and f"--run.name={name}".encode() in command:
+            found[int(rank[0])] = int(process.name)
+    return found
+
+
 class TwoHostsTest(mpirun.MpiTestCase):
     @classmethod
     def setUpClass(cls):
@@ -57,7 +75,8 @@ class TwoHostsTest(mpirun.MpiTestCase):
         # mpirun calls it as `agent HOST WORDS...`, the words being a command line for a shell.
         agent = cls.folder / "agent"
         agent.write_text("#!/bin/sh\nshift\n"
-                         f"exec ip netns exec {name_of('b')} unshare --uts sh -c \"hostname {name_of('b')}; $*\"\n")
+                         f"exec ip netns exec {name_of('b')} unshare --uts --pid --fork --kill-child --mount-proc "
+                         f"sh -c \"hostname {name_of('b')}; $*\"\n")
         agent.chmod(0o755)
         hosts = ",".join(f"{address}:2" for address in HOSTS.values())
         cls.two_hosts = [*inside("a"), *mpirun.MPIRUN, "--host", hosts, "--mca", "plm_rsh_agent", str(agent),
@@ -77,6 +96,29 @@ class TwoHostsTest(mpirun.MpiTestCase):
                 self.train(f"one-{kind}", *arguments, ranks=4)
                 self.train_over_mpi(f"two-{kind}", 4, *arguments, command=self.two_hosts)
                 self.assert_same_bits(f"two-{kind}", f"one-{kind}")
+
+    def test_a_rank_killed_on_the_other_host(self):
+        name = f"killed-{os.getpid()}"
+        words = [*self.two_hosts, "-n", "4", *self.command("train", "run.toml", f"--run.name={name}", "--train.steps=1000000")]
+        process = subprocess.Popen(words, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        metrics = self.run_folder(name) / "metrics.jsonl"
+        deadline = time.monotonic() + support.SECONDS
+        while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+            self.assertLess(time.monotonic(), deadline, "no step was made")
+            time.sleep(0.05)
+        pids = ranks(name)
+        self.assertEqual(sorted(pids), [0, 1, 2, 3])
+        os.kill(pids[3], signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertRegex(err, r"LS3002: rank 3 \(process \d+\) died; all_reduce #\d+")  # its neighbour on its host
+        self.assertIn("LS3003: rank ", err)  # the others, by letter
+        deadline = time.monotonic() + 20
+        while any(map(support.alive, pids.values())):
+            self.assertLess(time.monotonic(), deadline, "an orphan is left")
+            time.sleep(0.05)
 
     def test_mpi_is_chosen_where_nothing_is_said(self):
         words = [*self.two_hosts, "-n", "4", *self.command("train", "run.toml", "--run.name=auto", "--train.steps=1")]

@@ -20,10 +20,11 @@ inline launch::Environment environment() {
   return variables;
 }
 
-// This program on n ranks of this host, more than it has cores and by root too.
+// This program on n ranks of this host, more than it has cores and by root too. Where one is lost, the others have longer
+// than mpirun's second to say so.
 inline std::vector<std::string> mpirun_command(int n, const std::vector<std::string>& arguments) {
-  std::vector<std::string> words = {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
-                                    std::to_string(n), "/proc/self/exe"};
+  std::vector<std::string> words = {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca",
+                                    "odls_base_sigkill_timeout", "3", "-n", std::to_string(n), "/proc/self/exe"};
   std::vector<char> path(4096);
   words.back().assign(path.data(), static_cast<size_t>(readlink("/proc/self/exe", path.data(), path.size())));
   words.insert(words.end(), arguments.begin(), arguments.end());
