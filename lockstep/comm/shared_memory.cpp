@@ -1,11 +1,9 @@
 #include "lockstep/comm/shared_memory.h"
 
 #include <linux/futex.h>
-#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <exception>
 #include <thread>
 
@@ -15,6 +13,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/process.h"
 #include "lockstep/comm/region_layout.h"
 
 namespace lockstep::comm {
@@ -51,16 +50,6 @@ void sleep_on(std::atomic<uint32_t>& word, uint32_t seen, milliseconds time) {
 void ring_bell(Member& member) {
   member.bell.fetch_add(1);
   if (member.sleeping.load() != 0) syscall(SYS_futex, &member.bell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
-}
-
-// Ended, reaped by its parent or not.
-bool process_ended(pid_t pid) {
-  const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-  if (descriptor < 0) return errno == ESRCH;
-  pollfd watched{.fd = descriptor, .events = POLLIN, .revents = 0};
-  const bool ended = poll(&watched, 1, 0) == 1;
-  close(descriptor);
-  return ended;
 }
 
 size_t round_to_line(size_t bytes) {
