@@ -27,7 +27,7 @@ at::Tensor Block::forward(const at::Tensor& x, const nn::Microbatch& microbatch,
 
   at::Tensor branch = parts_.attention->forward(parts_.attention_norm->forward(x, keep(&BlockSaved::attention_norm)),
                                                 keep(&BlockSaved::attention));
-  const at::Tensor middle =
+  at::Tensor middle =
       parts_.attention_dropout.forward(std::move(branch), microbatch, keep(&BlockSaved::attention_dropout));
   branch = parts_.mlp->forward(parts_.mlp_norm->forward_sum(middle, x, keep(&BlockSaved::mlp_norm)),
                                keep(&BlockSaved::mlp));
@@ -54,7 +54,7 @@ void Block::backward_weight(nn::Saved& saved) {
 }
 
 at::Tensor Block::decode(const at::Tensor& x, const nn::KvCacheLayer& cache, int64_t start) {
-  const at::Tensor middle = parts_.attention->decode(parts_.attention_norm->forward(x, nullptr), cache, start);
+  at::Tensor middle = parts_.attention->decode(parts_.attention_norm->forward(x, nullptr), cache, start);
   return parts_.mlp->forward(parts_.mlp_norm->forward_sum(middle, x, nullptr), nullptr).add_(middle);
 }
 

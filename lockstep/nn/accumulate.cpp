@@ -6,6 +6,8 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 
+#include "lockstep/nn/cuda_kernels.h"
+
 namespace lockstep::nn {
 namespace {
 
@@ -34,6 +36,7 @@ void accumulate_matmul(const at::Tensor& grad, const at::Tensor& a, const at::Te
 }
 
 void accumulate_row_sum(const at::Tensor& grad, const at::Tensor& rows) {
+  if (grad.is_cuda()) return cuda::bias_backward(rows, grad);
   grad.add_(at::sum(rows, {0}, /*keepdim=*/false, at::kFloat));
 }
 

@@ -106,7 +106,7 @@ TEST(Norms, TheSumOfABranchAndTheGradientPastTheNorm) {
     RmsNorm rms_norm(weight, 1e-5);
     for (Norm* norm : {static_cast<Norm*>(&layer_norm), static_cast<Norm*>(&rms_norm)}) {
       const at::Tensor x = random("x", c.shape).to(c.dtype);
-      const at::Tensor branch = random("branch", c.shape).to(c.dtype);
+      at::Tensor branch = random("branch", c.shape).to(c.dtype);
       const at::Tensor dy = random("dy", c.shape).to(c.dtype);
       const at::Tensor sum = at::add(branch, x);
       Norm::Saved alone, together;
