@@ -32,6 +32,15 @@ foreach(library c10 torch_cpu torch c10_cuda torch_cuda)
   endif()
 endforeach()
 target_compile_definitions(lockstep_torch INTERFACE AT_PER_OPERATOR_HEADERS)
+# Without -fopenmp LibTorch's at::parallel_for is a plain loop. The run-time library is torch's own copy: one pool of threads.
+target_compile_options(lockstep_torch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+file(GLOB openmp "${LOCKSTEP_TORCH}/lib/libgomp*.so*" "${LOCKSTEP_TORCH}/../torch.libs/libgomp*.so*")
+if(openmp)
+  list(GET openmp 0 openmp)
+  target_link_libraries(lockstep_torch INTERFACE $<BUILD_INTERFACE:${openmp}>)
+else()
+  target_link_options(lockstep_torch INTERFACE -fopenmp)
+endif()
 # MKL's and OpenMP's libraries sit beside torch's.
 target_link_options(lockstep_torch INTERFACE $<BUILD_INTERFACE:-Wl,-rpath,${LOCKSTEP_TORCH}/lib>)
 

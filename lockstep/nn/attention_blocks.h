@@ -47,7 +47,8 @@ LOCKSTEP_INLINE void pack(const Rows<const T>& from, const HeadShape& shape, int
   for (int64_t row = 0; row < count; ++row) {
     if (begin + row + kAhead < shape.seq) {
       const auto* ahead = reinterpret_cast<const char*>(from.data + (begin + row + kAhead) * from.stride);
-      for (size_t line = 0; line < static_cast<size_t>(shape.size) * sizeof(T); line += 64) __builtin_prefetch(ahead + line);
+      for (size_t line = 0; line < static_cast<size_t>(shape.size) * sizeof(T); line += 64)
+        __builtin_prefetch(ahead + line);
     }
     for (int64_t i = 0; i < shape.padded; i += kLanes) {
       Floats x{};

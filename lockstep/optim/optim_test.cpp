@@ -44,7 +44,8 @@ TEST(AdamW, FollowsTheFormulaForSeveralSteps) {
       const double scale = 0.5, lr = 0.01 * static_cast<double>(step);
       // From gradients whose square is no normal number to large ones; zero among them.
       const auto gradient = [&](int64_t i) {
-        return std::sin(static_cast<double>(step * 7 + i)) * (i % 5 == 4 ? 0.0 : std::pow(10.0, static_cast<double>(i % 5 * 8 - 22)));
+        const double size = i % 5 == 4 ? 0.0 : std::pow(10.0, static_cast<double>(i % 5 * 8 - 22));
+        return std::sin(static_cast<double>(step * 7 + i)) * size;
       };
       for (int64_t i = 0; i < kSize; ++i) {
         parameter.grad[i].fill_(gradient(i));
