@@ -37,8 +37,7 @@ struct Sizes {
         up(activations(up_width)),
         ffn(activations(m.ffn)),
         logsumexp(4 * tokens * m.heads),
-        // LayerNorm: mean and rstd in the dtype of x; RMSNorm: rstd in fp32.
-        statistics(gpt2 ? 2 * activations(1) : 4 * tokens),
+        statistics((gpt2 ? 2 : 1) * 4 * tokens),  // LayerNorm: mean and rstd in fp32; RMSNorm: rstd
         mask(m.dropout > 0 ? tokens * m.hidden : 0) {}
 
   int64_t activations(int64_t width) const { return tokens * width * input.element_size; }
@@ -66,52 +65,52 @@ struct Sizes {
 
 void norm_forward(const Sizes& s, Memory& memory) {
   memory.take(s.hidden + s.statistics);
-  if (!s.gpt2 && !s.fp32) memory.scratch(s.hidden_fp32());
 }
 
 // Leaves dx; the statistics and both operands stay for W.
 void norm_backward_input(const Sizes& s, Memory& memory) {
-  if (!s.gpt2 && !s.fp32) memory.scratch(3 * s.hidden_fp32());  // g, x and g * x in fp32
   memory.take(s.hidden);
-  if (!s.gpt2 && s.fp32) memory.scratch(s.hidden);  // g * x; g itself becomes dx
 }
 
-void norm_backward_weight(const Sizes& s, Memory& memory) {
-  if (s.gpt2) {
-    memory.scratch(2 * (s.input.threads + 1) * s.model.hidden * s.input.element_size);
-  } else {
-    memory.scratch((s.fp32 ? 1 : 3) * s.hidden_fp32());
-  }
-}
+// Sums over rows are taken in this many pieces first (nn/norm_cpu.cpp, nn/accumulate_cpu.cpp).
+int64_t pieces(const Sizes& s) { return std::min<int64_t>(16, s.tokens); }
+
+void norm_backward_weight(const Sizes& s, Memory& memory) { memory.scratch(pieces(s) * 2 * 4 * s.model.hidden); }
 
 // Packing areas of a bf16 product (oneDNN): bounded, whatever the sizes.
 constexpr int64_t kPackingBytes = 128 * 1024;
 
-// A product over sums of `in` terms. An fp32 one (nn/gemm.cpp) packs 64 columns of the weight at a time.
+// y = x W^T, sums of `in` terms. An fp32 one (nn/gemm.cpp) packs 64 columns of the weight at a time.
 void linear(const Sizes& s, int64_t in, int64_t bytes_out, Memory& memory) {
   memory.take(bytes_out);
   if (!s.fp32) memory.scratch(kPackingBytes);
   if (s.fp32 && s.tokens > 1) memory.scratch(4 * 64 * in);
 }
 
-// The product is added straight into an fp32 gradient when the operands are fp32. The sum for the bias casts bf16
-// first.
+// dx = dy W: the weight lies as the product reads it.
+void linear_backward_input(const Sizes& s, int64_t bytes_out, Memory& memory) {
+  memory.take(bytes_out);
+  if (!s.fp32) memory.scratch(kPackingBytes);
+}
+
+// The product is added straight into an fp32 gradient when the operands are fp32.
 void linear_backward_weight(const Sizes& s, int64_t in, int64_t out, Memory& memory) {
-  if (s.gpt2) memory.scratch(4 * out + (s.fp32 ? 0 : 4 * s.tokens * out));
+  if (s.gpt2) memory.scratch(pieces(s) * 4 * out);  // the bias
   if (!s.fp32) memory.scratch(in * out * s.input.element_size + kPackingBytes);
 }
 
-// Scratch of the CPU's flash attention: per thread one block of scores (two in backward), in bf16 once more in bf16.
-int64_t attention_scratch(const Sizes& s, int64_t blocks) {
-  const int64_t seq = s.input.seq_len;
-  const int64_t rows = std::min<int64_t>(seq, seq >= 768 ? 256 : seq >= 192 ? 64 : 32);
-  const int64_t scores = blocks * rows * std::min<int64_t>(seq, 512);
-  return s.input.threads * (4 * (scores + rows * (2 + s.model.head_size)) + (s.fp32 ? 0 : 2 * scores));
-}
+// What nn/attention_cpu packs, per thread: of a head keys and values, backward their gradients too, and some blocks of 48
+// rows and of scores.
+struct AttentionScratch {
+  int64_t sequences, blocks, scores;
+};
+constexpr AttentionScratch kAttentionForward{.sequences = 2, .blocks = 3, .scores = 2};
+constexpr AttentionScratch kAttentionBackward{.sequences = 4, .blocks = 5, .scores = 2};
 
-// A copy of half of q and k.
-int64_t rotary_scratch(const Sizes& s) {
-  return s.activations((s.model.heads + s.model.kv_heads) * s.model.head_size) / 2;
+int64_t attention_scratch(const Sizes& s, const AttentionScratch& scratch) {
+  const auto round_up = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
+  const int64_t rows = scratch.sequences * round_up(s.input.seq_len, 48) + scratch.blocks * 48;
+  return s.input.threads * 4 * (rows * round_up(s.model.head_size, 16) + scratch.scores * 48 * 48);
 }
 
 // The mask, kept, and for the product a copy of it in the dtype of x.
@@ -138,9 +137,8 @@ int64_t block_forward_peak(const Sizes& s) {
   Memory memory(s.hidden);  // x
   norm_forward(s, memory);
   linear(s, s.model.hidden, s.qkv, memory);
-  if (!s.gpt2) memory.scratch(rotary_scratch(s));
   memory.take(s.q + s.logsumexp);
-  memory.scratch(attention_scratch(s, 1));
+  memory.scratch(attention_scratch(s, kAttentionForward));
   linear(s, s.q_width, s.hidden, memory);  // becomes the sum after attention
   dropout_forward(s, memory);
   norm_forward(s, memory);
@@ -153,18 +151,15 @@ int64_t block_forward_peak(const Sizes& s) {
 
 void block_backward_input(const Sizes& s, Memory& memory) {
   dropout_backward(s, memory);
-  linear(s, s.model.hidden, s.ffn, memory);  // of the nonlinearity's output
+  linear_backward_input(s, s.ffn, memory);  // of the nonlinearity's output
   memory.drop(s.ffn);
-  linear(s, s.up_width, s.hidden, memory);  // of the norm's output
+  linear_backward_input(s, s.hidden, memory);  // of the norm's output
   norm_backward_input(s, memory);
   dropout_backward(s, memory);
-  linear(s, s.model.hidden, s.q, memory);  // of mixed
-  memory.take(s.qkv);      // dq, dk, dv, then copied over q, k, v
-  memory.scratch(attention_scratch(s, 2));
+  linear_backward_input(s, s.q, memory);  // of mixed
+  memory.scratch(attention_scratch(s, kAttentionBackward));  // dq, dk, dv take the place of q, k, v
   memory.drop(s.logsumexp + s.q);
-  if (!s.gpt2) memory.scratch(rotary_scratch(s));
-  memory.drop(s.qkv);
-  linear(s, s.qkv_width, s.hidden, memory);
+  linear_backward_input(s, s.hidden, memory);
   norm_backward_input(s, memory);
 }
 
@@ -207,13 +202,14 @@ void embedding_memory(const Sizes& s, LayerCost& cost) {
 
 void head_memory(const Sizes& s, LayerCost& cost) {
   const ModelConfig& m = s.model;
-  const int64_t logits = std::min(head_chunk_rows(m.vocab_size), s.tokens) * m.vocab_size;  // elements of a chunk
+  const int64_t rows = std::min(head_chunk_rows(m.vocab_size), s.tokens);  // of a chunk
   cost.kept = s.hidden + s.statistics + s.hidden;  // x, statistics, gradient of the norm's output
   cost.output = 4;
   Memory forward(s.hidden);
   norm_forward(s, forward);
-  forward.take(logits * s.input.element_size);  // overwritten with their gradient
+  forward.take(rows * m.vocab_size * s.input.element_size);  // the logits, overwritten with their gradient
   if (!s.fp32) forward.scratch(2 * m.vocab_size * m.hidden + kPackingBytes);
+  forward.scratch(rows * m.hidden * s.input.element_size + (s.fp32 ? 0 : kPackingBytes));  // their rows' gradient
   cost.forward_workspace = forward.peak() - cost.kept;
   Memory backward(cost.kept);
   norm_backward_input(s, backward);
@@ -251,7 +247,7 @@ void block_work(const Sizes& s, LayerCost& cost) {
   add_linear("out", s, s.q_width, m.hidden, cost);
   add_linear(s.gpt2 ? "up" : "gate_up", s, m.hidden, s.up_width, cost);
   add_linear("down", s, m.ffn, m.hidden, cost);
-  const int64_t rotary = s.gpt2 ? 0 : 5 * s.activations((m.heads + m.kv_heads) * m.head_size);
+  const int64_t rotary = s.gpt2 ? 0 : 2 * s.activations((m.heads + m.kv_heads) * m.head_size);
   const int64_t norms_and_sums = 2 * (2 + 3) * s.hidden;
   cost.memory_traffic = norms_and_sums + rotary + s.qkv + s.q + s.up + s.ffn + 4 * s.mask;
 }
