@@ -10,6 +10,7 @@
 #include "apps/lockstep/runtime/backends.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/program/job.h"
+#include "lockstep/train/executor_options.h"
 
 namespace lockstep::apps {
 namespace {
@@ -38,6 +39,7 @@ int compute_threads(const config::RunConfig& config, const launch::Identity& ide
 RankJob::RankJob(const CommandLine& command_line, const RankJobOptions& options)
     : loaded_(load_config(command_line)), layout_(program::layout_of(loaded_, command_line.identity.world_size)) {
   engine::install_memory_tracking();
+  train::device_of(loaded_.config);  // a machine without the device is told before ranks look for each other
   layout_.threads = compute_threads(loaded_.config, command_line.identity);
   at::set_num_threads(layout_.threads);
   world_ = join_world(command_line.identity, loaded_.config, deadline_of(loaded_.config, options));
