@@ -39,10 +39,12 @@ int compute_threads(const config::RunConfig& config, const launch::Identity& ide
 RankJob::RankJob(const CommandLine& command_line, const RankJobOptions& options)
     : loaded_(load_config(command_line)), layout_(program::layout_of(loaded_, command_line.identity.world_size)) {
   engine::install_memory_tracking();
-  train::device_of(loaded_.config);  // a machine without the device is told before ranks look for each other
-  layout_.threads = compute_threads(loaded_.config, command_line.identity);
+  // A host without the device is told at once; ranks that another launcher has spread over hosts meet first.
+  const launch::Identity& identity = command_line.identity;
+  if (identity.region_fd >= 0 || identity.world_size == 1) train::device_of(loaded_.config);
+  layout_.threads = compute_threads(loaded_.config, identity);
   at::set_num_threads(layout_.threads);
-  world_ = join_world(command_line.identity, loaded_.config, deadline_of(loaded_.config, options));
+  world_ = join_world(identity, loaded_.config, deadline_of(loaded_.config, options));
 }
 
 }  // namespace lockstep::apps
