@@ -14,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "lockstep/base/descriptor.h"
 #include "lockstep/base/hash.h"
 #include "lockstep/base/text.h"
 
@@ -27,25 +28,6 @@ constexpr milliseconds kSlice{100};       // between two looks at whether we wer
 constexpr milliseconds kExplain{2000};    // for a reason to appear after a peer has closed its end
 constexpr milliseconds kGreeting{2000};   // for a caller to say who it is
 
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
-  ~Socket() {
-    if (open()) close(descriptor_);
-  }
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    return *this;
-  }
-  bool open() const { return descriptor_ >= 0; }
-  int get() const { return descriptor_; }
-
- private:
-  int descriptor_ = -1;
-};
-
 struct Greeting {
   uint64_t proof = 0;  // of the token and the group
   int64_t rank = 0;    // in the group
@@ -58,7 +40,8 @@ EnvironmentError refused(const std::string& what, int error) {
 }
 
 // The first address of `host` (name or number); `use` tries it and keeps errno.
-Socket open_at(const std::string& host, const std::string& port, const std::function<bool(int, const addrinfo&)>& use) {
+Descriptor open_at(const std::string& host, const std::string& port,
+                   const std::function<bool(int, const addrinfo&)>& use) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
@@ -67,7 +50,7 @@ Socket open_at(const std::string& host, const std::string& port, const std::func
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
   int error = 0;
   for (const addrinfo* each = found; each; each = each->ai_next) {
-    Socket socket(::socket(each->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    Descriptor socket(::socket(each->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (socket.open() && use(socket.get(), *each)) return socket;
     error = errno;
   }
@@ -132,7 +115,7 @@ class SocketTransport : public Transport {
   Greeting greeting() const { return {.proof = hash64(cat(group_.token, "\n", group_.key)), .rank = rank()}; }
 
   int link_to(int peer, const Wait& wait) {
-    Socket& link = links_[static_cast<size_t>(peer)];
+    Descriptor& link = links_[static_cast<size_t>(peer)];
     if (!link.open()) rank() < peer ? call(peer, wait) : answer(peer, wait);
     return link.get();
   }
@@ -143,7 +126,7 @@ class SocketTransport : public Transport {
     while (!store_->has(key)) look_around(peer, wait, nullptr);
     const std::string where = store_->get(key, milliseconds(10000));
     const size_t line = where.find('\n');
-    Socket link = open_at(where.substr(line + 1), where.substr(0, line), [](int socket, const addrinfo& at) {
+    Descriptor link = open_at(where.substr(line + 1), where.substr(0, line), [](int socket, const addrinfo& at) {
       return connect(socket, at.ai_addr, at.ai_addrlen) == 0 || errno == EINPROGRESS;
     });
     pollfd writable{.fd = link.get(), .events = POLLOUT, .revents = 0};
@@ -157,7 +140,7 @@ class SocketTransport : public Transport {
     pollfd callers{.fd = listener_.get(), .events = POLLIN, .revents = 0};
     while (!links_[static_cast<size_t>(peer)].open()) {
       look_around(peer, wait, &callers);
-      Socket link(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      Descriptor link(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!link.open()) continue;
       Greeting theirs;
       pollfd readable{.fd = link.get(), .events = POLLIN, .revents = 0};
@@ -168,7 +151,7 @@ class SocketTransport : public Transport {
     }
   }
 
-  void keep(int peer, Socket link) {
+  void keep(int peer, Descriptor link) {
     const int on = 1;
     setsockopt(link.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     links_[static_cast<size_t>(peer)] = std::move(link);
@@ -247,8 +230,8 @@ class SocketTransport : public Transport {
 
   std::shared_ptr<Store> store_;
   SocketGroup group_;
-  Socket listener_;
-  std::vector<Socket> links_;  // by group rank
+  Descriptor listener_;
+  std::vector<Descriptor> links_;  // by group rank
   std::string call_ = "a call";
   std::atomic<bool> cancelled_ = false;
   alignas(64) std::array<std::byte, 65536> buffer_;

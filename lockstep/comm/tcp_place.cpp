@@ -12,6 +12,7 @@
 #include <memory>
 #include <utility>
 
+#include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 
@@ -25,24 +26,6 @@ EnvironmentError problem_at(const TcpPlace& place, const std::string& what) {
        .way_out = "name an address of rank 0's host and a free port: --rendezvous HOST:PORT, or MASTER_ADDR and "
                   "MASTER_PORT"});
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int value = -1) : value_(value) {}
-  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value_, other.value_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (value_ >= 0) close(value_);
-  }
-  int get() const { return value_; }
-  int release() { return std::exchange(value_, -1); }
-
- private:
-  int value_;
-};
 
 struct FreeAddresses {
   void operator()(addrinfo* list) const { freeaddrinfo(list); }

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/launch/identity.h"
@@ -31,25 +32,6 @@ constexpr size_t kTailBytes = 16 * 1024;  // of a rank's output, kept for the re
                           .what = cat("starting ranks: ", what, ": ", std::strerror(error)),
                           .way_out = "see the limits of this shell with 'ulimit -a'"});
 }
-
-// A descriptor that closes itself.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int value) : value_(value) {}
-  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value_, other.value_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (value_ >= 0) close(value_);
-  }
-  int get() const { return value_; }
-
- private:
-  int value_ = -1;
-};
 
 void write_all(int descriptor, std::string_view text) {
   while (!text.empty()) {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash.h"
 #include "lockstep/base/text.h"
@@ -56,27 +57,11 @@ struct Reply {
        .way_out = "give all ranks of a job the same LOCKSTEP_JOB_TOKEN, and each job a --rendezvous of its own"});
 }
 
-class Socket {
- public:
-  explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    return *this;
-  }
-  ~Socket() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  static Socket open() {
-    Socket socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    if (socket.get() < 0) fail("socket", errno);
-    return socket;
-  }
-  int get() const { return descriptor_; }
-
- private:
-  int descriptor_;
-};
+Descriptor open_socket() {
+  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (socket.get() < 0) fail("socket", errno);
+  return socket;
+}
 
 struct Address {
   sockaddr_un value{};
@@ -94,7 +79,7 @@ Address meeting_place(const std::string& job) {
   return address;
 }
 
-ucred peer_of(const Socket& socket) {
+ucred peer_of(const Descriptor& socket) {
   ucred peer{};
   socklen_t size = sizeof peer;
   if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) fail("SO_PEERCRED", errno);
@@ -105,13 +90,13 @@ milliseconds left_until(Clock::time_point end) {
   return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(end - Clock::now()));
 }
 
-bool readable(const Socket& socket, milliseconds time) {
+bool readable(const Descriptor& socket, milliseconds time) {
   pollfd watched{.fd = socket.get(), .events = POLLIN, .revents = 0};
   return poll(&watched, 1, static_cast<int>(std::min<int64_t>(time.count(), 1 << 30))) == 1;
 }
 
 // Sends a reply, with the region's descriptor where there is one. A peer that has gone is noticed by its hang-up.
-void send_reply(const Socket& socket, const Reply& reply, int region = -1) {
+void send_reply(const Descriptor& socket, const Reply& reply, int region = -1) {
   iovec part{.iov_base = const_cast<Reply*>(&reply), .iov_len = sizeof reply};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
   msghdr message{};
@@ -135,7 +120,7 @@ struct Received {
 };
 
 // Nothing where the other side has gone.
-std::optional<Received> receive_reply(const Socket& socket) {
+std::optional<Received> receive_reply(const Descriptor& socket) {
   Received received;
   iovec part{.iov_base = &received.reply, .iov_len = sizeof received.reply};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
@@ -175,7 +160,7 @@ class Host {
 
  private:
   struct Guest {
-    Socket socket;
+    Descriptor socket;
     int pid = 0;
   };
 
@@ -233,7 +218,7 @@ class Host {
   }
 
   void welcome() {
-    Socket socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (socket.get() < 0) return;  // it has gone again
     Hello hello;
     const ucred peer = peer_of(socket);
@@ -263,7 +248,7 @@ class Host {
   const RegionHandoff& handoff_;
   Clock::time_point end_;
   SharedRegion region_;
-  Socket listener_ = Socket::open();
+  Descriptor listener_ = open_socket();
   std::vector<std::optional<Guest>> guests_;  // by rank
   int turned_away_ = 0;
 };
@@ -291,7 +276,7 @@ class Visitor {
   void connect() {
     const Address address = meeting_place(handoff_.job);
     for (;;) {
-      socket_ = Socket::open();
+      socket_ = open_socket();
       if (::connect(socket_.get(), address.get(), address.size) == 0) break;
       if (errno != ECONNREFUSED && errno != EINTR && errno != EAGAIN) fail("connect", errno);
       if (Clock::now() >= end_)
@@ -333,7 +318,7 @@ class Visitor {
   const RegionHandoff& handoff_;
   Clock::time_point end_;
   Clock::time_point last_;
-  Socket socket_;
+  Descriptor socket_;
 };
 
 }  // namespace

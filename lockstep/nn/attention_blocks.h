@@ -22,7 +22,6 @@ using vec::Floats;
 using vec::kLanes;
 
 constexpr int64_t kBlock = 48;
-constexpr int64_t kVectors = kBlock / kLanes;
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
