@@ -52,10 +52,21 @@ const ModelConfig& find_preset(const std::string& name) {
 }
 
 Family parse_family(const std::string& name) {
-  for (Family family : {Family::kGpt2, Family::kLlama}) {
-    if (name == family_name(family)) return family;
-  }
-  throw ConfigError({.code = "LS1112", .what = cat("model.family = \"", name, "\""), .way_out = "gpt2 or llama"});
+  if (const std::optional<Family> family = family_of(name)) return *family;
+  std::vector<std::string> names;
+  for (const FamilyTraits& traits : kFamilies) names.emplace_back(traits.name);
+  throw ConfigError(
+      {.code = "LS1112", .what = cat("model.family = \"", name, "\""), .way_out = cat("one of ", join(names, ", "))});
+}
+
+// The family with the flags that are its own.
+void set_family(Family family, ModelConfig& model) {
+  const FamilyTraits& traits = family_traits(family);
+  model.family = family;
+  model.qkv_bias = traits.qkv_bias;
+  model.out_bias = traits.out_bias;
+  model.mlp_bias = traits.mlp_bias;
+  model.qk_norm = traits.qk_norm;
 }
 
 // A model described by its fields alone: whoever names one of these sizes names them all.
@@ -74,11 +85,11 @@ ModelConfig from_fields(const config::ModelSection& section) {
                        .way_out = cat("give them, or a preset to start from: ", join(preset_names(), ", "))});
   }
   ModelConfig model;
-  model.family = section.family ? parse_family(*section.family) : Family::kGpt2;
+  set_family(section.family ? parse_family(*section.family) : Family::kGpt2, model);
   model.hidden = *section.hidden;
   model.heads = model.kv_heads = *section.heads;
-  // Llama's gated layer has three matrices: 8/3 of the hidden size gives it the parameters of gpt2's two at 4.
-  model.ffn = model.family == Family::kGpt2 ? 4 * model.hidden : (8 * model.hidden / 3 + 63) / 64 * 64;
+  // A gated layer has three matrices: 8/3 of the hidden size gives it the parameters of gpt2's two at 4.
+  model.ffn = model.traits().gated_mlp ? (8 * model.hidden / 3 + 63) / 64 * 64 : 4 * model.hidden;
   model.max_seq_len = 1024;
   return model;
 }
@@ -86,7 +97,7 @@ ModelConfig from_fields(const config::ModelSection& section) {
 // The user's fields over `model`. Sizes that follow from a changed one are derived again unless they are given too.
 void apply_fields(const config::ModelSection& section, ModelConfig& model) {
   const ModelConfig base = model;
-  if (section.family) model.family = parse_family(*section.family);
+  if (section.family && *section.family != family_name(base.family)) set_family(parse_family(*section.family), model);
   model.layers = section.layers.value_or(base.layers);
   model.hidden = section.hidden.value_or(base.hidden);
   model.heads = section.heads.value_or(base.heads);
@@ -144,7 +155,7 @@ std::vector<std::string> contradictions(const config::ModelSection& section, con
   if (!section.head_size) divides("hidden", model.hidden, "heads", model.heads, "; set head_size where they differ");
   divides("heads", model.heads, "kv_heads", model.kv_heads, "");
   expect(model.head_size >= 1, cat("hidden(", model.hidden, ") < heads(", model.heads, ")"));
-  if (model.family == Family::kGpt2) {
+  if (model.traits().learned_positions) {
     expect(model.kv_heads == model.heads,
            cat("kv_heads(", model.kv_heads, ") != heads(", model.heads, "): gpt2 has no grouped-query attention"));
   } else {
@@ -157,8 +168,11 @@ std::vector<std::string> contradictions(const config::ModelSection& section, con
 
 }  // namespace
 
-std::string_view family_name(Family family) {
-  return family == Family::kGpt2 ? "gpt2" : "llama";
+std::optional<Family> family_of(std::string_view name) {
+  for (const FamilyTraits& traits : kFamilies) {
+    if (name == traits.name) return traits.family;
+  }
+  return std::nullopt;
 }
 
 std::vector<std::string> preset_names() {

@@ -1,7 +1,9 @@
 // The model as data: one struct of sizes, resolved from a preset and the user's [model] table.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,10 +12,49 @@
 
 namespace lockstep::arch {
 
-// gpt2: LayerNorm, learned positions, biases, GELU-tanh (Radford et al. 2019).
-// llama: RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases (Touvron et al. 2023).
-enum class Family { kGpt2, kLlama };
-std::string_view family_name(Family family);
+// gpt2: Radford et al. 2019. llama: Touvron et al. 2023. mistral: Jiang et al. 2023, llama's block with a sliding window.
+// qwen2: Yang et al. 2024, biases on q, k, v. qwen3: Yang et al. 2025, RMSNorm on every query and key head.
+enum class Family { kGpt2, kLlama, kMistral, kQwen2, kQwen3 };
+
+// What sets a family apart, one row each: fixed choices, and the defaults of the flags that a ModelConfig may change.
+struct FamilyTraits {
+  Family family = Family::kGpt2;
+  std::string_view name{};
+  bool layer_norm = false;         // LayerNorm with bias; else RMSNorm without
+  bool learned_positions = false;  // a table of positions; else rotary (RoPE, Su et al. 2021)
+  bool gated_mlp = false;          // SwiGLU (Shazeer 2020); else GELU-tanh
+  bool qkv_bias = false;
+  bool out_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;
+  bool operator==(const FamilyTraits&) const = default;
+};
+// In the order of the enumeration.
+inline constexpr FamilyTraits kFamilies[] = {
+    {.family = Family::kGpt2, .name = "gpt2", .layer_norm = true, .learned_positions = true, .qkv_bias = true,
+     .out_bias = true, .mlp_bias = true},
+    {.family = Family::kLlama, .name = "llama", .gated_mlp = true},
+    {.family = Family::kMistral, .name = "mistral", .gated_mlp = true},
+    {.family = Family::kQwen2, .name = "qwen2", .gated_mlp = true, .qkv_bias = true},
+    {.family = Family::kQwen3, .name = "qwen3", .gated_mlp = true, .qk_norm = true},
+};
+constexpr const FamilyTraits& family_traits(Family family) { return kFamilies[static_cast<size_t>(family)]; }
+constexpr std::string_view family_name(Family family) { return family_traits(family).name; }
+// Nothing where no family has that name.
+std::optional<Family> family_of(std::string_view name);
+
+// How rotary frequencies are stretched for texts longer than those of the first training. linear: all divided by `factor`
+// (Chen et al. 2023). llama3: wavelengths above original / low_freq_factor divided by `factor`, those below original /
+// high_freq_factor kept, a line between (Grattafiori et al. 2024).
+struct RopeScaling {
+  enum class Kind { kNone, kLlama3, kLinear };
+  Kind kind = Kind::kNone;
+  double factor = 1;
+  double low_freq_factor = 1;                    // llama3 only, as the next two
+  double high_freq_factor = 4;
+  int64_t original_max_position_embeddings = 0;  // tokens
+  bool operator==(const RopeScaling&) const = default;
+};
 
 struct ModelConfig {
   Family family = Family::kGpt2;
@@ -27,8 +68,17 @@ struct ModelConfig {
   int64_t max_seq_len = 0;
   bool tied = true;  // the head's weight is the token embedding
   double norm_eps = 1e-5;
-  double rope_theta = 10000;  // llama only
+  double rope_theta = 10000;  // families with rotary positions
   double dropout = 0;         // on the embedding's sum and on both residual branches; not on attention probabilities
+  RopeScaling rope_scaling{};
+  int64_t sliding_window = 0;  // tokens a query sees, itself included; 0 = all before it. max_seq_len is never above it:
+                               // up to there a window is plain causal attention
+  bool qkv_bias = traits().qkv_bias;  // a bias of q, k and v
+  bool out_bias = traits().out_bias;  // of attention's output
+  bool mlp_bias = traits().mlp_bias;  // of all linears of the MLP
+  bool qk_norm = traits().qk_norm;    // RMSNorm over each head of q and k, before the rotation
+
+  constexpr const FamilyTraits& traits() const { return family_traits(family); }
   bool operator==(const ModelConfig&) const = default;
 };
 

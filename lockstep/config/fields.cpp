@@ -54,7 +54,7 @@ std::vector<Section> declare_sections() {
 
   Declare(table, "model", &RunConfig::model, "A preset, and what is changed of it. Unset = from the preset.")
       .field("preset", &ModelSection::preset, any, "a built-in model: gpt2-124m, gpt2-10m, llama-15m, gpt2-test, ...")
-      .field("family", &ModelSection::family, {.choices = {"gpt2", "llama"}}, "the kind of block")
+      .field("family", &ModelSection::family, {.choices = {"gpt2", "llama", "mistral", "qwen2", "qwen3"}}, "the kind of block")
       .field("layers", &ModelSection::layers, one_or_more, "transformer blocks")
       .field("hidden", &ModelSection::hidden, one_or_more, "width D of the residual stream")
       .field("heads", &ModelSection::heads, one_or_more, "query heads H")
@@ -65,7 +65,7 @@ std::vector<Section> declare_sections() {
       .field("max_seq_len", &ModelSection::max_seq_len, counted(1, "tokens"), "longest sequence the model can read")
       .field("tied", &ModelSection::tied, any, "the output head is the token embedding")
       .field("norm_eps", &ModelSection::norm_eps, positive, "epsilon of LayerNorm or RMSNorm")
-      .field("rope_theta", &ModelSection::rope_theta, positive, "base of the rotary positions (llama)")
+      .field("rope_theta", &ModelSection::rope_theta, positive, "base of the rotary positions (all families but gpt2)")
       .field("dropout", &ModelSection::dropout, fraction, "probability of dropping an activation in training");
 
   Declare(table, "data", &RunConfig::data, "What is trained on. Paths are relative to the working directory.")

@@ -39,7 +39,7 @@ struct RunSection {
 // preset, or else from the tokenizer).
 struct ModelSection {
   std::string preset{};  // empty = none: the fields alone describe the model
-  std::optional<std::string> family{};  // "gpt2" or "llama"
+  std::optional<std::string> family{};  // "gpt2", "llama", "mistral", "qwen2" or "qwen3"
   std::optional<int64_t> layers{};
   std::optional<int64_t> hidden{};
   std::optional<int64_t> heads{};
