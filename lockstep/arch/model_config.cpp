@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/check.h"
 
@@ -135,6 +136,10 @@ void check_sizes(const config::ModelSection& section) {
   if (!problems.empty()) refuse(problems);
 }
 
+std::string remainder_text(const char* what, int64_t a, const char* by, int64_t b) {
+  return cat(what, "(", a, ") % ", by, "(", b, ") = ", a % b);
+}
+
 // An upper bound of the model's parameters, in numbers that do not overflow.
 double rough_parameters(const ModelConfig& model) {
   const auto number = [](int64_t size) { return static_cast<double>(size); };
@@ -142,28 +147,6 @@ double rough_parameters(const ModelConfig& model) {
   const double block = number(model.hidden) * (attention + 3 * number(model.ffn));
   return number(model.layers) * block +
          number(model.hidden) * (2 * number(model.vocab_size) + number(model.max_seq_len));
-}
-
-std::vector<std::string> contradictions(const config::ModelSection& section, const ModelConfig& model) {
-  std::vector<std::string> problems;
-  const auto expect = [&](bool holds, std::string text) {
-    if (!holds) problems.push_back(std::move(text));
-  };
-  const auto divides = [&](const char* what, int64_t a, const char* by, int64_t b, const char* way_out) {
-    expect(a % b == 0, cat(what, "(", a, ") % ", by, "(", b, ") = ", a % b, way_out));
-  };
-  if (!section.head_size) divides("hidden", model.hidden, "heads", model.heads, "; set head_size where they differ");
-  divides("heads", model.heads, "kv_heads", model.kv_heads, "");
-  expect(model.head_size >= 1, cat("hidden(", model.hidden, ") < heads(", model.heads, ")"));
-  if (model.traits().learned_positions) {
-    expect(model.kv_heads == model.heads,
-           cat("kv_heads(", model.kv_heads, ") != heads(", model.heads, "): gpt2 has no grouped-query attention"));
-  } else {
-    expect(model.head_size % 2 == 0, cat("head_size(", model.head_size, ") is odd: rotary positions turn pairs"));
-  }
-  expect(model.dropout >= 0 && model.dropout < 1, cat("dropout(", number_text(model.dropout), ") is not in [0, 1)"));
-  expect(rough_parameters(model) < kMaxParameters, cat("about ", rough_parameters(model), " parameters are too many"));
-  return problems;
 }
 
 }  // namespace
@@ -181,8 +164,28 @@ std::vector<std::string> preset_names() {
   return names;
 }
 
+std::vector<std::string> size_problems(const ModelConfig& model) {
+  std::vector<std::string> problems;
+  const auto expect = [&](bool holds, std::string text) {
+    if (!holds) problems.push_back(std::move(text));
+  };
+  expect(model.heads % model.kv_heads == 0, remainder_text("heads", model.heads, "kv_heads", model.kv_heads));
+  expect(model.head_size >= 1, cat("hidden(", model.hidden, ") < heads(", model.heads, ")"));
+  if (model.traits().learned_positions) {
+    expect(model.kv_heads == model.heads,
+           cat("kv_heads(", model.kv_heads, ") != heads(", model.heads, "): ", family_name(model.family),
+               " has no grouped-query attention"));
+  } else {
+    expect(model.head_size % 2 == 0, cat("head_size(", model.head_size, ") is odd: rotary positions turn pairs"));
+  }
+  expect(model.dropout >= 0 && model.dropout < 1, cat("dropout(", number_text(model.dropout), ") is not in [0, 1)"));
+  expect(rough_parameters(model) < kMaxParameters, cat("about ", rough_parameters(model), " parameters are too many"));
+  return problems;
+}
+
 ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer_vocab_size) {
   check_sizes(section);
+  if (!section.from.empty()) return resolve_hf_model(section);
   const bool from_preset = !section.preset.empty() || !has_own_sizes(section);
   const std::string preset = section.preset.empty() ? std::string(kDefaultPreset) : section.preset;
   ModelConfig model = from_preset ? find_preset(preset) : from_fields(section);
@@ -195,7 +198,10 @@ ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer
                                    " from the tokenizer, and none is given"),
                        .way_out = "set data.tokenizer, or model.vocab_size"});
   }
-  const std::vector<std::string> problems = contradictions(section, model);
+  std::vector<std::string> problems = size_problems(model);
+  if (!section.head_size && model.hidden % model.heads != 0)
+    problems.insert(problems.begin(), cat(remainder_text("hidden", model.hidden, "heads", model.heads),
+                                          "; set head_size where they differ"));
   if (!problems.empty()) refuse(problems);
   return model;
 }

@@ -85,8 +85,10 @@ struct ModelConfig {
 std::vector<std::string> preset_names();
 // The preset (default gpt2-10m) with the user's fields on top. `vocab_size` = 0 there and here means: from the tokenizer,
 // whose size the caller passes (0 = none known: then the preset must have one). ConfigError LS1110.. for sizes that
-// contradict each other, all at once, with the equation ("heads(6) % kv_heads(4) = 2").
+// contradict each other, all at once, with the equation. With section.from the model is that of hf_config.h.
 ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer_vocab_size = 0);
+// What in the model contradicts itself, an equation each ("heads(6) % kv_heads(4) = 2"); empty for a sound one.
+std::vector<std::string> size_problems(const ModelConfig& model);
 // The same model as a text of one line: "gpt2 12 x 768, 12 heads, ffn 3072, vocab 50257, 124.4M parameters".
 std::string describe(const ModelConfig& model);
 

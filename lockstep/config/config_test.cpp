@@ -304,7 +304,7 @@ TEST(Fields, TheListIsFrozen) {
   }
   EXPECT_EQ(join(keys, " "),
             "run.name run.dir "
-            "model.preset model.family model.layers model.hidden model.heads model.kv_heads model.head_size model.ffn "
+            "model.preset model.from model.family model.layers model.hidden model.heads model.kv_heads model.head_size model.ffn "
             "model.vocab_size model.max_seq_len model.tied model.norm_eps model.rope_theta model.dropout "
             "data.train data.validation data.tokenizer data.shuffle "
             "train.steps train.seq_len train.global_batch train.micro_batch train.seed train.precision train.device "

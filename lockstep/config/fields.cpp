@@ -54,6 +54,8 @@ std::vector<Section> declare_sections() {
 
   Declare(table, "model", &RunConfig::model, "A preset, and what is changed of it. Unset = from the preset.")
       .field("preset", &ModelSection::preset, any, "a built-in model: gpt2-124m, gpt2-10m, llama-15m, gpt2-test, ...")
+      .field("from", &ModelSection::from, any,
+             "\"hf:DIR\" = sizes and weights of a Hugging Face model directory; beside it only dropout and max_seq_len")
       .field("family", &ModelSection::family, {.choices = {"gpt2", "llama", "mistral", "qwen2", "qwen3"}}, "the kind of block")
       .field("layers", &ModelSection::layers, one_or_more, "transformer blocks")
       .field("hidden", &ModelSection::hidden, one_or_more, "width D of the residual stream")

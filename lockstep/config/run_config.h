@@ -39,6 +39,7 @@ struct RunSection {
 // preset, or else from the tokenizer).
 struct ModelSection {
   std::string preset{};  // empty = none: the fields alone describe the model
+  std::string from{};    // "hf:DIR": a model directory of Hugging Face, its sizes and its weights; empty = not given
   std::optional<std::string> family{};  // "gpt2", "llama", "mistral", "qwen2" or "qwen3"
   std::optional<int64_t> layers{};
   std::optional<int64_t> hidden{};

@@ -3,8 +3,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
 
 #include <cmath>
+#include <numbers>
 
 #include "lockstep/base/check.h"
 #include "lockstep/nn/cuda_kernels.h"
@@ -68,12 +70,29 @@ void rotate_cpu(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor&
   });
 }
 
+// One frequency (radians a token), stretched.
+float scaled(const arch::RopeScaling& scaling, float frequency) {
+  using Kind = arch::RopeScaling::Kind;
+  const auto factor = static_cast<float>(scaling.factor);
+  if (scaling.kind == Kind::kNone) return frequency;
+  if (scaling.kind == Kind::kLinear) return frequency / factor;
+  const double original = static_cast<double>(scaling.original_max_position_embeddings);
+  const double wavelength = 2 * std::numbers::pi / frequency;
+  if (wavelength < original / scaling.high_freq_factor) return frequency;
+  if (wavelength > original / scaling.low_freq_factor) return frequency / factor;
+  const double kept = (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
+  return static_cast<float>((1 - kept) * frequency / scaling.factor + kept * frequency);
+}
+
 }  // namespace
 
-Rotary::Rotary(int64_t positions, int64_t head_size, double theta, const at::TensorOptions& options) {
+Rotary::Rotary(int64_t positions, int64_t head_size, double theta, const at::TensorOptions& options,
+               const arch::RopeScaling& scaling) {
   const auto fp32 = at::TensorOptions().dtype(at::kFloat);
-  const at::Tensor frequency =
-      at::arange(0, head_size, 2, fp32).mul_(-std::log(theta) / static_cast<double>(head_size)).exp_();
+  const at::Tensor exponent = at::arange(0, head_size, 2, fp32).div_(head_size);
+  const at::Tensor frequency = at::pow(theta, exponent).reciprocal_();
+  float* f = frequency.data_ptr<float>();
+  for (int64_t j = 0; j < head_size / 2; ++j) f[j] = scaled(scaling, f[j]);
   const at::Tensor angle = at::outer(at::arange(positions, fp32), frequency);  // [positions, K/2]
   cos_ = angle.cos().to(options).unsqueeze(1);                                 // [positions, 1, K/2]: over heads
   sin_ = angle.sin().to(options).unsqueeze(1);

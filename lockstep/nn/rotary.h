@@ -5,12 +5,17 @@
 
 #include <cstdint>
 
+#include "lockstep/arch/model_config.h"
+
 namespace lockstep::nn {
 
-// A value: copies share the two tables of [positions, K/2], angle(p, j) = p * theta^(-2j/K).
+// A value: copies share the two tables of [positions, K/2], angle(p, j) = p * f(theta^(-2j/K)); f stretches frequencies as
+// `scaling` says (arch/model_config.h) and is the identity without. Frequencies are fp32, by the operations that
+// transformers takes: far into a text one bit of them is seen.
 class Rotary {
  public:
-  Rotary(int64_t positions, int64_t head_size, double theta, const at::TensorOptions& options);
+  Rotary(int64_t positions, int64_t head_size, double theta, const at::TensorOptions& options,
+         const arch::RopeScaling& scaling = {});
 
   // Rotates x [B, S, heads, K] in place, S positions starting at `start`. Its inverse is its backward: a rotation keeps
   // nothing of its input.

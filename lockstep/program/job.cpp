@@ -16,6 +16,19 @@ std::string origin(const config::LoadedConfig& loaded, const std::string& key) {
   return found == loaded.origin.end() ? "" : found->second;
 }
 
+ConfigError too_long(const config::LoadedConfig& loaded, const arch::ModelConfig& model) {
+  const bool window = model.sliding_window > 0 && model.max_seq_len == model.sliding_window;
+  const std::string raise = window ? "; windows shorter than a sequence are not built"
+                            : model.traits().learned_positions && !loaded.config.model.from.empty()
+                                ? "; the model has learned so many positions"
+                                : " or raise model.max_seq_len";
+  return ConfigError({.code = "LS1121",
+                      .what = cat("train.seq_len = ", loaded.config.train.seq_len, " is longer than model.max_seq_len = ",
+                                  model.max_seq_len, window ? ", which is the model's sliding window" : ""),
+                      .where = origin(loaded, "train.seq_len"),
+                      .way_out = cat("use seq_len <= ", model.max_seq_len, raise)});
+}
+
 void check_tokens(const std::string& prefix, const config::RunConfig& config, const Layout& layout, int64_t batch) {
   const auto tokens = std::make_shared<const data::TokenFile>(prefix);
   const data::Sampler sampler(tokens, {.seed = static_cast<uint64_t>(config.train.seed),
@@ -38,13 +51,10 @@ Layout layout_of(const config::LoadedConfig& loaded, int world_size) {
                        .what = cat("the tokenizer ", config.data.tokenizer, " has ", tokens,
                                    " tokens, but model.vocab_size = ", model.vocab_size),
                        .where = origin(loaded, "model.vocab_size"),
-                       .way_out = cat("set model.vocab_size = ", tokens, " or leave it out")});
-  if (config.train.seq_len > model.max_seq_len)
-    throw ConfigError({.code = "LS1121",
-                       .what = cat("train.seq_len = ", config.train.seq_len,
-                                   " is longer than model.max_seq_len = ", model.max_seq_len),
-                       .where = origin(loaded, "train.seq_len"),
-                       .way_out = cat("use seq_len <= ", model.max_seq_len, " or raise model.max_seq_len")});
+                       .way_out = config.model.from.empty()
+                                      ? cat("set model.vocab_size = ", tokens, " or leave it out")
+                                      : cat("use the tokenizer that came with ", config.model.from)});
+  if (config.train.seq_len > model.max_seq_len) throw too_long(loaded, model);
   return make_layout(config, model, world_size);
 }
 

@@ -7,8 +7,8 @@
 namespace lockstep::program {
 
 // Reads data.tokenizer for the size of its vocabulary where one is named. Everything is judged before anything starts:
-// ConfigError LS1101 (batch and ranks, with the place each value came from), LS1110..1119 (model sizes), LS1120 (tokenizer with
-// more tokens than model.vocab_size), LS1121 (seq_len beyond max_seq_len); DataError for the tokenizer file.
+// ConfigError LS1101 (batch and ranks, with the place each value came from), LS1110..1119 (model sizes, model.from), LS1120
+// (tokenizer with more tokens than model.vocab_size), LS1121 (seq_len beyond max_seq_len); DataError for the tokenizer file.
 Layout layout_of(const config::LoadedConfig& loaded, int world_size);
 
 // Opens the token files to see that they exist, are whole, long enough for a global batch and hold only ids of the

@@ -1,0 +1,259 @@
+#include "lockstep/arch/hf_config.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/arch/hf_config_families.h"
+#include "lockstep/arch/hf_config_keys.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::arch {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uintmax_t kMostBytes = 16 << 20;  // of config.json; real ones have a few KiB
+
+class Reader {
+ public:
+  Reader(const Json& config, std::string_view origin) : origin_(origin), keys_(config, "", problems_) {
+    read_.raw = config;
+  }
+
+  HfConfig run(const Json& generation) {
+    const Family family = model_type();
+    family_ = &hf_family(family);
+    read_.model = ModelConfig{.family = family};
+    sizes();
+    flags();
+    if (!model().traits().learned_positions) rope();
+    window();
+    activations();
+    other_keys();
+    tokens(generation);
+    if (problems_.empty() && unsupported_.empty()) problems_ = size_problems(model());
+    refuse();
+    return std::move(read_);
+  }
+
+ private:
+  ModelConfig& model() { return read_.model; }
+  void unsupported(std::string text) { unsupported_.push_back(std::move(text)); }
+  void note(std::string text) { read_.notes.push_back(std::move(text)); }
+
+  [[noreturn]] void throw_unsupported() const {
+    throw DataError({.code = "LS1118", .what = cat("this model needs what is not built:\n  ", join(unsupported_, "\n  ")),
+                     .where = origin_});
+  }
+  void refuse() const {
+    if (!problems_.empty())
+      throw DataError({.code = "LS1117",
+                       .what = cat(problems_.size(), problems_.size() == 1 ? " problem:\n  " : " problems:\n  ",
+                                   join(problems_, "\n  ")),
+                       .where = origin_});
+    if (!unsupported_.empty()) throw_unsupported();
+  }
+
+  Family model_type() {
+    const std::string type = keys_.text("model_type", "");
+    const std::optional<Family> family = family_of(type);
+    if (family) return *family;
+    if (!keys_.has("model_type")) problems_.push_back("model_type is missing");
+    refuse();
+    std::vector<std::string> known;
+    for (const FamilyTraits& traits : kFamilies) known.emplace_back(traits.name);
+    unsupported(cat("model_type = \"", type, "\": of ", join(known, ", ")));
+    throw_unsupported();
+  }
+
+  void sizes() {
+    ModelConfig& m = model();
+    m.hidden = keys_.size(family_->hidden);
+    m.layers = keys_.size(family_->layers, std::nullopt, 1 << 16);
+    m.heads = keys_.size(family_->heads);
+    m.vocab_size = keys_.size("vocab_size");
+    m.max_seq_len = keys_.size(family_->positions, family_->default_positions);
+    m.norm_eps = keys_.positive(family_->norm_eps, family_->default_norm_eps);
+    m.tied = keys_.flag("tie_word_embeddings", family_->default_tied);
+    if (m.traits().learned_positions) {
+      m.ffn = keys_.size(family_->ffn, 4 * m.hidden);
+      m.kv_heads = m.heads;
+      m.head_size = whole_heads();
+      return;
+    }
+    m.ffn = keys_.size(family_->ffn);
+    // A null means one for each head, a missing key what the class takes.
+    const bool named = keys_.json().contains("num_key_value_heads");
+    m.kv_heads = keys_.size("num_key_value_heads",
+                            named || family_->default_kv_heads == 0 ? m.heads : family_->default_kv_heads);
+    const bool derived = !keys_.has("head_dim") && family_->default_head_size == 0;
+    m.head_size = derived ? whole_heads() : keys_.size("head_dim", family_->default_head_size);
+  }
+
+  int64_t whole_heads() {
+    const ModelConfig& m = model();
+    if (m.hidden % m.heads != 0)
+      problems_.push_back(cat(family_->hidden, "(", m.hidden, ") % ", family_->heads, "(", m.heads, ") = ", m.hidden % m.heads));
+    return std::max<int64_t>(1, m.hidden / m.heads);
+  }
+
+  void flags() {
+    if (family_->attention_bias_key) model().qkv_bias = model().out_bias = keys_.flag("attention_bias", false);
+    if (family_->mlp_bias_key) model().mlp_bias = keys_.flag("mlp_bias", false);
+  }
+
+  // As transformers does: rope_scaling stands before rope_parameters, and in either the theta inside before the one
+  // outside.
+  void rope() {
+    ModelConfig& m = model();
+    m.rope_theta = keys_.positive("rope_theta", 10000.0);
+    partial_rotary(keys_);
+    for (const char* key : {"rope_parameters", "rope_scaling"}) {
+      const std::optional<HfKeys> rope = keys_.object(key);
+      if (!rope || rope->json().empty()) continue;
+      const bool by_layer = std::any_of(rope->json().begin(), rope->json().end(), [](const Json& v) { return v.is_object(); });
+      if (by_layer) {
+        unsupported(cat(key, " by kind of layer"));
+        continue;
+      }
+      m.rope_theta = rope->positive("rope_theta", m.rope_theta);
+      m.rope_scaling = scaling(*rope);
+      partial_rotary(*rope);
+    }
+  }
+
+  void partial_rotary(const HfKeys& keys) {
+    const double factor = keys.positive("partial_rotary_factor", 1.0);
+    if (factor != 1) unsupported(cat(keys.name("partial_rotary_factor"), " = ", factor));
+  }
+
+  RopeScaling scaling(const HfKeys& keys) {
+    const std::string type = keys.text("rope_type", keys.text("type", "default"));
+    if (type == "default") return {};
+    if (type != "linear" && type != "llama3") {
+      unsupported(cat(keys.name("rope_type"), " = \"", type, "\": of default, linear, llama3"));
+      return {};
+    }
+    RopeScaling scaling{.kind = RopeScaling::Kind::kLinear, .factor = keys.positive("factor")};
+    if (type == "linear") return scaling;
+    scaling.kind = RopeScaling::Kind::kLlama3;
+    scaling.low_freq_factor = keys.positive("low_freq_factor");
+    scaling.high_freq_factor = keys.positive("high_freq_factor");
+    const int64_t inside = keys.size("original_max_position_embeddings", model().max_seq_len);
+    scaling.original_max_position_embeddings = keys_.size("original_max_position_embeddings", inside);
+    if (problems_.empty() && scaling.high_freq_factor <= scaling.low_freq_factor)
+      problems_.push_back(cat(keys.name("high_freq_factor"), " = ", scaling.high_freq_factor, " is not above low_freq_factor = ",
+                              scaling.low_freq_factor));
+    return scaling;
+  }
+
+  void window() {
+    ModelConfig& m = model();
+    if (family_->default_window == 0) return;
+    const bool off = keys_.json().contains("sliding_window") && !keys_.has("sliding_window");
+    const int64_t window = off ? 0 : keys_.size("sliding_window", family_->default_window);
+    if (window == 0 || (family_->window_by_layer && !slides_somewhere())) return;
+    m.sliding_window = window;
+    if (m.max_seq_len <= window) return;
+    note(cat("sliding_window = ", window, " of ", m.max_seq_len, " positions: up to there a window is plain causal ",
+             "attention, longer sequences are not built; model.max_seq_len is ", window));
+    m.max_seq_len = window;
+  }
+
+  bool slides_somewhere() {
+    const bool used = keys_.flag("use_sliding_window", false);
+    const Json* types = keys_.find("layer_types");
+    if (!types) return used && keys_.size("max_window_layers", 28) < model().layers;
+    bool slides = false;
+    if (!types->is_array() || std::ssize(*types) != model().layers) {
+      problems_.push_back(cat("layer_types is not a list of ", model().layers, " names, one a layer"));
+      return used;
+    }
+    for (const Json& type : *types) {
+      if (type == "sliding_attention")
+        slides = true;
+      else if (type != "full_attention")
+        return unsupported(cat("layer_types: ", type.dump(), ": of full_attention, sliding_attention")), used;
+    }
+    if (slides && !used) problems_.push_back("layer_types has sliding_attention, but use_sliding_window is not true");
+    return slides;
+  }
+
+  void activations() {
+    const bool gated = model().traits().gated_mlp;
+    const char* key = gated ? "hidden_act" : "activation_function";
+    const std::string name = keys_.text(key, gated ? "silu" : "gelu_new");
+    const bool known = gated ? name == "silu" || name == "swish" : name == "gelu_new" || name == "gelu_pytorch_tanh";
+    if (!known) unsupported(cat(key, " = \"", name, "\": of ", gated ? "silu" : "gelu_new, gelu_pytorch_tanh"));
+  }
+
+  void other_keys() {
+    if (keys_.has("quantization_config"))
+      unsupported("quantization_config: quantised weights; take the model in bf16, fp16 or fp32");
+    if (const Json* names = keys_.find("architectures")) {
+      const bool known = names->is_array() && std::all_of(names->begin(), names->end(), [&](const Json& name) {
+        return name == family_->language_model || name == family_->bare_model;
+      });
+      if (!known) unsupported(cat("architectures = ", names->dump(), ": of ", family_->language_model, ", ", family_->bare_model));
+    }
+    if (!model().traits().gated_mlp) {
+      for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
+        if (keys_.flag(key, false)) unsupported(cat(key, " = true"));
+      if (!keys_.flag("scale_attn_weights", true)) unsupported("scale_attn_weights = false");
+    }
+    for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"}) {
+      const Json* value = keys_.find(key);
+      if (value && value->is_number() && value->get<double>() > 0)
+        note(cat(key, " = ", number_text(value->get<double>()), " is not taken: dropout is what model.dropout says, else 0"));
+    }
+    if (const int64_t pieces = keys_.size("pretraining_tp", 1); pieces > 1)
+      note(cat("pretraining_tp = ", pieces, " is not needed: with it one device computes products in ", pieces,
+               " pieces, as if the layers were split; parallel.tp splits them for real"));
+    read_.dtype = keys_.text("dtype", keys_.text("torch_dtype", ""));
+  }
+
+  void tokens(const Json& generation) {
+    const auto take = [&](const HfKeys& keys) {
+      if (std::vector<int64_t> ids = keys.ids("eos_token_id"); !ids.empty()) read_.eos_token_ids = std::move(ids);
+      if (const std::vector<int64_t> ids = keys.ids("bos_token_id"); !ids.empty()) read_.bos_token_id = ids.front();
+    };
+    take(keys_);
+    if (generation.is_object()) take(HfKeys(generation, "generation_config.json: ", problems_));
+  }
+
+  HfConfig read_;
+  std::string origin_;
+  std::vector<std::string> problems_;
+  std::vector<std::string> unsupported_;
+  HfKeys keys_;
+  const HfFamily* family_ = nullptr;
+};
+
+Json read_small(const fs::path& path) {
+  if (fs::file_size(path) > kMostBytes)
+    throw DataError({.code = "LS1117",
+                     .what = cat("the file has ", fs::file_size(path), " bytes, more than ", kMostBytes),
+                     .where = path.string()});
+  return read_json(path);
+}
+
+}  // namespace
+
+HfConfig parse_hf_config(const Json& config, const Json& generation, std::string_view origin) {
+  if (!config.is_object())
+    throw DataError({.code = "LS1117", .what = "not a JSON object", .where = std::string(origin)});
+  return Reader(config, origin).run(generation);
+}
+
+HfConfig load_hf_config(const fs::path& dir) {
+  const fs::path path = dir / "config.json", generation = dir / "generation_config.json";
+  if (!fs::is_regular_file(path))
+    throw DataError({.code = "LS1115",
+                     .what = cat("no config.json in ", dir.string()),
+                     .way_out = "name a model directory of Hugging Face: config.json beside *.safetensors, as "
+                                "save_pretrained writes it"});
+  return parse_hf_config(read_small(path), fs::is_regular_file(generation) ? read_small(generation) : Json(), path.string());
+}
+
+}  // namespace lockstep::arch

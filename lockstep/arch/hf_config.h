@@ -1,0 +1,48 @@
+// The config.json of a Hugging Face model directory as a ModelConfig, and back. Both spellings of the rotary parameters
+// are read (transformers 4: rope_theta and rope_scaling; 5: rope_parameters); missing keys mean what transformers 5.23
+// takes for them, except sizes, which must be there.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/arch/model_config.h"
+#include "lockstep/base/json.h"
+#include "lockstep/config/run_config.h"
+
+namespace lockstep::arch {
+
+struct HfConfig {
+  ModelConfig model{};                    // max_seq_len: at most the sliding window; dropout 0, which files say of training
+  Json raw{};                             // config.json as it is
+  std::vector<int64_t> eos_token_ids{};   // of generation_config.json, or else of config.json; may be empty
+  std::optional<int64_t> bos_token_id{};  // the same
+  std::string dtype{};                    // "bfloat16": of the weights; empty where config.json does not say
+  std::vector<std::string> notes{};       // a sentence for each key that is accepted and has no effect here
+};
+
+// DataError LS1115 where `dir` holds no config.json; LS1117 with all keys that are missing, of another type or
+// contradict each other; LS1118 with all that ask for what is not built (other architectures, activations, kinds of
+// rope scaling, quantised weights). LS1205 for what is not JSON.
+HfConfig load_hf_config(const std::filesystem::path& dir);
+// The same from the content; `generation` is generation_config.json or null. `origin` stands for the file in messages.
+HfConfig parse_hf_config(const Json& config, const Json& generation, std::string_view origin);
+
+// A config.json that transformers loads. With `original`, the one the model came from, its keys stay and only what the
+// model has otherwise is set; a max_seq_len below the original's was a limit of the run and is not. ConfigError LS1123
+// for a model that no class of transformers computes. The dtype of the weights is the caller's to set (set_hf_dtype).
+Json hf_config_json(const ModelConfig& model, const Json* original = nullptr);
+// Under the key that is there, `dtype` or `torch_dtype`; the older where neither is.
+void set_hf_dtype(Json& config, std::string_view dtype);
+
+// The folder of model.from = "hf:DIR"; nothing where it is not set. ConfigError LS1115 for another form.
+std::optional<std::filesystem::path> hf_folder(const config::ModelSection& section);
+// The model of that folder with the section's dropout and max_seq_len. ConfigError LS1116 for any other key beside
+// `from`, and for a max_seq_len that the model cannot have.
+ModelConfig resolve_hf_model(const config::ModelSection& section);
+
+}  // namespace lockstep::arch

@@ -1,0 +1,132 @@
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/arch/hf_config.h"
+#include "lockstep/arch/hf_config_families.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::arch {
+namespace {
+
+// What of the model no key of its family can say.
+std::vector<std::string> unwritable(const ModelConfig& m) {
+  const HfFamily& family = hf_family(m.family);
+  const FamilyTraits& traits = m.traits();
+  std::vector<std::string> problems;
+  const auto expect = [&](bool holds, std::string text) {
+    if (!holds) problems.push_back(std::move(text));
+  };
+  if (traits.learned_positions)
+    expect(m.heads * m.head_size == m.hidden,
+           cat("heads(", m.heads, ") x head_size(", m.head_size, ") is not hidden(", m.hidden, ")"));
+  if (family.attention_bias_key)
+    expect(m.qkv_bias == m.out_bias, "biases of q, k, v and of attention's output only together");
+  else
+    expect(m.qkv_bias == traits.qkv_bias && m.out_bias == traits.out_bias, "other biases of attention than the family's");
+  if (!family.mlp_bias_key) expect(m.mlp_bias == traits.mlp_bias, "other biases of the MLP than the family's");
+  expect(m.qk_norm == traits.qk_norm, "norms of q and k");
+  if (traits.learned_positions) expect(m.rope_scaling == RopeScaling{}, "rope scaling");
+  if (family.window_by_layer || family.default_window == 0)
+    expect(m.sliding_window == 0, "sliding_window: which layers slide is only in the config.json it came from");
+  return problems;
+}
+
+void require_writable(const ModelConfig& m) {
+  if (const std::vector<std::string> problems = unwritable(m); !problems.empty())
+    throw ConfigError({.code = "LS1123",
+                       .what = cat("transformers' ", hf_family(m.family).language_model, " cannot be this model:\n  ",
+                                   join(problems, "\n  "))});
+}
+
+Json scaling_json(const RopeScaling& scaling) {
+  if (scaling.kind == RopeScaling::Kind::kNone) return nullptr;
+  if (scaling.kind == RopeScaling::Kind::kLinear) return {{"rope_type", "linear"}, {"factor", scaling.factor}};
+  return {{"rope_type", "llama3"},
+          {"factor", scaling.factor},
+          {"low_freq_factor", scaling.low_freq_factor},
+          {"high_freq_factor", scaling.high_freq_factor},
+          {"original_max_position_embeddings", scaling.original_max_position_embeddings}};
+}
+
+// The keys that say the shape of the model; rotary parameters apart.
+Json shape_json(const ModelConfig& m) {
+  const HfFamily& family = hf_family(m.family);
+  Json json = {{"model_type", family_name(m.family)},
+               {family.hidden, m.hidden},
+               {family.layers, m.layers},
+               {family.heads, m.heads},
+               {family.ffn, m.ffn},
+               {family.norm_eps, m.norm_eps},
+               {"vocab_size", m.vocab_size},
+               {"tie_word_embeddings", m.tied}};
+  if (m.traits().learned_positions) return json;
+  json["num_key_value_heads"] = m.kv_heads;
+  json["head_dim"] = m.head_size;
+  if (family.attention_bias_key) json["attention_bias"] = m.qkv_bias;
+  if (family.mlp_bias_key) json["mlp_bias"] = m.mlp_bias;
+  return json;
+}
+
+Json new_config(const ModelConfig& m) {
+  require_writable(m);
+  const HfFamily& family = hf_family(m.family);
+  Json json = shape_json(m);
+  json["architectures"] = Json::array({family.language_model});
+  json[family.positions] = m.max_seq_len;
+  json["bos_token_id"] = json["eos_token_id"] = nullptr;  // those of the class would be other tokens here
+  if (m.traits().learned_positions) {
+    json["activation_function"] = "gelu_new";
+    json["resid_pdrop"] = json["embd_pdrop"] = m.dropout;
+    json["attn_pdrop"] = 0.0;
+    return json;
+  }
+  json["hidden_act"] = "silu";
+  json["attention_dropout"] = 0.0;
+  json["rope_theta"] = m.rope_theta;
+  json["rope_scaling"] = scaling_json(m.rope_scaling);
+  if (family.window_by_layer) json["use_sliding_window"] = false;
+  if (family.default_window > 0) json["sliding_window"] = m.sliding_window > 0 ? Json(m.sliding_window) : Json();
+  return json;
+}
+
+// In the spelling that the file has.
+void set_rope(const ModelConfig& m, Json& json) {
+  if (!json.contains("rope_parameters")) {
+    json["rope_theta"] = m.rope_theta;
+    json["rope_scaling"] = scaling_json(m.rope_scaling);
+    return;
+  }
+  Json rope = scaling_json(m.rope_scaling);
+  if (rope.is_null()) rope = {{"rope_type", "default"}};
+  rope["rope_theta"] = m.rope_theta;
+  json["rope_parameters"] = std::move(rope);
+  json.erase("rope_scaling");
+}
+
+}  // namespace
+
+Json hf_config_json(const ModelConfig& model, const Json* original) {
+  if (!original) return new_config(model);
+  const ModelConfig was = parse_hf_config(*original, nullptr, "the original config.json").model;
+  if (was.family != model.family)
+    throw ConfigError({.code = "LS1123", .what = cat("a ", family_name(model.family), " model with the config.json of a ",
+                                                     family_name(was.family))});
+  ModelConfig without_window = model;  // the original has it
+  without_window.sliding_window = 0;
+  require_writable(without_window);
+  Json json = *original;
+  const Json old_shape = shape_json(was), shape = shape_json(model);
+  for (const auto& [key, value] : shape.items()) {
+    if (old_shape.at(key) != value) json[key] = value;
+  }
+  if (model.max_seq_len > was.max_seq_len) json[hf_family(model.family).positions] = model.max_seq_len;
+  if (!model.traits().learned_positions && (was.rope_theta != model.rope_theta || was.rope_scaling != model.rope_scaling))
+    set_rope(model, json);
+  return json;
+}
+
+void set_hf_dtype(Json& config, std::string_view dtype) { config[config.contains("dtype") ? "dtype" : "torch_dtype"] = dtype; }
+
+}  // namespace lockstep::arch

@@ -1,0 +1,47 @@
+// Stretched frequencies against those of transformers 5.23 (ROPE_INIT_FUNCTIONS).
+#include "lockstep/nn/rotary.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "support/tensors.h"
+
+namespace lockstep::nn {
+namespace {
+
+// Of pair j: (1, 0) turned by one position is (cos f, sin f).
+double frequency(const Rotary& rotary, int64_t head_size, int64_t j) {
+  const at::Tensor x = at::zeros({1, 1, 1, head_size});
+  x.select(3, j).fill_(1);
+  rotary.apply(x, /*start=*/1);
+  return std::atan2(x.select(3, j + head_size / 2).item<double>(), x.select(3, j).item<double>());
+}
+
+TEST(RopeScaling, Llama3OfLlama31) {
+  const arch::RopeScaling scaling{.kind = arch::RopeScaling::Kind::kLlama3,
+                                  .factor = 8,
+                                  .low_freq_factor = 1,
+                                  .high_freq_factor = 4,
+                                  .original_max_position_embeddings = 8192};
+  const Rotary rotary(/*positions=*/2, /*head_size=*/128, /*theta=*/500000, at::TensorOptions(at::kFloat), scaling);
+  const std::vector<std::pair<int64_t, double>> expected = {
+      {0, 1.0},                    {1, 0.8146172165870667},     {20, 0.016560440883040428},
+      {28, 0.0032114461064338684},  // kept
+      {30, 0.0013718936825171113}, {32, 0.0005248460220173001}, {34, 0.0001785077911335975},  // between
+      {35, 9.556212171446532e-05}, {40, 3.428102354519069e-05}, {63, 3.068925877869333e-07}};  // divided by 8
+  for (const auto& [j, f] : expected) EXPECT_NEAR(frequency(rotary, 128, j), f, 1e-6 * f) << j;
+}
+
+TEST(RopeScaling, LinearDividesAll) {
+  const arch::RopeScaling scaling{.kind = arch::RopeScaling::Kind::kLinear, .factor = 4};
+  const Rotary rotary(2, 16, 10000, at::TensorOptions(at::kFloat), scaling);
+  const std::vector<double> expected = {0.25, 0.07905694097280502, 0.02500000037252903, 0.007905694656074047};
+  for (size_t j = 0; j < expected.size(); ++j)
+    EXPECT_NEAR(frequency(rotary, 16, static_cast<int64_t>(j)), expected[j], 1e-6 * expected[j]) << j;
+}
+
+}  // namespace
+}  // namespace lockstep::nn
