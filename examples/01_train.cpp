@@ -31,7 +31,7 @@ std::string write_toy_tokens(const std::string& prefix, int64_t vocab_size) {
 // One rank: its executor builds layers and parameters, and interprets its list of actions once per step.
 std::vector<double> run_rank(comm::World& world, const config::RunConfig& config, const program::Layout& layout) {
   at::set_num_threads(1);
-  engine::Groups groups(world, layout.mesh);
+  engine::Groups groups(world, layout);
   engine::Executor executor(train::executor_options(config, layout), groups);
   const data::Sampler sampler = train::open_training_data(config, layout);
   std::vector<double> losses;

@@ -5,6 +5,7 @@
 #include "apps/lockstep/runtime_call.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/config/check.h"
 #include "lockstep/launch/backend_choice.h"
 #include "lockstep/launch/local_launcher.h"
 
@@ -51,7 +52,7 @@ int ranks_of(const CommandLine& command_line, const config::RunConfig& config) {
     refuse_flag(command_line, "--max-restarts " + command_line.value("max-restarts"),
                 "whoever has started the ranks must start them again");
   if (is_pod(identity)) return identity.world_size * command_line.ranks.value_or(1);
-  if (!is_rank(command_line)) return command_line.ranks.value_or(std::max(1, config.parallel.dp));
+  if (!is_rank(command_line)) return command_line.ranks.value_or(config::ranks_wanted(config));
   if (command_line.ranks && !is_checked(command_line))
     refuse_flag(command_line, cat("-n ", *command_line.ranks),
                 cat("this is one of ", identity.world_size, " ranks already"));

@@ -7,6 +7,7 @@
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/config/check.h"
 #include "lockstep/program/job.h"
 #include "lockstep/program/memory.h"
 #include "lockstep/program/predict.h"
@@ -29,7 +30,8 @@ config::LoadedConfig configuration(const CommandLine& command_line, int ranks) {
   config::TrainSection& train = loaded.config.train;
   const auto is_default = [&](const char* key) { return loaded.origin[key] == "default"; };
   if (is_default("train.micro_batch") && is_default("train.global_batch")) train.micro_batch = 1;
-  if (is_default("train.global_batch")) train.global_batch = ranks * train.micro_batch;
+  if (is_default("train.global_batch"))
+    train.global_batch = config::data_parallel_size(loaded.config, ranks) * train.micro_batch;
   if (is_default("train.seq_len") && loaded.config.data.tokenizer.empty()) {
     train.seq_len = std::min(train.seq_len, arch::resolve_model(loaded.config.model).max_seq_len);
   }
@@ -46,7 +48,7 @@ Shown prepare(const CommandLine& command_line) {
   int ranks = command_line.ranks.value_or(0);
   if (ranks == 0) {
     const config::LoadedConfig loaded = config::load_config(command_line.config_files(), command_line.overrides);
-    ranks = std::max(1, loaded.config.parallel.dp);
+    ranks = config::ranks_wanted(loaded.config);
   }
   Shown shown;
   shown.layout = program::layout_of(configuration(command_line, ranks), ranks);

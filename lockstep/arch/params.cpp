@@ -1,5 +1,6 @@
 #include "lockstep/arch/params.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -38,7 +39,7 @@ class TableBuilder {
   bool gpt2() const { return model_.family == Family::kGpt2; }
 
   void embedding() {
-    weight("tokens.weight", {model_.vocab_size, model_.hidden});
+    weight("tokens.weight", {model_.vocab_size, model_.hidden}).cut = TensorCut::kRows;
     if (model_.tied) table_.back().tied_layers = {static_cast<int>(model_.layers) + 1};
     if (gpt2()) weight("positions.weight", {model_.max_seq_len, model_.hidden});
   }
@@ -47,23 +48,25 @@ class TableBuilder {
     const int64_t q = model_.heads * model_.head_size;
     const int64_t kv = model_.kv_heads * model_.head_size;
     norm("attention_norm");
-    fused("attention.qkv", {{"attention.q", q}, {"attention.k", kv}, {"attention.v", kv}});
-    weight("attention.out.weight", {model_.hidden, q}, output_std_);
+    fused("attention.qkv", {{"attention.q", q, TensorCut::kRows},
+                            {"attention.k", kv, TensorCut::kKeyValueHeads},
+                            {"attention.v", kv, TensorCut::kKeyValueHeads}});
+    weight("attention.out.weight", {model_.hidden, q}, output_std_).cut = TensorCut::kColumns;
     if (gpt2()) vector("attention.out.bias", model_.hidden, Init::kZeros);
     norm("mlp_norm");
     if (gpt2()) {
-      weight("mlp.up.weight", {model_.ffn, model_.hidden});
-      vector("mlp.up.bias", model_.ffn, Init::kZeros);
+      weight("mlp.up.weight", {model_.ffn, model_.hidden}).cut = TensorCut::kRows;
+      vector("mlp.up.bias", model_.ffn, Init::kZeros).cut = TensorCut::kRows;
     } else {
-      fused("mlp.gate_up", {{"mlp.gate", model_.ffn}, {"mlp.up", model_.ffn}});
+      fused("mlp.gate_up", {{"mlp.gate", model_.ffn, TensorCut::kRows}, {"mlp.up", model_.ffn, TensorCut::kRows}});
     }
-    weight("mlp.down.weight", {model_.hidden, model_.ffn}, output_std_);
+    weight("mlp.down.weight", {model_.hidden, model_.ffn}, output_std_).cut = TensorCut::kColumns;
     if (gpt2()) vector("mlp.down.bias", model_.hidden, Init::kZeros);
   }
 
   void head() {
     norm("norm");
-    if (!model_.tied) weight("weight", {model_.vocab_size, model_.hidden});
+    if (!model_.tied) weight("weight", {model_.vocab_size, model_.hidden}).cut = TensorCut::kRows;
   }
 
   ParamSpec& add(const std::string& name, std::vector<int64_t> shape, Init init, double std) {
@@ -76,8 +79,8 @@ class TableBuilder {
     spec.layer = layer_.index;
     return table_.emplace_back(std::move(spec));
   }
-  void weight(const std::string& name, std::vector<int64_t> shape, double std = kInitStd) {
-    add(name, std::move(shape), Init::kNormal, std);
+  ParamSpec& weight(const std::string& name, std::vector<int64_t> shape, double std = kInitStd) {
+    return add(name, std::move(shape), Init::kNormal, std);
   }
   ParamSpec& vector(const std::string& name, int64_t size, Init init) { return add(name, {size}, init, 0); }
   void norm(const std::string& name) {
@@ -89,15 +92,19 @@ class TableBuilder {
   struct Part {
     std::string name;
     int64_t rows;
+    TensorCut cut;
   };
   void fused(const std::string& name, const std::vector<Part>& parts) {
     for (const Part& part : parts) {
-      add(part.name + ".weight", {part.rows, model_.hidden}, Init::kNormal, kInitStd).fuse =
-          cat(layer_.name, ".", name, ".weight");
+      ParamSpec& spec = weight(part.name + ".weight", {part.rows, model_.hidden});
+      spec.fuse = cat(layer_.name, ".", name, ".weight");
+      spec.cut = part.cut;
     }
     if (!gpt2()) return;
     for (const Part& part : parts) {
-      vector(part.name + ".bias", part.rows, Init::kZeros).fuse = cat(layer_.name, ".", name, ".bias");
+      ParamSpec& spec = vector(part.name + ".bias", part.rows, Init::kZeros);
+      spec.fuse = cat(layer_.name, ".", name, ".bias");
+      spec.cut = part.cut;
     }
   }
 
@@ -107,9 +114,39 @@ class TableBuilder {
   std::vector<ParamSpec> table_;
 };
 
+int64_t product(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
 // Elements of a row: what a cut must not divide.
 int64_t row_size(const ParamSpec& spec) {
-  return spec.shape.size() < 2 ? 1 : spec.numel() / spec.shape[0];
+  return spec.shape.size() < 2 ? 1 : product(spec.local_shape) / std::max<int64_t>(1, spec.local_shape[0]);
+}
+
+// Gives the row its piece of `shard`.
+void place(const ModelConfig& model, const TensorShard& shard, ParamSpec& spec) {
+  spec.local_shape = spec.shape;
+  spec.local_offset.assign(spec.shape.size(), 0);
+  spec.largest_numel = spec.numel();
+  if (shard.size == 1) return;
+  if (spec.cut == TensorCut::kNone) {
+    spec.copies = shard.size;
+    spec.copy = shard.rank;
+    spec.partial = shard.sequence_parallel || spec.per_head;
+    return;
+  }
+  const bool by_heads = spec.cut == TensorCut::kKeyValueHeads;
+  const int parts = by_heads ? static_cast<int>(std::min<int64_t>(model.kv_heads, shard.size)) : shard.size;
+  spec.copies = shard.size / parts;
+  spec.copy = shard.rank % spec.copies;
+  spec.partial = spec.copies > 1;
+  const int dim = spec.cut == TensorCut::kColumns ? 1 : 0;
+  const auto at = static_cast<size_t>(dim);
+  const mesh::Range range = mesh::shard_range(spec.shape[at], parts, shard.rank / spec.copies);
+  spec.largest_numel = spec.numel() / spec.shape[at] * mesh::shard_range(spec.shape[at], parts, 0).size();
+  spec.local_shape[at] = range.size();
+  spec.local_offset[at] = range.begin;
+  spec.placements.insert_or_assign(mesh::Axis::kTp, mesh::Placement::shard(dim, spec.copies));
 }
 
 int64_t round_up(int64_t value, int64_t multiple) {
@@ -128,11 +165,17 @@ std::vector<LayerSpec> layer_table(const ModelConfig& model) {
 }
 
 int64_t ParamSpec::numel() const {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  return product(shape);
+}
+int64_t ParamSpec::local_numel() const {
+  return product(local_shape);
 }
 
-std::vector<ParamSpec> param_table(const ModelConfig& model) {
-  return TableBuilder(model).build();
+std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard) {
+  LOCKSTEP_CHECK(shard.rank >= 0 && shard.rank < shard.size, "rank ", shard.rank, " of ", shard.size);
+  std::vector<ParamSpec> table = TableBuilder(model).build();
+  for (ParamSpec& spec : table) place(model, shard, spec);
+  return table;
 }
 
 int64_t num_parameters(const ModelConfig& model) {
@@ -147,6 +190,7 @@ FlatLayout flat_layout(const std::vector<ParamSpec>& table, int shards) {
   for (size_t first = 0; first < table.size();) {
     size_t last = first;
     int64_t alignment = 1;  // of the shards: a multiple of every row, so that all cuts through a matrix agree
+    int64_t padding = 0;    // where another rank's pieces are larger
     for (; last < table.size() && table[last].layer == table[first].layer; ++last) {
       if (shards > 1) alignment = std::lcm(alignment, row_size(table[last]));
     }
@@ -156,9 +200,11 @@ FlatLayout flat_layout(const std::vector<ParamSpec>& table, int shards) {
       // With shards, a matrix starts at a whole number of its rows: the cuts are then at whole numbers of rows too.
       // Rows of one fused matrix have one size, so nothing is put between them.
       if (shards > 1) used = round_up(used, row_size(table[i]));
-      unit.slots.push_back({.param = static_cast<int>(i), .offset = unit.begin + used, .numel = table[i].numel()});
-      used += table[i].numel();
+      unit.slots.push_back({.param = static_cast<int>(i), .offset = unit.begin + used, .numel = table[i].local_numel()});
+      used += table[i].local_numel();
+      padding += table[i].largest_numel - table[i].local_numel();
     }
+    used += padding;
     unit.end = unit.begin + (shards == 1 ? used : shards * round_up((used + shards - 1) / shards, alignment));
     flat.numel = unit.end;
     flat.units.push_back(std::move(unit));

@@ -26,6 +26,21 @@ std::vector<LayerSpec> layer_table(const ModelConfig& model);
 
 enum class Init { kNormal, kZeros, kOnes };
 
+// How tensor parallelism cuts a parameter (Shoeybi et al. 2019, section 3).
+enum class TensorCut {
+  kNone,           // every rank holds all of it
+  kRows,           // dim 0: the outputs of a column-parallel linear and their biases, the vocabulary
+  kColumns,        // dim 1: the inputs of a row-parallel linear
+  kKeyValueHeads,  // dim 0 by key/value heads; where there are fewer heads than ranks, several ranks hold one
+};
+
+// Which rank of the tp axis a table is for.
+struct TensorShard {
+  int size = 1;
+  int rank = 0;
+  bool sequence_parallel = false;  // norms, dropout and sums act on this rank's rows alone
+};
+
 struct ParamSpec {
   std::string name;                   // "blocks.3.attention.q.weight": the same in every layout
   std::vector<int64_t> shape;         // global; linear weights are [out, in]
@@ -37,7 +52,19 @@ struct ParamSpec {
   std::string fuse;                   // "" or the name under which neighbouring rows form one matrix:
                                       // "blocks.3.attention.qkv.weight" = q, k, v stacked along dim 0
   std::vector<int> tied_layers;       // further layers that use it (the head uses a tied "embed.tokens.weight")
+  TensorCut cut = TensorCut::kNone;
+  bool per_head = false;              // whole on every rank, but applied to this rank's heads: norms of q and k
+
+  // This rank's piece, and which ranks of the tp axis hold the same one: `copies` neighbours, this one the copy-th.
+  std::vector<int64_t> local_shape;   // = shape where nothing is cut
+  std::vector<int64_t> local_offset;
+  int64_t largest_numel = 0;          // of the piece of any rank
+  int copies = 1;
+  int copy = 0;
+  // After backward the gradient is one rank's part of a sum over the copies: Partial, until REDUCE_PARTIAL.
+  bool partial = false;
   int64_t numel() const;
+  int64_t local_numel() const;
 };
 
 // gpt2:  embed.tokens.weight [V, D], embed.positions.weight [max_seq_len, D],
@@ -46,11 +73,13 @@ struct ParamSpec {
 //        blocks.i.mlp.up.{weight [F, D], bias}, blocks.i.mlp.down.{weight [D, F], bias}, head.norm.{weight,bias}
 //        and, untied, head.weight [V, D].
 // llama: no positions, no biases, k and v [KV*K, D], blocks.i.mlp.{gate,up}.weight [F, D] (fused gate_up), mlp.down.
-std::vector<ParamSpec> param_table(const ModelConfig& model);
+// `shard`: whose pieces. The model's heads and kv_heads fit the axis (config/check.h), all else may be uneven.
+std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard = {});
 int64_t num_parameters(const ModelConfig& model);
 
 // Where each parameter lies in the flat buffers: one contiguous unit per layer, units in layer order, parameters of a unit
-// in table order with fused rows side by side. Offsets and sizes in elements.
+// in table order with fused rows side by side. Offsets and sizes in elements. A unit has the same place and size on every
+// rank of the tp axis: where pieces are uneven, the smaller ones leave padding at its end.
 struct FlatSlot {
   int param = 0;  // row of the table
   int64_t offset = 0;

@@ -23,10 +23,27 @@ std::string multiples_near(int64_t unit, int64_t wanted) {
   return below == 0 ? cat(unit) : cat(below, " or ", below + unit);
 }
 
+// Every rank of the axis has the same number of heads, and of key/value heads or of ranks that share one.
+template <typename Expect>
+void tensor_parallel_problems(const ModelSection& model, int tp, const Expect& expect) {
+  if (!model.heads) return;
+  const int64_t heads = *model.heads, kv_heads = model.kv_heads.value_or(heads);
+  expect(heads % tp == 0, "parallel.tp", cat("model.heads(", heads, ") % tp(", tp, ") = ", heads % tp),
+         cat("use tp ", divisors_near(heads, tp)));
+  if (heads % tp != 0) return;
+  expect(kv_heads % tp == 0 || tp % kv_heads == 0, "parallel.tp",
+         cat("neither of model.kv_heads(", kv_heads, ") and tp(", tp, ") divides the other"),
+         cat("use tp ", divisors_near(kv_heads, tp)));
+}
+
 }  // namespace
 
 int data_parallel_size(const RunConfig& config, int world_size) {
-  return config.parallel.dp == 0 ? world_size : config.parallel.dp;
+  return config.parallel.dp == 0 ? std::max(1, world_size / config.parallel.tp) : config.parallel.dp;
+}
+
+int ranks_wanted(const RunConfig& config) {
+  return std::max(1, config.parallel.dp) * config.parallel.tp;
 }
 
 int64_t microbatches(const RunConfig& config, int world_size) {
@@ -42,10 +59,14 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
   const OptimizerSection& optimizer = config.optimizer;
   const int dp = data_parallel_size(config, world_size);
 
-  expect(dp == world_size, "parallel.dp",
-         cat("[mesh] dp(", dp, ") = ", dp, ", but ", world_size, world_size == 1 ? " rank was" : " ranks were",
+  const int tp = config.parallel.tp;
+  const std::string product = tp == 1 ? cat("dp(", dp, ")") : cat("tp(", tp, ") x dp(", dp, ")");
+  expect(dp * tp == world_size, config.parallel.dp == 0 ? "parallel.tp" : "parallel.dp",
+         cat("[mesh] ", product, " = ", dp * tp, ", but ", world_size, world_size == 1 ? " rank was" : " ranks were",
              " started"),
-         cat("dp=", world_size, " would fit, or -n ", dp));
+         world_size % tp == 0 ? cat("dp=", world_size / tp, " would fit, or -n ", dp * tp)
+                              : cat("tp=", divisors_near(world_size, tp), " would fit, or -n ", dp * tp));
+  tensor_parallel_problems(config.model, tp, expect);
 
   const int64_t per_pass = dp * train.micro_batch;
   if (train.global_batch % per_pass != 0) {

@@ -9,8 +9,10 @@
 
 namespace lockstep::config {
 
-// Data-parallel ranks of a world: parallel.dp, or all ranks where it is 0.
+// Data-parallel ranks of a world: parallel.dp, or where it is 0 as many as the ranks allow beside the other axes.
 int data_parallel_size(const RunConfig& config, int world_size);
+// The ranks that the configuration asks for; where parallel.dp is 0 those of one model replica.
+int ranks_wanted(const RunConfig& config);
 
 // Forward passes of one rank per optimizer step: global_batch / (dp * micro_batch).
 int64_t microbatches(const RunConfig& config, int world_size);

@@ -115,11 +115,14 @@ std::vector<Section> declare_sections() {
       .field("max_grad_norm", &OptimizerSection::max_grad_norm, zero_or_more, "clip the global norm to this; 0 = off");
 
   Declare(table, "parallel", &RunConfig::parallel, "The layout: the product of the axes is the number of ranks.")
-      .field("dp", &ParallelSection::dp, zero_or_more, "data-parallel ranks; 0 = all that were started")
+      .field("dp", &ParallelSection::dp, zero_or_more, "data-parallel ranks; 0 = all that were started / tp")
+      .field("tp", &ParallelSection::tp, counted(1, "ranks"), "ranks that share one copy of the model, cut inside every layer")
+      .field("sequence_parallel", &ParallelSection::sequence_parallel, any,
+             "with tp: norms, dropout and residual sums act on 1/tp of the rows")
       .field("data_parallel", &ParallelSection::data_parallel, any, "how gradients are summed")
       .field("bucket_mib", &ParallelSection::bucket_mib, {.least = 0, .open_below = true, .unit = "MiB"},
              "gradients reduced as one")
-      .field("overlap", &ParallelSection::overlap, any, "reduce a bucket while the backward pass goes on")
+      .field("overlap", &ParallelSection::overlap, any, "communicate while the backward pass goes on")
       .field("backend", &ParallelSection::backend, any,
              "what carries messages; auto = nccl on GPUs, shared_memory on one host, mpi on several under mpirun");
 
@@ -140,11 +143,10 @@ struct LaterKey {
 
 // Keys of [parallel] and [train] that exist in the design and are not built: refused as such, not as typing errors.
 constexpr LaterKey kLaterKeys[] = {
-    {"parallel", "tp"},           {"parallel", "pp"},       {"parallel", "cp"},
-    {"parallel", "ep"},           {"parallel", "zero"},     {"parallel", "fsdp"},
-    {"parallel", "schedule"},     {"parallel", "offload"},  {"parallel", "sequence_parallel"},
-    {"parallel", "dp_replicate"}, {"parallel", "dp_shard"}, {"parallel", "virtual_stages"},
-    {"train", "recompute"},
+    {"parallel", "pp"},           {"parallel", "cp"},       {"parallel", "ep"},
+    {"parallel", "zero"},         {"parallel", "fsdp"},     {"parallel", "schedule"},
+    {"parallel", "offload"},      {"parallel", "dp_replicate"}, {"parallel", "dp_shard"},
+    {"parallel", "virtual_stages"}, {"train", "recompute"},
 };
 
 std::vector<std::string> names_in(const Section& section) {

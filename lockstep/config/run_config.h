@@ -97,10 +97,12 @@ struct OptimizerSection {
 };
 
 struct ParallelSection {
-  int dp = 0;  // data-parallel ranks; 0 = as many as were started
+  int dp = 0;  // data-parallel ranks; 0 = as many as were started / tp
+  int tp = 1;  // ranks that hold one copy of the model together, each a part of every layer
+  bool sequence_parallel = true;  // with tp: norms, dropout and sums of a layer are cut by rows
   DataParallel data_parallel = DataParallel::kRing;
   double bucket_mib = 25;  // MiB of fp32 gradients reduced as one
-  bool overlap = true;     // reduce a bucket while the backward pass goes on
+  bool overlap = true;     // communicate while the backward pass goes on
   Backend backend = Backend::kAuto;
   bool operator==(const ParallelSection&) const = default;
 };

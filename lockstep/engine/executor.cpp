@@ -1,10 +1,13 @@
 #include "lockstep/engine/executor.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <chrono>
@@ -26,16 +29,20 @@ constexpr MemoryCategory kStepMemory = MemoryCategory::kActivations;
 
 StoreOptions store_options(const ExecutorOptions& options, const Groups& groups, std::shared_ptr<MemoryAccount> memory) {
   const program::Layout& layout = options.layout;
-  const bool server_mode = layout.data_parallel == config::DataParallel::kParameterServer;
-  const int data_degree = layout.mesh.degree(mesh::kDataAxes);
-  const int data_rank = layout.mesh.group_rank(groups.rank(), mesh::kDataAxes);
   return {.dtype = layout.precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat,
           .device = options.device,
-          .owns_optimizer = !server_mode || data_rank == program::kServerRank,
-          .sole_owner = server_mode,
-          .replica = data_rank,
-          .num_replicas = data_degree,
+          .owns_optimizer = layout.owns_optimizer(groups.rank()),
+          .sole_owner = layout.server_mode(),
+          .replica = layout.mesh.group_rank(groups.rank(), mesh::kDataAxes),
+          .num_replicas = layout.mesh.degree(mesh::kDataAxes),
           .memory = std::move(memory)};
+}
+
+std::unique_ptr<parallel::TensorGroup> tensor_group(const program::Layout& layout, Groups& groups) {
+  if (!groups.tensor()) return nullptr;
+  return std::make_unique<parallel::TensorGroup>(
+      *groups.tensor(),
+      parallel::TensorOptions{.sequence_parallel = layout.sequence_parallel, .overlap = layout.overlap});
 }
 
 std::string site(const char* what, int bucket) { return cat(what, " bucket ", bucket); }
@@ -47,17 +54,19 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
       groups_(groups),
       program_(program::build_program(options_.layout)),
       memory_(std::make_shared<MemoryAccount>()),
-      store_(arch::param_table(options_.layout.model), store_options(options_, groups, memory_)),
-      layers_(model::build_layers(options_.layout.model, store_, {.seed = options_.seed, .training = true})),
-      evaluation_layers_(model::build_layers(options_.layout.model, store_, {.seed = options_.seed, .training = false})) {
+      store_(options_.layout.param_table(groups.rank()), store_options(options_, groups, memory_)),
+      tensor_(tensor_group(options_.layout, groups)),
+      layers_(model::build_layers(options_.layout.model, store_,
+                                  {.seed = options_.seed, .training = true, .tensor = tensor_.get()})),
+      evaluation_layers_(model::build_layers(options_.layout.model, store_,
+                                             {.seed = options_.seed, .training = false, .tensor = tensor_.get()})) {
   store_.initialize(options_.seed);
 }
 
 Executor::~Executor() = default;
 
 bool Executor::is_server() const {
-  return options_.layout.data_parallel == config::DataParallel::kParameterServer &&
-         groups_.data().rank() == program::kServerRank;
+  return options_.layout.server_mode() && options_.layout.owns_optimizer(groups_.rank());
 }
 
 StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr) {
@@ -78,6 +87,7 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
     }
   }
   wait_for_parameters();
+  note_layers();
   LOCKSTEP_CHECK(saved_.empty() && flowing_.empty(), "activations left after the last action");
   microbatches_ = nullptr;
   return result_;
@@ -96,6 +106,8 @@ void Executor::run(const Action& action) {
       return start_reduce(action);
     case ActionKind::kLoss:
       return reduce_loss();
+    case ActionKind::kReducePartial:
+      return reduce_partial();
     case ActionKind::kNorm:
       return norm();
     case ActionKind::kStep:
@@ -128,8 +140,12 @@ void Executor::backward(const Action& action) {
   nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
   memory_->restart_peak(kStepMemory);
   int64_t baseline = memory_->live(kStepMemory);
+  const at::Tensor& dy = flowing_[action.microbatch];
+  at::Tensor dx;
+  if (action.kind == ActionKind::kBackward) dx = layer.backward(dy, *saved->second);
+  if (action.kind == ActionKind::kBackwardInput) dx = layer.backward_input(dy, *saved->second);
+  if (action.kind == ActionKind::kBackwardWeight) layer.backward_weight(*saved->second);
   if (action.kind != ActionKind::kBackwardWeight) {
-    at::Tensor dx = layer.backward_input(flowing_[action.microbatch], *saved->second);
     if (dx.defined()) {
       baseline += static_cast<int64_t>(dx.nbytes());
       flowing_[action.microbatch] = std::move(dx);
@@ -137,10 +153,7 @@ void Executor::backward(const Action& action) {
       flowing_.erase(action.microbatch);
     }
   }
-  if (action.kind != ActionKind::kBackwardInput) {
-    layer.backward_weight(*saved->second);
-    saved_.erase(saved);
-  }
+  if (action.kind != ActionKind::kBackwardInput) saved_.erase(saved);
   note_workspace(baseline);
   note_activations();
 }
@@ -164,18 +177,28 @@ void Executor::start_pull(const Action& action) {
                                             {.site = site("pull", action.bucket), .algorithm = Algorithm::kDirect}));
 }
 
-double Executor::wait(comm::Work& work) {
+void Executor::wait(comm::Work& work, const char* what) {
   work.wait();
-  return work.exposed_seconds();
+  result_.exposed_by[what] += work.exposed_seconds();
+  result_.exposed_comm_seconds += work.exposed_seconds();
+}
+
+// What the sharded layers waited for.
+void Executor::note_layers() {
+  if (!tensor_) return;
+  for (const auto& [what, seconds] : tensor_->take_exposed()) {
+    result_.exposed_by["tp " + what] += seconds;
+    result_.exposed_comm_seconds += seconds;
+  }
 }
 
 void Executor::wait_for_gradients() {
-  for (comm::Work& work : reductions_) result_.exposed_comm_seconds += wait(work);
+  for (comm::Work& work : reductions_) wait(work, "dp gradients");
   reductions_.clear();
 }
 
 void Executor::wait_for_parameters() {
-  for (comm::Work& work : pulls_) result_.exposed_comm_seconds += wait(work);
+  for (comm::Work& work : pulls_) wait(work, "dp parameters");
   pulls_.clear();
 }
 
@@ -186,9 +209,12 @@ void Executor::reduce_loss() {
     loss += losses_[i].item<double>();
     tokens += microbatches_->at(i).targets.ge(0).sum().item<int64_t>();
   }
-  const at::Tensor sums = at::tensor({loss, static_cast<double>(tokens), bad_param_ >= 0 ? 1.0 : 0.0}, at::kDouble);
-  comm::Work work = groups_.data().all_reduce(sums, {.site = "loss", .algorithm = Algorithm::kDirect});
-  result_.exposed_comm_seconds += wait(work);
+  // Every rank of a tp group has the whole loss of its samples: the first one counts.
+  const double counts = tensor_ && tensor_->rank() > 0 ? 0 : 1;
+  const at::Tensor sums =
+      at::tensor({counts * loss, counts * static_cast<double>(tokens), bad_param_ >= 0 ? 1.0 : 0.0}, at::kDouble);
+  comm::Work work = groups_.replica().all_reduce(sums, {.site = "loss", .algorithm = Algorithm::kDirect});
+  wait(work, "loss");
   const double* values = sums.const_data_ptr<double>();
   if (values[2] > 0) return nonfinite();
   result_.tokens = std::llround(values[1]);
@@ -196,20 +222,55 @@ void Executor::reduce_loss() {
   result_.loss = values[0] / values[1];
 }
 
+// Gradients that are this rank's part of a sum become whole, over the tp axis and among the ranks that share heads.
+void Executor::reduce_partial() {
+  wait_for_gradients();
+  sum_over(groups_.tensor(), false);
+  if (groups_.shared_heads()) sum_over(groups_.shared_heads(), true);
+}
+
+// They lie scattered in the flat buffer and are small: they travel together in a copy.
+void Executor::sum_over(comm::Communicator* group, bool shared_heads) {
+  std::vector<at::Tensor> gradients, flat;
+  for (size_t param = 0; param < store_.table().size(); ++param) {
+    const arch::ParamSpec& spec = store_.table()[param];
+    if (!spec.partial || (spec.cut != arch::TensorCut::kNone) != shared_heads) continue;
+    gradients.push_back(store_.grad(static_cast<int>(param)));
+    flat.push_back(gradients.back().flatten());
+  }
+  if (gradients.empty()) return;
+  const at::Tensor together = at::cat(flat);
+  comm::Work work = group->all_reduce(together, {.site = "reduce_partial", .algorithm = Algorithm::kRing});
+  wait(work, "tp gradients");
+  int64_t offset = 0;
+  for (at::Tensor& gradient : gradients) {
+    gradient.copy_(together.narrow(0, offset, gradient.numel()).view_as(gradient));
+    offset += gradient.numel();
+  }
+}
+
+// Over all parameters, each counted once: a piece that several ranks hold by the first of them.
+double Executor::whole_norm() {
+  std::vector<at::Tensor> gradients;
+  for (size_t param = 0; param < store_.table().size(); ++param)
+    if (store_.table()[param].copy == 0) gradients.push_back(store_.grad(static_cast<int>(param)));
+  const double here = optim::gradient_norm(gradients);
+  if (!tensor_) return here;
+  const at::Tensor square = at::full({1}, here * here, at::kDouble);
+  comm::Work work = groups_.tensor()->all_reduce(square, {.site = "norm", .algorithm = Algorithm::kDirect});
+  wait(work, "norm");
+  return std::sqrt(square.item<double>());
+}
+
 // The one division by the global token count, and the clipping.
 void Executor::norm() {
   wait_for_gradients();
-  const at::Tensor norm = at::empty({1}, at::kDouble);
-  if (options_.layout.data_parallel == config::DataParallel::kRing || is_server()) {
-    std::vector<at::Tensor> gradients;
-    for (int param = 0; param < static_cast<int>(store_.table().size()); ++param)
-      gradients.push_back(store_.grad(param));
-    norm.fill_(optim::gradient_norm(gradients));
-  }
-  if (options_.layout.data_parallel == config::DataParallel::kParameterServer) {
+  const at::Tensor norm = at::zeros({1}, at::kDouble);
+  if (options_.layout.owns_optimizer(groups_.rank())) norm.fill_(whole_norm());
+  if (options_.layout.server_mode()) {
     comm::Work work = groups_.data().broadcast(norm, program::kServerRank,
                                                {.site = "norm", .algorithm = Algorithm::kDirect});
-    result_.exposed_comm_seconds += wait(work);
+    wait(work, "norm");
   }
   const double tokens = static_cast<double>(result_.tokens);
   result_.grad_norm = norm.item<double>() / tokens;
@@ -243,13 +304,13 @@ void Executor::nonfinite() {
   wait_for_gradients();
   flowing_.clear();
   saved_.clear();
-  comm::Communicator& data = groups_.data();
+  comm::Communicator& replica = groups_.replica();
   const at::Tensor mine = at::tensor({static_cast<int64_t>(bad_param_)}, at::kLong);
-  const at::Tensor all = at::empty({data.size()}, at::kLong);
-  data.all_gather(mine, all, {.site = "non-finite"}).wait();
+  const at::Tensor all = at::empty({replica.size()}, at::kLong);
+  replica.all_gather(mine, all, {.site = "non-finite"}).wait();
   const int64_t* params = all.const_data_ptr<int64_t>();
   std::vector<std::string> culprits;
-  for (int rank = 0; rank < data.size(); ++rank)
+  for (int rank = 0; rank < replica.size(); ++rank)
     if (params[rank] >= 0)
       culprits.push_back(cat("rank ", rank, ": ", store_.table()[static_cast<size_t>(params[rank])].name));
   const std::string whose = culprits.empty() ? "their norm overflows" : join(culprits, ", ");
@@ -286,6 +347,27 @@ std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) 
   at::Tensor x;
   for (const auto& layer : evaluation_layers_) x = layer->forward(x, microbatch, nullptr);
   return {x.item<double>(), microbatch.targets.ge(0).sum().item<int64_t>()};
+}
+
+at::Tensor Executor::whole(int param, const at::Tensor& piece) {
+  const arch::ParamSpec& spec = store_.table().at(static_cast<size_t>(param));
+  const auto placement = spec.placements.find(mesh::Axis::kTp);
+  if (!tensor_ || placement == spec.placements.end()) return piece;
+  const at::Tensor mine = at::zeros({spec.largest_numel}, piece.options());
+  mine.narrow(0, 0, piece.numel()).copy_(piece.flatten());
+  const at::Tensor all = at::empty({tensor_->size(), spec.largest_numel}, piece.options());
+  groups_.tensor()->all_gather(mine, all, {.site = "whole " + spec.name}).wait();
+  const int dim = placement->second.dim(), copies = spec.copies;
+  const int parts = tensor_->size() / copies;
+  std::vector<at::Tensor> pieces;
+  for (int part = 0; part < parts; ++part) {
+    std::vector<int64_t> shape = spec.shape;
+    int64_t& length = shape[static_cast<size_t>(dim)];
+    length = mesh::shard_range(length, parts, part).size();
+    pieces.push_back(all.select(0, part * copies).narrow(0, 0, spec.numel() / spec.shape[static_cast<size_t>(dim)] * length)
+                         .view(shape));
+  }
+  return at::cat(pieces, dim);
 }
 
 at::Tensor Executor::gradient(int param) const { return store_.grad(param).div(result_.clip_factor); }

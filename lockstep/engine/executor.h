@@ -14,6 +14,7 @@
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/parameter_store.h"
 #include "lockstep/nn/layer.h"
+#include "lockstep/parallel/tensor/group.h"
 #include "lockstep/program/program.h"
 
 namespace lockstep::engine {
@@ -37,6 +38,7 @@ struct StepResult {
   double grad_norm = 0;     // of the mean loss, before clipping
   double clip_factor = 1;
   double exposed_comm_seconds = 0;  // this rank waited for communication
+  std::map<std::string, double> exposed_by{};  // the same by what it waited for: "tp all_reduce", "dp reduce_grad"
   std::string skipped{};  // where the step was left out: whose gradient was not finite, "rank 1: norm.weight"
 };
 
@@ -63,8 +65,11 @@ class Executor {
   // Sum of losses and valid tokens of one microbatch on this rank, without gradients.
   std::pair<double, int64_t> evaluate(const nn::Microbatch& microbatch);
 
-  // The gradient of the mean loss of the last step, before clipping; on a parameter server's worker: only its own part.
+  // The gradient of the mean loss of the last step, before clipping: this rank's piece; on a parameter server's worker:
+  // only its own part of the sum.
   at::Tensor gradient(int param) const;
+  // A parameter's pieces put together: `piece` is gradient(param), or the value. Collective over the tp axis.
+  at::Tensor whole(int param, const at::Tensor& piece);
 
   ParameterStore& store() { return store_; }
   const program::Program& program() const { return program_; }
@@ -83,6 +88,9 @@ class Executor {
   void start_reduce(const program::Action& action);
   void start_pull(const program::Action& action);
   void reduce_loss();
+  void reduce_partial();
+  double whole_norm();
+  void sum_over(comm::Communicator* group, bool shared_heads);
   void norm();
   void update();
   void wait_for_gradients();
@@ -91,13 +99,15 @@ class Executor {
   void nonfinite();
   void note_workspace(int64_t baseline);
   void note_activations();
-  double wait(comm::Work& work);
+  void wait(comm::Work& work, const char* what);
+  void note_layers();
 
   ExecutorOptions options_;
   Groups& groups_;
   program::Program program_;
   std::shared_ptr<MemoryAccount> memory_;
   ParameterStore store_;
+  std::unique_ptr<parallel::TensorGroup> tensor_;  // null where the axis has one rank
   std::vector<std::unique_ptr<nn::Layer>> layers_;
   std::vector<std::unique_ptr<nn::Layer>> evaluation_layers_;  // over the same parameters, without dropout
 

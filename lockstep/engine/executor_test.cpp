@@ -29,7 +29,7 @@ Outcome train(const Case& c, int64_t steps, int64_t global_batch = 24) {
   Outcome outcome;
   const program::Layout layout = layout_for(c, global_batch);
   lockstep::testing::run_ranks(c.dp, [&](comm::World& world) {
-    Groups groups(world, layout.mesh);
+    Groups groups(world, layout);
     Executor executor({.layout = layout, .max_grad_norm = 0.05}, groups);
     std::vector<StepResult> results;
     for (int64_t step = 0; step < steps; ++step)
@@ -94,7 +94,7 @@ TEST(Executor, RecordedLedgerIsThePredictedOne) {
       for (const int dp : {1, 2, 3, 4}) {
         const program::Layout layout = layout_for({.dp = dp, .kind = kind, .precision = precision});
         lockstep::testing::run_ranks(dp, [&](comm::World& world) {
-          Groups groups(world, layout.mesh);
+          Groups groups(world, layout);
           Executor executor({.layout = layout}, groups);
           groups.take_ledger();
           executor.step(microbatches(layout, world.rank(), 0), 1, 1e-3);
@@ -113,7 +113,7 @@ TEST(Executor, MeasuredMemoryIsThePredictedOneWithinFivePercent) {
         const Case c{.preset = preset, .dp = dp, .kind = kind, .precision = precision, .seq_len = 64};
         const program::Layout layout = layout_for(c, 8);
         lockstep::testing::run_ranks(dp, [&](comm::World& world) {
-          Groups groups(world, layout.mesh);
+          Groups groups(world, layout);
           Executor executor({.layout = layout}, groups);
           executor.step(executor.load([&] { return microbatches(layout, world.rank(), 0); }), 1, 1e-3);
           const program::MemoryBytes predicted = program::predict_memory(layout, executor.program(), world.rank());
@@ -133,7 +133,7 @@ TEST(Executor, ASteadyStepTakesNoNewMemory) {
   for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16}) {
     const program::Layout layout = layout_for({.preset = "gpt2-10m", .dp = 1, .precision = precision, .seq_len = 64}, 8);
     lockstep::testing::run_ranks(1, [&](comm::World& world) {
-      Groups groups(world, layout.mesh);
+      Groups groups(world, layout);
       Executor executor({.layout = layout}, groups);
       const auto step = [&](int64_t index) {
         executor.step(executor.load([&] { return microbatches(layout, 0, index); }), index + 1, 1e-3);
@@ -149,8 +149,7 @@ TEST(Executor, ASteadyStepTakesNoNewMemory) {
 TEST(Executor, WorldOfAnotherSizeIsRefused) {
   EXPECT_THROW(lockstep::testing::run_ranks(2,
                                             [](comm::World& world) {
-                                              const mesh::Mesh mesh = mesh::Mesh::data_parallel(3);
-                                              Groups groups(world, mesh);
+                                              Groups groups(world, layout_for({.dp = 3}));
                                             }),
                ConfigError);
 }

@@ -4,6 +4,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/program/predict.h"
 
 namespace lockstep::engine {
 namespace {
@@ -16,18 +17,41 @@ std::vector<int> all_ranks(int size) {
 
 }  // namespace
 
-Groups::Groups(comm::World& world, const mesh::Mesh& mesh) : rank_(world.rank()) {
+Groups::Groups(comm::World& world, const program::Layout& layout) : rank_(world.rank()) {
+  const mesh::Mesh& mesh = layout.mesh;
   if (world.size() != mesh.world_size())
     throw ConfigError({.code = "LS1102",
                        .what = cat("the layout needs ", mesh.world_size(), " ranks, but ", world.size(), " were started"),
                        .way_out = cat("start with -n ", mesh.world_size())});
   data_ = world.communicator(mesh.group(rank_, mesh::kDataAxes), "dp");
+  const std::vector<int> tensor = mesh.group(rank_, program::kTensorAxis);
+  if (tensor.size() > 1) {
+    tensor_ = world.communicator(tensor, "tp");
+    const int copies = program::partial_gradients(layout.param_table(rank_)).copies;
+    const auto first = tensor.begin() + mesh.group_rank(rank_, program::kTensorAxis) / copies * copies;
+    if (copies > 1) shared_heads_ = world.communicator({first, first + copies}, "kv");
+    if (data_->size() > 1)
+      replica_ = world.communicator(mesh.group(rank_, program::kReplicaAxes), program::replica_axis(layout));
+  }
   world_ = world.communicator(all_ranks(world.size()), "world");
 }
 
+comm::Communicator& Groups::replica() {
+  if (replica_) return *replica_;
+  return tensor_ ? *tensor_ : *data_;
+}
+
+std::vector<std::pair<std::string, comm::Communicator*>> Groups::all() {
+  std::vector<std::pair<std::string, comm::Communicator*>> groups;
+  for (const auto& [name, group] : {std::pair{"dp", &data_}, {"tp", &tensor_}, {"kv", &shared_heads_},
+                                    {"replica", &replica_}, {"world", &world_}})
+    if (*group) groups.emplace_back(name, group->get());
+  return groups;
+}
+
 program::Ledger Groups::take_ledger() {
-  program::Ledger ledger = data_->take_ledger();
-  ledger.merge(world_->take_ledger());
+  program::Ledger ledger;
+  for (const auto& [name, group] : all()) ledger.merge(group->take_ledger());
   return ledger;
 }
 

@@ -71,7 +71,7 @@ void expect_equal(const std::vector<at::Tensor>& actual, const std::vector<at::T
 // One rank through three steps, the second of them injured; what its state must be then comes from a twin that never saw
 // the second batch.
 void play(comm::World& world, const program::Layout& layout, const Injury& injury, bool skip) {
-  Groups groups(world, layout.mesh);
+  Groups groups(world, layout);
   const auto injurer = std::make_shared<Injurer>(layout, injury);
   const std::string where = program::describe(layout) + (skip ? " skip" : " stop");
   Executor executor({.layout = layout,
@@ -132,7 +132,7 @@ TEST(NonFinite, ASumThatOverflowsIsFoundBeforeTheUpdate) {
   for (const DataParallel kind : {DataParallel::kRing, DataParallel::kParameterServer}) {
     const program::Layout layout = layout_for({.dp = 2, .kind = kind});
     lockstep::testing::run_ranks(2, [&](comm::World& world) {
-      Groups groups(world, layout.mesh);
+      Groups groups(world, layout);
       Injurer injurer(layout, {.rank = 0, .parameter = "blocks.1.mlp.down.weight", .value = 3e38});
       injurer.active = true;  // on both ranks
       Executor executor({.layout = layout,

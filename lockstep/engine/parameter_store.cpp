@@ -15,6 +15,24 @@ at::Tensor flat_buffer(int64_t numel, at::ScalarType dtype, const StoreOptions& 
   return at::zeros({numel}, at::TensorOptions().dtype(dtype).device(options.device));
 }
 
+// Elements of a piece that lie side by side in the global parameter too.
+struct Run {
+  int64_t local = 0, global = 0, numel = 0;
+};
+
+// Of a piece cut along dim 0 one run, along dim 1 one per row.
+std::vector<Run> runs_of_piece(const arch::ParamSpec& spec) {
+  if (spec.cut != arch::TensorCut::kColumns) {
+    const int64_t row = spec.numel() / spec.shape[0];
+    return {{.local = 0, .global = spec.local_offset[0] * row, .numel = spec.local_numel()}};
+  }
+  const int64_t width = spec.local_shape[1];
+  std::vector<Run> runs;
+  for (int64_t row = 0; row < spec.shape[0]; ++row)
+    runs.push_back({.local = row * width, .global = row * spec.shape[1] + spec.local_offset[1], .numel = width});
+  return runs;
+}
+
 }  // namespace
 
 ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOptions& options)
@@ -40,20 +58,20 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
 at::Tensor ParameterStore::view(const at::Tensor& flat, int param) const {
   if (!flat.defined()) return flat;
   const arch::ParamSpec& spec = table_.at(static_cast<size_t>(param));
-  return flat.narrow(0, offsets_[static_cast<size_t>(param)], spec.numel()).view(spec.shape);
+  return flat.narrow(0, offsets_[static_cast<size_t>(param)], spec.local_numel()).view(spec.local_shape);
 }
 
 // Rows of one length, side by side in memory: one matrix over all members.
 nn::Parameter ParameterStore::fused(const std::string& name, const std::vector<int>& members) const {
-  std::vector<int64_t> shape = table_[static_cast<size_t>(members[0])].shape;
+  std::vector<int64_t> shape = table_[static_cast<size_t>(members[0])].local_shape;
   int64_t numel = 0, end = offsets_[static_cast<size_t>(members[0])];
   shape[0] = 0;
   for (const int member : members) {
     const arch::ParamSpec& spec = table_[static_cast<size_t>(member)];
     LOCKSTEP_CHECK_EQ(offsets_[static_cast<size_t>(member)], end, "rows of ", name, " are not side by side");
-    shape[0] += spec.shape[0];
-    numel += spec.numel();
-    end += spec.numel();
+    shape[0] += spec.local_shape[0];
+    numel += spec.local_numel();
+    end += spec.local_numel();
   }
   const int64_t begin = offsets_[static_cast<size_t>(members[0])];
   const auto matrix = [&](const at::Tensor& flat) {
@@ -75,11 +93,13 @@ void ParameterStore::initialize(uint64_t seed) {
     const arch::ParamSpec& spec = table_[row];
     const at::Tensor target = value(static_cast<int>(row));
     const bool in_place = target.is_cpu() && target.scalar_type() == at::kFloat;
-    const at::Tensor values = in_place ? target : at::empty(spec.shape, at::kFloat);
+    const at::Tensor values = in_place ? target : at::empty(spec.local_shape, at::kFloat);
     float* data = values.data_ptr<float>();
-    at::parallel_for(0, spec.numel(), kGrain, [&](int64_t begin, int64_t end) {
-      model::initial_values(spec, seed, begin, {data + begin, static_cast<size_t>(end - begin)});
-    });
+    for (const Run& run : runs_of_piece(spec))
+      at::parallel_for(0, run.numel, kGrain, [&](int64_t begin, int64_t end) {
+        model::initial_values(spec, seed, run.global + begin,
+                              {data + run.local + begin, static_cast<size_t>(end - begin)});
+      });
     if (!in_place) target.copy_(values);
   }
   refresh_compute();
@@ -121,10 +141,10 @@ std::vector<StateTensor> ParameterStore::state() const {
       state.push_back({.name = spec.name,
                        .kind = kind,
                        .global_shape = spec.shape,
-                       .offset = std::vector<int64_t>(spec.shape.size(), 0),
+                       .offset = spec.local_offset,
                        .local = view(flat, row),
-                       .replica = replicated ? options_.replica : 0,
-                       .num_replicas = replicated ? options_.num_replicas : 1});
+                       .replica = (replicated ? options_.replica * spec.copies : 0) + spec.copy,
+                       .num_replicas = (replicated ? options_.num_replicas : 1) * spec.copies});
     }
   };
   add(StateKind::kParameter, compute_, true);

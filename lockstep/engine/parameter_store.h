@@ -24,12 +24,12 @@ struct StoreOptions {
   bool training = true;        // false: values alone, neither gradients nor optimizer state
   bool owns_optimizer = true;  // false: a worker of a parameter server, which holds neither moments nor masters
   bool sole_owner = false;     // true: the server, whose moments and masters have no replica
-  int replica = 0;             // for checkpoints: this rank among those that hold the same state
+  int replica = 0;             // for checkpoints: this rank's data-parallel coordinate, among num_replicas
   int num_replicas = 1;
   std::shared_ptr<MemoryAccount> memory = nullptr;  // nothing is accounted without one
 };
 
-// Every buffer starts as zeros; padding stays zero. Views stay valid as long as the store lives.
+// `table` has this rank's pieces (arch::TensorShard). Every buffer starts as zeros; padding stays zero. Views stay valid as long as the store lives.
 class ParameterStore : public nn::ParameterSource {
  public:
   ParameterStore(std::vector<arch::ParamSpec> table, const StoreOptions& options);
@@ -46,7 +46,8 @@ class ParameterStore : public nn::ParameterSource {
   at::Tensor compute_slice(int64_t begin, int64_t end) const;
   at::Tensor grad_slice(int64_t begin, int64_t end) const;
 
-  // One per row of the table, in order. Value: the fp32 master where this rank owns it, else the compute copy.
+  // One per row of the table, in order: this rank's piece. Value: the fp32 master where this rank owns it, else the
+  // compute copy.
   at::Tensor value(int param) const;
   at::Tensor grad(int param) const;
   std::vector<optim::AdamWParameter> adamw_parameters() const;

@@ -19,15 +19,26 @@ struct Case {
   bool overlap = true;
   int64_t seq_len = 16;
   double dropout = 0;
+  int tp = 1;
+  bool sequence_parallel = true;
+  int64_t kv_heads = 0;    // 0 = the preset's
+  int64_t vocab_size = 0;  // 0 = the preset's
+  int ranks() const { return dp * tp; }
 };
 
 inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
   config::ModelSection section;
   section.preset = c.preset;
   section.dropout = c.dropout;
+  if (c.kv_heads > 0) section.kv_heads = c.kv_heads;
+  if (c.vocab_size > 0) section.vocab_size = c.vocab_size;
   program::Layout layout;
   layout.model = arch::resolve_model(section, 512);
-  layout.mesh = mesh::Mesh::data_parallel(c.dp);
+  mesh::PerAxis degrees = mesh::PerAxis::ones();
+  degrees[mesh::Axis::kDpReplicate] = c.dp;
+  degrees[mesh::Axis::kTp] = c.tp;
+  layout.mesh = mesh::Mesh(degrees);
+  layout.sequence_parallel = c.sequence_parallel;
   layout.global_batch = global_batch;
   layout.micro_batch = c.micro_batch;
   layout.seq_len = c.seq_len;

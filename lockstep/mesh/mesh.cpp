@@ -22,7 +22,7 @@ std::string_view axis_name(Axis axis) {
   throw InternalError(cat("no such axis: ", static_cast<int>(axis)));
 }
 
-PerAxis Mesh::ones() {
+PerAxis PerAxis::ones() {
   PerAxis degrees;
   for (Axis axis : kAxes) degrees[axis] = 1;
   return degrees;
@@ -36,7 +36,7 @@ Mesh::Mesh(const PerAxis& degrees) : degrees_(degrees) {
 }
 
 Mesh Mesh::data_parallel(int dp) {
-  PerAxis degrees = ones();
+  PerAxis degrees = PerAxis::ones();
   degrees[Axis::kDpReplicate] = dp;
   return Mesh(degrees);
 }

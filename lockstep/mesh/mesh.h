@@ -21,6 +21,7 @@ inline constexpr std::array<Axis, 2> kDataAxes = {Axis::kDpReplicate, Axis::kDpS
 // One number per axis: a degree or a coordinate.
 class PerAxis {
  public:
+  static PerAxis ones();
   int& operator[](Axis axis) { return values_[static_cast<size_t>(axis)]; }
   int operator[](Axis axis) const { return values_[static_cast<size_t>(axis)]; }
   bool operator==(const PerAxis&) const = default;
@@ -31,7 +32,7 @@ class PerAxis {
 
 class Mesh {
  public:
-  Mesh() : Mesh(ones()) {}                     // one rank
+  Mesh() : Mesh(PerAxis::ones()) {}                     // one rank
   explicit Mesh(const PerAxis& degrees);       // every degree >= 1, else InternalError: layouts are checked in config/
   static Mesh data_parallel(int dp);           // dp_replicate = dp, all other axes 1
 
@@ -51,7 +52,6 @@ class Mesh {
   bool operator==(const Mesh&) const = default;
 
  private:
-  static PerAxis ones();
   PerAxis degrees_;
   int world_size_ = 1;
 };

@@ -25,12 +25,13 @@ at::Tensor Block::forward(const at::Tensor& x, const nn::Microbatch& microbatch,
   BlockSaved* s = kept.get();
   const auto keep = [s](auto BlockSaved::*member) { return s ? &(s->*member) : nullptr; };
 
+  const nn::Sequences sequences{.count = microbatch.tokens.size(0), .length = microbatch.tokens.size(1)};
   at::Tensor branch = parts_.attention->forward(parts_.attention_norm->forward(x, keep(&BlockSaved::attention_norm)),
-                                                keep(&BlockSaved::attention));
+                                                keep(&BlockSaved::attention), sequences);
   at::Tensor middle =
       parts_.attention_dropout.forward(std::move(branch), microbatch, keep(&BlockSaved::attention_dropout));
   branch = parts_.mlp->forward(parts_.mlp_norm->forward_sum(middle, x, keep(&BlockSaved::mlp_norm)),
-                               keep(&BlockSaved::mlp));
+                               keep(&BlockSaved::mlp), sequences.count * sequences.length);
   at::Tensor y = parts_.mlp_dropout.forward(std::move(branch), microbatch, keep(&BlockSaved::mlp_dropout)).add_(middle);
   if (saved) *saved = std::move(kept);
   return y;
@@ -53,8 +54,23 @@ void Block::backward_weight(nn::Saved& saved) {
   parts_.attention_norm->backward_weight(s.attention_norm);
 }
 
-at::Tensor Block::decode(const at::Tensor& x, const nn::KvCacheLayer& cache, int64_t start) {
-  at::Tensor middle = parts_.attention->decode(parts_.attention_norm->forward(x, nullptr), cache, start);
+at::Tensor Block::backward(const at::Tensor& dy, nn::Saved& saved) {
+  if (!parts_.overlap) return Layer::backward(dy, saved);
+  auto& s = static_cast<BlockSaved&>(saved);
+  nn::Pending dmlp = parts_.mlp->start_backward_input(parts_.mlp_dropout.backward(dy, s.mlp_dropout), s.mlp);
+  parts_.mlp->backward_weight(s.mlp);
+  const at::Tensor dmiddle = parts_.mlp_norm->backward_input(dmlp(), s.mlp_norm, dy);
+  nn::Pending dattention = parts_.attention->start_backward_input(
+      parts_.attention_dropout.backward(dmiddle, s.attention_dropout), s.attention);
+  parts_.mlp_norm->backward_weight(s.mlp_norm);
+  parts_.attention->backward_weight(s.attention);
+  at::Tensor dx = parts_.attention_norm->backward_input(dattention(), s.attention_norm, dmiddle);
+  parts_.attention_norm->backward_weight(s.attention_norm);
+  return dx;
+}
+
+at::Tensor Block::decode(const at::Tensor& x, const nn::KvCacheLayer& cache, std::span<const nn::CacheSpan> spans) {
+  at::Tensor middle = parts_.attention->decode(parts_.attention_norm->forward(x, nullptr), cache, spans);
   return parts_.mlp->forward(parts_.mlp_norm->forward_sum(middle, x, nullptr), nullptr).add_(middle);
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <span>
 
 #include "lockstep/nn/attention.h"
 #include "lockstep/nn/dropout.h"
@@ -23,15 +24,17 @@ class Block : public nn::Layer {
     std::unique_ptr<nn::Norm> mlp_norm;
     std::unique_ptr<nn::Mlp> mlp;
     nn::Dropout mlp_dropout;
+    bool overlap = false;  // in action B weight gradients run while the gradients of inputs are summed over ranks
   };
 
   explicit Block(Parts parts);
   at::Tensor forward(const at::Tensor& x, const nn::Microbatch& microbatch, std::unique_ptr<nn::Saved>* saved) override;
   at::Tensor backward_input(const at::Tensor& dy, nn::Saved& saved) override;
   void backward_weight(nn::Saved& saved) override;
+  at::Tensor backward(const at::Tensor& dy, nn::Saved& saved) override;
 
   // Generation, without dropout: see nn::Attention::decode. x [B, T, D] -> [B, T, D]
-  at::Tensor decode(const at::Tensor& x, const nn::KvCacheLayer& cache, int64_t start);
+  at::Tensor decode(const at::Tensor& x, const nn::KvCacheLayer& cache, std::span<const nn::CacheSpan> spans);
 
  private:
   Parts parts_;

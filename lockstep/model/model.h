@@ -11,12 +11,15 @@
 #include "lockstep/arch/params.h"
 #include "lockstep/mesh/mesh.h"
 #include "lockstep/nn/layer.h"
+#include "lockstep/parallel/tensor/group.h"
 
 namespace lockstep::model {
 
 struct ModelOptions {
   uint64_t seed = 1234;  // of dropout
   bool training = true;  // false: dropout off
+  // The ranks that hold this model's layers together; outlives the layers. Null: this rank holds all of it.
+  parallel::TensorGroup* tensor = nullptr;
 };
 
 // One nn::Layer per row of arch::layer_table, in order. Parameters are looked up in `source` once, here.

@@ -25,7 +25,13 @@ class PartsBuilder {
   std::unique_ptr<nn::Head> head();
 
  private:
-  std::unique_ptr<nn::Linear> linear(const std::string& name);
+  // In the order of the data: cut by outputs, then by inputs.
+  std::unique_ptr<nn::Linear> column_linear(const std::string& name);
+  std::unique_ptr<nn::Linear> row_linear(const std::string& name);
+  nn::Parameter bias(const std::string& name);
+  // The group where it has several ranks.
+  parallel::TensorGroup* group() const;
+  int tensor_size() const;
   std::unique_ptr<nn::Norm> norm(const std::string& name);
   std::unique_ptr<nn::Attention> attention(const std::string& name);
   std::unique_ptr<nn::Mlp> mlp(const std::string& name);

@@ -1,8 +1,7 @@
 #include "lockstep/nn/attention.h"
 
+#include <algorithm>
 #include <utility>
-
-#include "lockstep/base/check.h"
 
 namespace lockstep::nn {
 
@@ -11,7 +10,12 @@ Attention::Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rot
     : shape_(shape), qkv_(std::move(qkv)), rotary_(std::move(rotary)), out_(std::move(out)) {}
 
 at::Tensor Attention::forward(const at::Tensor& x, Saved* saved) {
-  const at::Tensor projected = qkv_->forward(x, saved ? &saved->qkv : nullptr);
+  return forward(x, saved, {.count = x.size(0), .length = x.size(1)});
+}
+
+at::Tensor Attention::forward(const at::Tensor& x, Saved* saved, const Sequences& sequences) {
+  const at::Tensor projected = qkv_->forward(x, saved ? &saved->qkv : nullptr, sequences.count * sequences.length)
+                                   .view({sequences.count, sequences.length, -1});
   if (rotary_) rotary_->apply(rotated(projected));
   const auto [q, k, v] = split(projected);
   const at::Tensor mixed = attention_core_forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
@@ -21,14 +25,19 @@ at::Tensor Attention::forward(const at::Tensor& x, Saved* saved) {
 }
 
 at::Tensor Attention::backward_input(const at::Tensor& dy, Saved& saved) {
+  return start_backward_input(dy, saved)();
+}
+
+Pending Attention::start_backward_input(const at::Tensor& dy, Saved& saved) {
   const at::Tensor dprojected = std::exchange(saved.projected, {});
   core_backward(dy, saved, dprojected);
-  return qkv_->backward_input(dprojected, saved.qkv);
+  return qkv_->start_backward_input(dprojected, saved.qkv);
 }
 
 void Attention::core_backward(const at::Tensor& dy, Saved& saved, const at::Tensor& dprojected) {
   const auto [q, k, v] = split(dprojected);
-  attention_core_backward(out_->backward_input(dy, saved.out), saved.core, {.dq = q, .dk = k, .dv = v});
+  const at::Tensor dmixed = out_->backward_input(dy, saved.out).view({q.size(0), q.size(1), -1});
+  attention_core_backward(dmixed, saved.core, {.dq = q, .dk = k, .dv = v});
   if (rotary_) rotary_->apply_inverse(rotated(dprojected));
 }
 
@@ -37,18 +46,20 @@ void Attention::backward_weight(Saved& saved) {
   qkv_->backward_weight(saved.qkv);
 }
 
-at::Tensor Attention::decode(const at::Tensor& x, const KvCacheLayer& cache, int64_t start) {
-  const int64_t added = x.size(1);
-  LOCKSTEP_CHECK(start == 0 || added == 1, "start ", start, ", ", added, " tokens");
+at::Tensor Attention::decode(const at::Tensor& x, const KvCacheLayer& cache, std::span<const CacheSpan> spans) {
   const at::Tensor projected = qkv_->forward(x, nullptr);
-  if (rotary_) rotary_->apply(rotated(projected), start);
+  if (rotary_) {
+    const at::Tensor turned = rotated(projected);
+    for (size_t b = 0; b < spans.size(); ++b)
+      rotary_->apply(turned.narrow(0, static_cast<int64_t>(b), 1), spans[b].start);
+  }
   const auto [q, k, v] = split(projected);
-  cache.k.narrow(1, start, added).copy_(k);
-  cache.v.narrow(1, start, added).copy_(v);
-  const at::Tensor all_k = cache.k.narrow(1, 0, start + added).transpose(1, 2);
-  const at::Tensor all_v = cache.v.narrow(1, 0, start + added).transpose(1, 2);
-  const bool causal = added > 1;  // one query may look at every key there is
-  return out_->forward(attention_core_forward(q.transpose(1, 2), all_k, all_v, causal, nullptr), nullptr);
+  append_to_cache(k, v, cache, spans);
+  const bool prompt = std::ranges::all_of(spans, [](const CacheSpan& span) { return span.start == 0; });
+  return out_->forward(prompt ? attention_core_forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                                       /*causal=*/true, nullptr)
+                              : attention_decode(q, cache, spans),
+                       nullptr);
 }
 
 Attention::Heads Attention::split(const at::Tensor& projected) const {

@@ -7,17 +7,19 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "lockstep/nn/attention_core.h"
+#include "lockstep/nn/attention_decode.h"
 #include "lockstep/nn/linear.h"
 #include "lockstep/nn/rotary.h"
 
 namespace lockstep::nn {
 
-// Keys and values of one attention layer for the positions generated so far.
-struct KvCacheLayer {
-  at::Tensor k;  // [B, capacity, KV, K]
-  at::Tensor v;  // [B, capacity, KV, K]
+// Of a whole microbatch: B sequences of S tokens.
+struct Sequences {
+  int64_t count = 0;
+  int64_t length = 0;
 };
 
 class Attention {
@@ -38,12 +40,14 @@ class Attention {
   Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary, std::unique_ptr<Linear> out);
 
   at::Tensor forward(const at::Tensor& x, Saved* saved);  // [B, S, D] -> [B, S, D]
+  // The same where x may hold a part of the rows: [B S / tp, D] -> [B S / tp, D].
+  at::Tensor forward(const at::Tensor& x, Saved* saved, const Sequences& sequences);
   at::Tensor backward_input(const at::Tensor& dy, Saved& saved);
+  Pending start_backward_input(const at::Tensor& dy, Saved& saved);
   void backward_weight(Saved& saved);
 
-  // Generation: x [B, T, D] are positions start .. start + T - 1, appended to the cache. Either the prompt (start = 0)
-  // or one token (T = 1).
-  at::Tensor decode(const at::Tensor& x, const KvCacheLayer& cache, int64_t start);
+  // Generation: x [B, T, D], sequence b at spans[b], is appended to the cache and sees what is there.
+  at::Tensor decode(const at::Tensor& x, const KvCacheLayer& cache, std::span<const CacheSpan> spans);
 
  private:
   struct Heads {

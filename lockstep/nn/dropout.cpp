@@ -9,8 +9,10 @@
 #include <span>
 #include <utility>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/random.h"
 #include "lockstep/base/text.h"
+#include "lockstep/mesh/placement.h"
 
 namespace lockstep::nn {
 
@@ -33,7 +35,10 @@ at::Tensor Dropout::backward(const at::Tensor& dy, Saved& saved) const {
 at::Tensor Dropout::mask(const Microbatch& microbatch, at::IntArrayRef shape) const {
   at::Tensor mask = at::empty(shape, at::kBool);
   const RandomStream stream(options_.seed, cat("dropout/step ", microbatch.step, "/", options_.site));
-  const int64_t first = microbatch.first_sample * (mask.numel() / shape[0]);
+  const int64_t rows = microbatch.tokens.numel(), width = shape.back();
+  const mesh::Range part = mesh::padded_range(rows, options_.row_parts, options_.row_part);
+  LOCKSTEP_CHECK_EQ(mask.numel(), part.size() * width, "the rows of ", options_.site);
+  const int64_t first = (microbatch.first_sample * microbatch.tokens.size(1) + part.begin) * width;
   bool* out = mask.data_ptr<bool>();
   at::parallel_for(0, mask.numel(), /*grain_size=*/16384, [&](int64_t begin, int64_t end) {
     std::array<float, 1024> numbers;

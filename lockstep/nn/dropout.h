@@ -16,6 +16,9 @@ struct DropoutOptions {
   double probability = 0;
   uint64_t seed = 0;
   std::string site{};  // "blocks.3.attention"
+  // x holds part `row_part` of the microbatch's B S rows, as mesh::padded_range cuts them (sequence parallelism).
+  int row_parts = 1;
+  int row_part = 0;
 };
 
 class Dropout {
@@ -30,7 +33,7 @@ class Dropout {
   at::Tensor forward(at::Tensor x, const Microbatch& microbatch, Saved* saved) const;
   at::Tensor backward(const at::Tensor& dy, Saved& saved) const;  // releases the mask
 
-  // The mask of this microbatch, on the CPU: stream "dropout/step <step>/<site>", element
+  // The mask of this microbatch's rows here, on the CPU: stream "dropout/step <step>/<site>", element
   // ((first_sample + b) * S + s) * D + d; kept where the uniform number is >= p.
   at::Tensor mask(const Microbatch& microbatch, at::IntArrayRef shape) const;
 

@@ -9,15 +9,6 @@
 #include "lockstep/nn/linear.h"
 
 namespace lockstep::nn {
-namespace {
-
-struct EmbeddingSaved : Saved {
-  at::Tensor tokens;  // [B, S]: the microbatch's own
-  Dropout::Saved dropout;
-  at::Tensor dy;  // [B, S, D]: from backward_input, for W
-};
-
-}  // namespace
 
 Embedding::Embedding(Parameter tokens, Parameter positions, Dropout dropout)
     : tokens_(std::move(tokens)), positions_(std::move(positions)), dropout_(std::move(dropout)) {}
@@ -29,21 +20,21 @@ at::Tensor Embedding::embed(const at::Tensor& tokens, int64_t start) const {
 }
 
 at::Tensor Embedding::forward(const at::Tensor&, const Microbatch& microbatch, std::unique_ptr<Saved>* saved) {
-  auto kept = std::make_unique<EmbeddingSaved>();
+  auto kept = std::make_unique<Kept>();
   kept->tokens = microbatch.tokens;
-  at::Tensor y = dropout_.forward(embed(microbatch.tokens), microbatch, &kept->dropout);
+  at::Tensor y = dropout_.forward(rows_of(microbatch.tokens), microbatch, &kept->dropout);
   if (saved) *saved = std::move(kept);
   return y;
 }
 
 at::Tensor Embedding::backward_input(const at::Tensor& dy, Saved& saved) {
-  auto& kept = static_cast<EmbeddingSaved&>(saved);
+  auto& kept = static_cast<Kept&>(saved);
   kept.dy = dropout_.backward(dy, kept.dropout);
   return {};
 }
 
 void Embedding::backward_weight(Saved& saved) {
-  auto& kept = static_cast<EmbeddingSaved&>(saved);
+  auto& kept = static_cast<Kept&>(saved);
   accumulate_rows(tokens_.grad, kept.tokens.reshape({-1}), flatten_rows(kept.dy));
   if (positions_.defined()) {
     positions_.grad.narrow(0, 0, kept.dy.size(1)).add_(at::sum(kept.dy, {0}, /*keepdim=*/false, at::kFloat));

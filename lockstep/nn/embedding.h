@@ -20,9 +20,17 @@ class Embedding : public Layer {
   void backward_weight(Saved& saved) override;
 
   // tokens [B, S] at positions start .. start + S - 1 -> [B, S, D], without dropout.
-  at::Tensor embed(const at::Tensor& tokens, int64_t start = 0) const;
+  virtual at::Tensor embed(const at::Tensor& tokens, int64_t start) const;
 
- private:
+ protected:
+  struct Kept : Saved {
+    at::Tensor tokens;  // [B, S]: the microbatch's own
+    Dropout::Saved dropout;
+    at::Tensor dy;  // [B, S, D]: from backward_input, for W
+  };
+  // What dropout acts on.
+  virtual at::Tensor rows_of(const at::Tensor& tokens) const { return embed(tokens, 0); }
+
   Parameter tokens_;
   Parameter positions_;
   Dropout dropout_;

@@ -11,20 +11,12 @@
 #include "lockstep/nn/linear.h"
 
 namespace lockstep::nn {
-namespace {
-
-struct HeadSaved : Saved {
-  Norm::Saved norm;
-  at::Tensor dh;  // [B, S, D]: gradient of the norm's output
-};
-
-}  // namespace
 
 Head::Head(std::unique_ptr<Norm> norm, Parameter weight, int64_t chunk_rows)
     : norm_(std::move(norm)), weight_(std::move(weight)), chunk_rows_(chunk_rows) {}
 
 at::Tensor Head::forward(const at::Tensor& x, const Microbatch& microbatch, std::unique_ptr<Saved>* saved) {
-  auto kept = std::make_unique<HeadSaved>();
+  auto kept = std::make_unique<Kept>();
   const at::Tensor h = norm_->forward(x, saved ? &kept->norm : nullptr);
   const at::Tensor rows = flatten_rows(h);
   const at::Tensor targets = microbatch.targets.reshape({-1});
@@ -43,19 +35,18 @@ at::Tensor Head::forward(const at::Tensor& x, const Microbatch& microbatch, std:
   return loss;
 }
 
-// Adds to W's gradient and overwrites `rows` with their own.
 void Head::chunk_backward(at::Tensor rows, const at::Tensor& dlogits) {
   accumulate_matmul(weight_.grad, dlogits.t(), rows);
   rows.copy_(multiply(dlogits, weight_.value));
 }
 
 at::Tensor Head::backward_input(const at::Tensor&, Saved& saved) {
-  auto& kept = static_cast<HeadSaved&>(saved);
+  auto& kept = static_cast<Kept&>(saved);
   return norm_->backward_input(std::exchange(kept.dh, {}), kept.norm);
 }
 
 void Head::backward_weight(Saved& saved) {
-  norm_->backward_weight(static_cast<HeadSaved&>(saved).norm);
+  norm_->backward_weight(static_cast<Kept&>(saved).norm);
 }
 
 at::Tensor Head::logits(const at::Tensor& x) {

@@ -28,9 +28,14 @@ class Head : public Layer {
   at::Tensor backward_input(const at::Tensor& dy, Saved& saved) override;
   void backward_weight(Saved& saved) override;
 
-  at::Tensor logits(const at::Tensor& x);  // [..., D] -> [..., V] fp32; for generation
+  virtual at::Tensor logits(const at::Tensor& x);  // [..., D] -> [..., V] fp32; for generation
 
- private:
+ protected:
+  struct Kept : Saved {
+    Norm::Saved norm;
+    at::Tensor dh;  // [B, S, D]: gradient of the norm's output
+  };
+  // Adds to W's gradient and overwrites `rows` with their own.
   void chunk_backward(at::Tensor rows, const at::Tensor& dlogits);
 
   std::unique_ptr<Norm> norm_;

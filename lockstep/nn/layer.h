@@ -40,7 +40,8 @@ struct Saved {
   virtual ~Saved() = default;
 };
 
-// A whole layer of the program: embedding, block, or head with loss. x and y: [B, S, D] in the compute dtype.
+// A whole layer of the program: embedding, block, or head with loss. x and y: [B, S, D] in the compute dtype; with
+// sequence parallelism this rank's rows of the microbatch, [B S / tp, D].
 // The embedding ignores x (undefined). The head returns the sum of the losses of valid targets, fp32, 0-d.
 // All gradients are of that sum; the one division by the global token count happens in the engine's NORM.
 // The head's forward, when it keeps, already adds to the gradient of its projection weight (head.h).
@@ -52,6 +53,12 @@ class Layer {
   // dy: [B, S, D]; undefined for the head (its gradient is 1). Returns dx; undefined for the embedding.
   virtual at::Tensor backward_input(const at::Tensor& dy, Saved& saved) = 0;
   virtual void backward_weight(Saved& saved) = 0;
+  // Both (action B). A layer that communicates runs its weight gradients beside the reduction of dx.
+  virtual at::Tensor backward(const at::Tensor& dy, Saved& saved) {
+    at::Tensor dx = backward_input(dy, saved);
+    backward_weight(saved);
+    return dx;
+  }
 };
 
 }  // namespace lockstep::nn

@@ -7,31 +7,27 @@
 #include "lockstep/nn/gemm.h"
 
 namespace lockstep::nn {
-namespace {
 
-// The shape of `like` with another last dim.
+at::Tensor flatten_rows(const at::Tensor& x) {
+  return x.view({-1, x.size(-1)});
+}
+
 at::Tensor unflatten_rows(const at::Tensor& rows, const at::Tensor& like) {
   std::vector<int64_t> shape = like.sizes().vec();
   shape.back() = rows.size(1);
   return rows.view(shape);
 }
 
-}  // namespace
-
-at::Tensor flatten_rows(const at::Tensor& x) {
-  return x.view({-1, x.size(-1)});
-}
-
 Linear::Linear(Parameter weight, Parameter bias) : weight_(std::move(weight)), bias_(std::move(bias)) {}
 
-at::Tensor Linear::forward(const at::Tensor& x, Saved* saved) {
+at::Tensor Linear::forward_rows(const at::Tensor& x, int64_t, Saved* saved) {
   if (saved) saved->x = x;
   return unflatten_rows(multiply(flatten_rows(x), weight_.value.t(), bias_.value), x);
 }
 
-at::Tensor Linear::backward_input(const at::Tensor& dy, Saved& saved) {
+Pending Linear::start_backward_input(const at::Tensor& dy, Saved& saved) {
   saved.dy = dy;
-  return unflatten_rows(multiply(flatten_rows(dy), weight_.value), dy);
+  return [dx = unflatten_rows(multiply(flatten_rows(dy), weight_.value), dy)] { return dx; };
 }
 
 void Linear::backward_weight(Saved& saved) {

@@ -7,8 +7,8 @@ namespace lockstep::nn {
 Mlp::Mlp(std::unique_ptr<Linear> up, std::unique_ptr<Activation> activation, std::unique_ptr<Linear> down)
     : up_(std::move(up)), activation_(std::move(activation)), down_(std::move(down)) {}
 
-at::Tensor Mlp::forward(const at::Tensor& x, Saved* saved) {
-  at::Tensor h = up_->forward(x, saved ? &saved->up : nullptr);
+at::Tensor Mlp::forward(const at::Tensor& x, Saved* saved, int64_t rows) {
+  at::Tensor h = up_->forward(x, saved ? &saved->up : nullptr, rows);
   const at::Tensor a = activation_->forward(h);
   if (saved) saved->h = h;
   h.reset();
@@ -16,8 +16,12 @@ at::Tensor Mlp::forward(const at::Tensor& x, Saved* saved) {
 }
 
 at::Tensor Mlp::backward_input(const at::Tensor& dy, Saved& saved) {
+  return start_backward_input(dy, saved)();
+}
+
+Pending Mlp::start_backward_input(const at::Tensor& dy, Saved& saved) {
   const at::Tensor dh = activation_->backward(down_->backward_input(dy, saved.down), std::exchange(saved.h, {}));
-  return up_->backward_input(dh, saved.up);
+  return up_->start_backward_input(dh, saved.up);
 }
 
 void Mlp::backward_weight(Saved& saved) {

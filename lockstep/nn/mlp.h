@@ -21,8 +21,10 @@ class Mlp {
   // up: [D] -> [F], for a gated activation [D] -> [2F]; down: [F] -> [D].
   Mlp(std::unique_ptr<Linear> up, std::unique_ptr<Activation> activation, std::unique_ptr<Linear> down);
 
-  at::Tensor forward(const at::Tensor& x, Saved* saved);  // [B, S, D] -> [B, S, D]
+  // [B, S, D] -> [B, S, D]; `rows` as in Linear::forward.
+  at::Tensor forward(const at::Tensor& x, Saved* saved, int64_t rows = Linear::kAllRows);
   at::Tensor backward_input(const at::Tensor& dy, Saved& saved);
+  Pending start_backward_input(const at::Tensor& dy, Saved& saved);
   void backward_weight(Saved& saved);
 
  private:

@@ -9,12 +9,12 @@ namespace {
 
 bool on_network(ActionKind kind) {
   return kind == ActionKind::kReduceGrad || kind == ActionKind::kPush || kind == ActionKind::kLoss ||
-         kind == ActionKind::kPull;
+         kind == ActionKind::kReducePartial || kind == ActionKind::kPull;
 }
 
 // Waits for everything that was communicated before it.
 bool waits(ActionKind kind) {
-  return kind == ActionKind::kLoss || kind == ActionKind::kNorm;
+  return kind == ActionKind::kLoss || kind == ActionKind::kReducePartial || kind == ActionKind::kNorm;
 }
 
 std::string short_label(int layer, int num_layers) {

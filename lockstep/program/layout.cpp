@@ -19,18 +19,42 @@ int64_t Layout::element_size() const {
   return precision == config::Precision::kBf16 ? 2 : 4;
 }
 
+arch::TensorShard Layout::tensor_shard(int rank) const {
+  return {.size = mesh.degree(mesh::Axis::kTp),
+          .rank = mesh.coordinates(rank)[mesh::Axis::kTp],
+          .sequence_parallel = sequence_parallel};
+}
+
+std::vector<arch::ParamSpec> Layout::param_table(int rank) const {
+  return arch::param_table(model, tensor_shard(rank));
+}
+
+bool Layout::server_mode() const {
+  return data_parallel == config::DataParallel::kParameterServer && mesh.degree(mesh::kDataAxes) > 1;
+}
+
+bool Layout::owns_optimizer(int rank) const {
+  return !server_mode() || mesh.group_rank(rank, mesh::kDataAxes) == kServerRank;
+}
+
 Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& model, int world_size) {
   config::RunConfig resolved = config;
   resolved.model.max_seq_len = model.max_seq_len;
+  resolved.model.heads = model.heads;
+  resolved.model.kv_heads = model.kv_heads;
   config::check_layout(resolved, world_size);
+  mesh::PerAxis degrees = mesh::PerAxis::ones();
+  degrees[mesh::Axis::kDpReplicate] = config::data_parallel_size(config, world_size);
+  degrees[mesh::Axis::kTp] = config.parallel.tp;
   return {.model = model,
-          .mesh = mesh::Mesh::data_parallel(config::data_parallel_size(config, world_size)),
+          .mesh = mesh::Mesh(degrees),
           .global_batch = config.train.global_batch,
           .micro_batch = config.train.micro_batch,
           .seq_len = config.train.seq_len,
           .precision = config.train.precision,
           .data_parallel = config.parallel.data_parallel,
           .bucket_bytes = std::llround(config.parallel.bucket_mib * static_cast<double>(kMiB)),
+          .sequence_parallel = config.parallel.sequence_parallel,
           .overlap = config.parallel.overlap,
           .threads = std::max(1, config.train.threads)};
 }
@@ -47,8 +71,12 @@ std::string describe(const Layout& layout) {
     return cat(count, " ", count == 1 ? what : plural);
   };
   const int data = layout.mesh.degree(mesh::kDataAxes);
+  const int tensor = layout.mesh.degree(mesh::Axis::kTp);
   const char* kind = layout.data_parallel == config::DataParallel::kRing ? "ring" : "parameter server";
-  return cat(data == 1 ? "1 rank" : cat("dp ", data, " (", kind, ")"), ", ",
+  std::vector<std::string> axes;
+  if (data > 1) axes.push_back(cat("dp ", data, " (", kind, ")"));
+  if (tensor > 1) axes.push_back(cat("tp ", tensor, layout.sequence_parallel ? " (sequence parallel)" : ""));
+  return cat(axes.empty() ? "1 rank" : join(axes, " x "), ", ",
              several(layout.num_microbatches(), "microbatch", "microbatches"), " x ",
              several(layout.micro_batch, "sequence", "sequences"), " x ", several(layout.seq_len, "token", "tokens"),
              ", ", layout.precision == config::Precision::kBf16 ? "bf16" : "fp32");

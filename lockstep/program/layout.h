@@ -2,6 +2,7 @@
 // configuration; the same for every rank.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,6 +15,8 @@
 
 namespace lockstep::program {
 
+inline constexpr int kServerRank = 0;  // of the parameter server, within the data group
+
 struct Layout {
   arch::ModelConfig model;
   mesh::Mesh mesh;
@@ -23,16 +26,29 @@ struct Layout {
   config::Precision precision = config::Precision::kFp32;
   config::DataParallel data_parallel = config::DataParallel::kRing;
   int64_t bucket_bytes = 25 << 20;
-  bool overlap = true;  // reduce a bucket as soon as it is full; otherwise all after the last backward
+  // Over the axis tp: norms, dropout and sums act on 1/tp of the rows. Means nothing for tp 1.
+  bool sequence_parallel = true;
+  bool overlap = true;  // reduce a bucket as soon as it is full, otherwise all after the last backward; and sum the
+                        // gradients of inputs over tp beside the weight gradients
   int threads = 1;               // compute threads of a rank (train.threads; 1 where it says 0 = by the machine): kernels have
                                  // a scratch area per thread
 
   int64_t num_microbatches() const;  // global_batch / (micro_batch * data degree)
   int64_t element_size() const;      // of the compute copy: 4 fp32, 2 bf16
+  arch::TensorShard tensor_shard(int rank) const;
+  std::vector<arch::ParamSpec> param_table(int rank) const;  // with the pieces of `rank`
+  bool server_mode() const;  // a parameter server among several data-parallel ranks
+  // The rank holds optimizer state: everyone, but of a parameter server's group the server alone.
+  bool owns_optimizer(int rank) const;
 };
 
 // ConfigError LS1101 (all problems at once) where the configuration does not fit `world_size` ranks.
 Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& model, int world_size);
+// The axes over which one copy of the model is trained: they agree on loss and norm.
+inline constexpr std::array<mesh::Axis, 3> kReplicaAxes = {mesh::Axis::kDpReplicate, mesh::Axis::kDpShard,
+                                                           mesh::Axis::kTp};
+inline constexpr std::array<mesh::Axis, 1> kTensorAxis = {mesh::Axis::kTp};
+
 // The layout of the one-rank twin: same model, global batch and precision on one rank.
 Layout reference_layout(const Layout& layout);
 // "dp 2 (ring), 2 microbatches x 4 sequences x 256 tokens, fp32".

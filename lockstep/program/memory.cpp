@@ -16,9 +16,10 @@ constexpr int64_t kTokenId = 8;
 // What is alive while the actions of one rank run, in bytes.
 class Walk {
  public:
-  Walk(const Layout& layout, const std::vector<Action>& actions) : actions_(actions) {
+  Walk(const Layout& layout, int rank, const std::vector<Action>& actions) : actions_(actions) {
     const arch::CostInput input{
-        .batch = layout.micro_batch, .seq_len = layout.seq_len, .element_size = layout.element_size(), .threads = layout.threads};
+        .batch = layout.micro_batch, .seq_len = layout.seq_len, .element_size = layout.element_size(),
+        .threads = layout.threads, .tensor = layout.tensor_shard(rank)};
     std::map<arch::LayerKind, arch::LayerCost> of_kind;  // all blocks cost the same
     for (const arch::LayerSpec& layer : arch::layer_table(layout.model)) {
       if (!of_kind.contains(layer.kind)) of_kind[layer.kind] = arch::layer_cost(layout.model, layer, input);
@@ -100,11 +101,10 @@ int64_t MemoryBytes::total() const {
 }
 
 MemoryBytes predict_memory(const Layout& layout, const Program& program, int rank) {
-  const int64_t numel = arch::flat_layout(arch::param_table(layout.model)).numel;
-  const bool owner = layout.data_parallel == config::DataParallel::kRing ||
-                     layout.mesh.group_rank(rank, mesh::kDataAxes) == kServerRank;
+  const int64_t numel = arch::flat_layout(layout.param_table(rank)).numel;
+  const bool owner = layout.owns_optimizer(rank);
   const bool master = layout.precision == config::Precision::kBf16;
-  Walk walk(layout, program.ranks.at(static_cast<size_t>(rank)));
+  Walk walk(layout, rank, program.ranks.at(static_cast<size_t>(rank)));
   walk.run();
 
   MemoryBytes bytes;

@@ -32,7 +32,7 @@ std::vector<int> writers(const Bucket& bucket, const std::vector<arch::ParamSpec
 }
 
 std::vector<Bucket> gradient_buckets(const Layout& layout) {
-  const std::vector<arch::ParamSpec> table = arch::param_table(layout.model);
+  const std::vector<arch::ParamSpec> table = layout.param_table(0);  // units are alike on all ranks
   const arch::FlatLayout flat = arch::flat_layout(table);
   std::vector<Bucket> buckets;
   bool open = false;

@@ -19,8 +19,10 @@ Program expand_layers(Program program, const Layout& layout);
 // backward. While gradients accumulate over microbatches nothing is communicated.
 Program reduce_gradients(Program program, const Layout& layout);
 
-// LOSS, NORM and STEP at the end. Parameter server: STEP on the server alone, then PULL of every bucket.
+// LOSS, REDUCE_PARTIAL where the rank has such gradients, NORM and STEP at the end. Parameter server: REDUCE_PARTIAL and
+// STEP on the server alone, then PULL of every bucket.
 Program update(Program program, const Layout& layout);
+bool has_partial(const std::vector<arch::ParamSpec>& table);
 
 // Units of consecutive layers in backward order, a bucket closed once it holds `bucket_bytes` of fp32 gradients or
 // more; in the order in which backward completes them. 0 = every unit by itself.

@@ -31,6 +31,8 @@ std::string_view action_name(ActionKind kind) {
       return "PUSH";
     case ActionKind::kLoss:
       return "LOSS";
+    case ActionKind::kReducePartial:
+      return "REDUCE_PARTIAL";
     case ActionKind::kNorm:
       return "NORM";
     case ActionKind::kStep:

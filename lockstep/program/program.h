@@ -12,7 +12,7 @@
 namespace lockstep::program {
 
 // An asynchronous action (REDUCE_GRAD, PUSH, PULL) starts where it stands and is waited for at the first action that uses
-// its result: NORM and STEP use every reduced bucket, the next step's first F uses what was pulled.
+// its result: REDUCE_PARTIAL, NORM and STEP use every reduced bucket, the next step's first F uses what was pulled.
 enum class ActionKind {
   kForward,         // F   forward of a layer (of a whole stage before expand_layers) for a microbatch
   kBackward,        // B   = I then W
@@ -20,7 +20,9 @@ enum class ActionKind {
   kBackwardWeight,  // W   gradients of the weights, accumulated into the gradient buffer
   kReduceGrad,      // REDUCE_GRAD  a bucket: all-reduce of the sum over the data axes
   kPush,            // PUSH  a bucket: every rank sends its gradients, the server sums them in rank order
-  kLoss,            // LOSS  all-reduce of loss sum, token count and the non-finite flag over the data axes
+  kLoss,            // LOSS  all-reduce of loss sum, token count and the non-finite flag over the ranks of a model replica
+  kReducePartial,   // REDUCE_PARTIAL  gradients that are parts of a sum over tp: of norms, biases and positions under
+                    // sequence parallelism, of key/value heads that several ranks share
   kNorm,            // NORM  gradient norm over all parameters once, the clip factor and the one division by the tokens
   kStep,            // STEP  the optimizer, on what this rank owns
   kPull,            // PULL  a bucket: the server sends updated parameters to every rank
@@ -50,8 +52,6 @@ struct Program {
   std::vector<Bucket> buckets;  // in the order in which backward fills them; the same on every rank
   bool operator==(const Program&) const = default;
 };
-
-inline constexpr int kServerRank = 0;  // of the parameter server, within the data group
 
 // All passes for the layout, each result verified. InternalError if a pass broke the program.
 Program build_program(const Layout& layout);

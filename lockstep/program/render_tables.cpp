@@ -50,10 +50,6 @@ std::string decimal_bytes(auto count) {
   return text;
 }
 
-bool is_server_mode(const Layout& layout) {
-  return layout.data_parallel == config::DataParallel::kParameterServer && layout.mesh.degree(mesh::kDataAxes) > 1;
-}
-
 std::string left_out(size_t shown, size_t ranks) {
   return shown < ranks ? cat("... ", ranks - shown, " more ranks; --rank R shows any of them\n") : "";
 }
@@ -62,8 +58,10 @@ constexpr MemoryCategory kCategories[] = {MemoryCategory::kParameters, MemoryCat
                                           MemoryCategory::kOptimizer, MemoryCategory::kActivations,
                                           MemoryCategory::kBuffers};
 
-// "reduce_grad bucket 7" -> "reduce_grad bucket".
+// "reduce_grad bucket 7" -> "reduce_grad bucket", "blocks.3.mlp.down forward" -> "blocks.*.mlp.down forward".
 std::string without_number(const std::string& site) {
+  const std::string blocks = "blocks.";
+  if (site.starts_with(blocks)) return blocks + "*" + site.substr(site.find('.', blocks.size()));
   return site.substr(0, site.find_last_not_of("0123456789 ") + 1);
 }
 
@@ -72,9 +70,9 @@ int64_t sent_for_buckets(const Layout& layout, int rank) {
   const Program program = build_program(layout);
   int64_t sent = 0;
   for (const Action& action : program.ranks.at(static_cast<size_t>(rank))) {
-    const auto planned = planned_call(layout, program, rank, action);
-    if (!planned || action.bucket < 0) continue;
-    for (const auto& [peer, bytes] : predicted_sends(planned->call, planned->group_rank)) sent += bytes;
+    if (action.bucket < 0) continue;
+    for (const PlannedCall& planned : planned_calls(layout, program, rank, action))
+      for (const auto& [peer, bytes] : predicted_sends(planned.call, planned.group_rank)) sent += bytes;
   }
   return sent;
 }
@@ -92,7 +90,7 @@ std::string layout_table(const Program& program, const Layout& layout, const std
     const SampleRange first = microbatch_samples(layout, rank, 0);
     const SampleRange last = microbatch_samples(layout, rank, layout.num_microbatches() - 1);
     std::string coordinates = layout.mesh.describe(rank);
-    if (is_server_mode(layout) && layout.mesh.group_rank(rank, mesh::kDataAxes) == kServerRank)
+    if (layout.server_mode() && layout.owns_optimizer(rank))
       coordinates += " (server)";
     Row row = {cat(rank), coordinates, cat(layer_label(0, num_layers), "..", layer_label(num_layers - 1, num_layers)),
                cat(first.begin, "..", last.end - 1)};
@@ -108,7 +106,7 @@ std::string memory_table(const Program& program, const Layout& layout, int rank)
   const MemoryBytes bytes = predict_memory(layout, program, rank);
   const bool bf16 = layout.precision == config::Precision::kBf16;
   const bool owner = bytes[MemoryCategory::kOptimizer] > 0;
-  const int64_t numel = arch::flat_layout(arch::param_table(layout.model)).numel;
+  const int64_t numel = arch::flat_layout(layout.param_table(rank)).numel;
   const std::string made_of[] = {
       cat(numel, " parameters x ", layout.element_size(), bf16 ? " (bf16)" : " (fp32)"),
       cat(numel, " parameters x 4 (fp32)"),
@@ -130,16 +128,16 @@ std::string ledger_table(const Program& program, const Layout& layout, int rank,
   std::map<LedgerKey, LedgerEntry> entries;
   std::vector<LedgerKey> order;  // as the program comes to them
   for (const Action& action : program.ranks.at(static_cast<size_t>(rank))) {
-    auto planned = planned_call(layout, program, rank, action);
-    if (!planned) continue;
-    if (!buckets) planned->key.site = without_number(planned->key.site);
-    if (!entries.contains(planned->key)) order.push_back(planned->key);
-    LedgerEntry& entry = entries[planned->key];
-    entry.count += 1;
-    entry.payload += payload(planned->call);
-    for (const auto& [peer, bytes] : predicted_sends(planned->call, planned->group_rank)) entry.sent[peer] += bytes;
+    for (PlannedCall& planned : planned_calls(layout, program, rank, action)) {
+      if (!buckets) planned.key.site = without_number(planned.key.site);
+      if (!entries.contains(planned.key)) order.push_back(planned.key);
+      LedgerEntry& entry = entries[planned.key];
+      entry.count += 1;
+      entry.payload += payload(planned.call);
+      for (const auto& [peer, bytes] : predicted_sends(planned.call, planned.group_rank)) entry.sent[peer] += bytes;
+    }
   }
-  if (order.empty()) return cat("rank ", rank, " communicates nothing: it is alone on its data axes\n");
+  if (order.empty()) return cat("rank ", rank, " communicates nothing: it is alone\n");
   std::vector<Row> rows = {{"site", "collective", "axis", "algorithm", "calls", "payload", "sent", "on the links"}};
   for (const LedgerKey& key : order) {
     const LedgerEntry& entry = entries[key];
@@ -157,7 +155,9 @@ std::string ledger_table(const Program& program, const Layout& layout, int rank,
 
 std::string traffic_summary(const Layout& layout) {
   const int n = layout.mesh.degree(mesh::kDataAxes);
-  const double parameters = static_cast<double>(arch::num_parameters(layout.model));
+  int64_t here = 0;  // of a rank: with tp a part of the model's
+  for (const arch::ParamSpec& spec : layout.param_table(0)) here += spec.local_numel();
+  const double parameters = static_cast<double>(here);
   const double gradient_bytes = 4 * parameters;
   Layout ring = layout, server = layout;
   ring.data_parallel = config::DataParallel::kRing;
@@ -176,7 +176,7 @@ std::string traffic_summary(const Layout& layout) {
       {"parameter server: the server's link", "2(n-1) S", decimal_bytes(server_link_bytes(gradient_bytes, n)),
        decimal_bytes(server_predicted), decimal_bytes(server_link_bytes(fp16, n))},
   };
-  return cat("one synchronisation of the gradients of ", arch::num_parameters(layout.model), " parameters over n = ", n,
+  return cat("one synchronisation of the gradients of ", here, " parameters over n = ", n,
              n == 1 ? " rank" : " ranks", "\n", table(rows, 2, 3));
 }
 

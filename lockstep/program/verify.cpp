@@ -15,14 +15,14 @@ using Key = std::pair<int, int>;  // layer (or stage), microbatch
 
 bool is_communication(ActionKind kind) {
   return kind == ActionKind::kReduceGrad || kind == ActionKind::kPush || kind == ActionKind::kLoss ||
-         kind == ActionKind::kNorm || kind == ActionKind::kPull;
+         kind == ActionKind::kReducePartial || kind == ActionKind::kNorm || kind == ActionKind::kPull;
 }
 
 // What one rank's list says, by position.
 struct Trace {
   std::map<Key, std::vector<int>> forward, input, weight;  // B counts as both
   std::map<int, std::vector<int>> reduce, push, pull;      // by bucket
-  std::vector<int> loss, norm, step;
+  std::vector<int> loss, partial, norm, step;
 };
 
 class Verifier {
@@ -31,11 +31,11 @@ class Verifier {
       : program_(program),
         layout_(layout),
         after_(after),
-        table_(arch::param_table(layout.model)),
+        table_(layout.param_table(0)),
         model_layers_(static_cast<int>(arch::layer_table(layout.model).size())),
         layers_(after == Pass::kSchedule ? 1 : model_layers_),
         several_(layout.mesh.degree(mesh::kDataAxes) > 1),
-        server_mode_(several_ && layout.data_parallel == config::DataParallel::kParameterServer) {}
+        server_mode_(layout.server_mode()) {}
 
   std::vector<std::string> run() {
     if (program_.ranks.size() != static_cast<size_t>(layout_.mesh.world_size())) {
@@ -106,6 +106,8 @@ class Verifier {
         return trace_.pull[action.bucket].push_back(position);
       case ActionKind::kLoss:
         return trace_.loss.push_back(position);
+      case ActionKind::kReducePartial:
+        return trace_.partial.push_back(position);
       case ActionKind::kNorm:
         return trace_.norm.push_back(position);
       case ActionKind::kStep:
@@ -188,7 +190,7 @@ class Verifier {
   }
 
   void check_update() {
-    const bool owner = !server_mode_ || layout_.mesh.group_rank(rank_, mesh::kDataAxes) == kServerRank;
+    const bool owner = layout_.owns_optimizer(rank_);
     const size_t steps = owner ? 1 : 0;
     if (trace_.loss.size() != 1 || trace_.norm.size() != 1 || trace_.step.size() != steps) {
       here("update", cat(trace_.loss.size(), " LOSS, ", trace_.norm.size(), " NORM and ", trace_.step.size(),
@@ -197,6 +199,7 @@ class Verifier {
     }
     const int loss = trace_.loss[0], norm = trace_.norm[0];
     const int step = owner ? trace_.step[0] : norm;  // a worker's parameters are settled by NORM
+    check_partial(owner, norm);
     if (norm < loss) here("update", "NORM before LOSS, which brings the number of tokens");
     if (step < norm) here("update", "STEP before NORM");
     for (int i = 0; i < static_cast<int>(actions().size()); ++i) {
@@ -204,12 +207,28 @@ class Verifier {
       const bool reduces = kind == ActionKind::kReduceGrad || kind == ActionKind::kPush;
       const bool computes = kind <= ActionKind::kBackwardWeight;
       if (reduces && i > norm) here("update", cat(text(i), " after NORM"));
+      if (reduces && !trace_.partial.empty() && i > trace_.partial[0])
+        here("partial", cat(text(i), " after REDUCE_PARTIAL"));
       if (computes && i > step)
         here("stale", cat(text(i), " after the parameters of the next step"));
       else if (computes && i > loss)
         here("update", cat(text(i), " after LOSS"));
     }
     check_pulls(std::max(norm, step));
+  }
+
+  // Every gradient that is Partial on the tp axis is summed before anything reads it.
+  void check_partial(bool owner, int norm) {
+    const size_t wanted = owner && has_partial(layout_.param_table(rank_)) ? 1 : 0;
+    if (trace_.partial.size() != wanted) {
+      here("partial", cat(trace_.partial.size(), " REDUCE_PARTIAL; should be ", wanted));
+    } else if (wanted == 1 && trace_.partial[0] > norm) {
+      here("partial", "REDUCE_PARTIAL after NORM");
+    } else if (wanted == 1) {
+      for (const auto& [key, positions] : trace_.weight)
+        for (int position : positions)
+          if (position > trace_.partial[0]) here("partial", cat(text(position), " after REDUCE_PARTIAL"));
+    }
   }
 
   void check_pulls(int updated) {
@@ -224,17 +243,23 @@ class Verifier {
 
   // Sends and receives of a group match if every member makes the same calls in the same order.
   void check_same_communication() {
-    const auto calls = [&](int rank) {
+    const auto over_data = [&](int rank) {
       std::vector<std::pair<ActionKind, int>> list;
       for (const Action& action : program_.ranks[static_cast<size_t>(rank)]) {
+        // Over tp alone; servers and workers of a group differ there.
+        if (action.kind == ActionKind::kReducePartial) continue;
         if (is_communication(action.kind)) list.emplace_back(action.kind, action.bucket);
       }
       return list;
     };
+    // Layers communicate too: the whole list counts.
+    const auto over_tensor = [&](int rank) { return program_.ranks[static_cast<size_t>(rank)]; };
     for (int rank = 0; rank < layout_.mesh.world_size(); ++rank) {
-      const int first = layout_.mesh.group(rank, mesh::kDataAxes)[0];
-      if (rank == first || calls(rank) == calls(first)) continue;
-      problem("deadlock", cat("ranks ", first, " and ", rank, " do not communicate in the same order"));
+      const int data = layout_.mesh.group(rank, mesh::kDataAxes)[0], tensor = layout_.mesh.group(rank, kTensorAxis)[0];
+      if (over_data(rank) != over_data(data))
+        problem("deadlock", cat("ranks ", data, " and ", rank, " do not communicate in the same order"));
+      if (over_tensor(rank) != over_tensor(tensor))
+        problem("deadlock", cat("ranks ", tensor, " and ", rank, " of one tp group do not run the same list"));
     }
   }
 

@@ -21,11 +21,13 @@ std::string_view pass_name(Pass pass);
 //   every bucket is reduced once where the data axes have several ranks, and never with one; by the action of
 //                 the layout's kind of data parallelism
 //   [complete]    nothing is added to a bucket after its reduction started
+//   [partial]     one REDUCE_PARTIAL, after the last reduction and before NORM, on the ranks that hold optimizer state and
+//                 gradients that are parts of a sum; on no other
 //   [update]      one LOSS and one NORM on every rank after the last backward and the last reduction; one STEP after
 //                 NORM on the ranks that hold optimizer state, and on no other
 //   [pull]        parameter server: every rank pulls every bucket once, after NORM and STEP; otherwise none
 //   [stale]       no F or B after STEP or PULL
-//   [deadlock]    all ranks of a data group issue the same communication in the same order
+//   [deadlock]    all ranks of a data group, and of a tp group, issue the same communication in the same order
 std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after = Pass::kUpdate);
 
 }  // namespace lockstep::program

@@ -78,7 +78,7 @@ Trainer::Trainer(const TrainJob& job)
     : job_(checked(job)),
       directory_(job.loaded.config.run.dir),
       log_({.file = directory_.log(job.world.rank())}),
-      groups_(job.world, job.layout.mesh),
+      groups_(job.world, job.layout),
       executor_(executor_options_of(job), groups_),
       device_(device_of(job.loaded.config)),
       sampler_(open_training_data(job.loaded.config, job.layout)),
@@ -96,7 +96,7 @@ Trainer::~Trainer() = default;
 ExitCode Trainer::run() {
   try {
     open_run_directory();
-    resume();
+    if (!resume() && load_start_values(config(), executor_)) note(cat("starts from ", config().model.from));
     const Request request = train();
     stops(request) ? stop(request) : finish();
     return exit_code(request);
@@ -121,7 +121,7 @@ void Trainer::open_run_directory() {
                                                           {"world_size", job_.world.size()},
                                                           {"backend", job_.world.backend()},
                                                           {"lockstep", job_.version}})});
-    keep_tokenizer(config(), directory_);
+    keep_sources(config(), directory_);
     rank0_ = std::make_unique<Console0>(directory_);
     rank0_->console.header(run_header(job_, executor_));
   }
@@ -129,8 +129,8 @@ void Trainer::open_run_directory() {
   gemm_rate_ = measure_gemm_rate(executor_.compute_dtype(), device_);
 }
 
-void Trainer::resume() {
-  if (config().checkpoint.resume == "none") return;
+bool Trainer::resume() {
+  if (config().checkpoint.resume == "none") return false;
   const bool automatic = config().checkpoint.resume == "auto";
   const std::vector<engine::StateTensor> state = executor_.store().state();
   const auto resumed =
@@ -139,7 +139,7 @@ void Trainer::resume() {
                           .world = groups_.world(),
                           .model = arch::model_json(job_.layout.model)});
   if (!resumed && !automatic) throw no_checkpoint(config().checkpoint.resume);
-  if (!resumed) return;
+  if (!resumed) return false;
   for (const checkpoint::StepFolder& folder : resumed->skipped)
     note(cat("skipped ", folder.path.string(), ": ", folder.problem));
   if (automatic) check_resumed(*resumed);
@@ -149,6 +149,7 @@ void Trainer::resume() {
   consumed_tokens_ = resumed->train_state.consumed_tokens;
   note(cat("resumed from ", resumed->path.string(), " at step ", step_));
   if (rank0_) rank0_->metrics.event("resume", step_, {{"path", resumed->path.string()}});
+  return true;
 }
 
 // A run that goes on must go on in the same data: sample i would otherwise be another one.
@@ -207,11 +208,12 @@ void Trainer::stop(Request request) {
 
 // On the thread of the dump, while the rank goes on.
 void Trainer::write_dump(const std::string& stack) {
+  std::vector<std::pair<std::string, std::string>> last_calls;
+  for (const auto& [name, group] : groups_.all()) last_calls.emplace_back(name, group->last_calls());
+  last_calls.emplace_back("checkpoint", saver_.last_calls());
   const auto report = [&](int calls) {
     return activity_report({.rank = groups_.rank(),
-                            .calls = {{"dp", groups_.data().last_calls()},
-                                      {"world", groups_.world().last_calls()},
-                                      {"checkpoint", saver_.last_calls()}},
+                            .calls = last_calls,
                             .save = saver_.activity(),
                             .stack = stack},
                            calls);

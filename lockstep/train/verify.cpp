@@ -44,9 +44,27 @@ at::Tensor joined(const std::vector<int>& rows, Get get) {
   return at::cat(parts);
 }
 
-void compare_gradients(engine::Executor& layout, engine::Executor& twin, VerifyStep& step) {
+// What a layout's ranks hold of every parameter, put together: [row of the table], on rank 0.
+struct Whole {
+  std::vector<at::Tensor> gradients, values;
+};
+
+// Collective over the tp axis.
+Whole collect(engine::Executor& executor, bool keep) {
+  Whole whole;
+  for (int row = 0; row < static_cast<int>(executor.store().table().size()); ++row) {
+    const at::Tensor gradient = executor.whole(row, executor.gradient(row));
+    const at::Tensor value = executor.whole(row, executor.store().value(row));
+    if (!keep) continue;
+    whole.gradients.push_back(gradient);
+    whole.values.push_back(value);
+  }
+  return whole;
+}
+
+void compare_gradients(const Whole& layout, engine::Executor& twin, VerifyStep& step) {
   for (const auto& [name, rows] : tensors_of(twin.store().table())) {
-    const at::Tensor actual = joined(rows, [&](int row) { return layout.gradient(row); });
+    const at::Tensor actual = joined(rows, [&](int row) { return layout.gradients[static_cast<size_t>(row)]; });
     const at::Tensor expected = joined(rows, [&](int row) { return twin.gradient(row); });
     const double scale = largest(expected), difference = largest(at::sub(actual, expected));
     const double error = scale > 0 ? difference / scale : (difference > 0 ? INFINITY : 0.0);
@@ -70,10 +88,10 @@ ParameterError parameter_error(const at::Tensor& actual, const at::Tensor& expec
   return {largest(at::where(judged, difference, at::zeros_like(difference))) / lr, largest(difference) / lr};
 }
 
-void compare_parameters(engine::Executor& layout, engine::Executor& twin, double lr, int64_t steps_taken,
+void compare_parameters(const Whole& layout, engine::Executor& twin, double lr, int64_t steps_taken,
                         const Tolerances& tolerances, VerifyStep& step) {
   for (const auto& [name, rows] : tensors_of(twin.store().table())) {
-    const ParameterError error = parameter_error(joined(rows, [&](int row) { return layout.store().value(row); }),
+    const ParameterError error = parameter_error(joined(rows, [&](int row) { return layout.values[static_cast<size_t>(row)]; }),
                                                  joined(rows, [&](int row) { return twin.store().value(row); }),
                                                  joined(rows, [&](int row) { return twin.gradient(row); }), lr,
                                                  tolerances.noise_floor);
@@ -98,13 +116,28 @@ void judge(const Tolerances& tolerances, int64_t steps_taken, VerifyStep& step) 
         tolerances.parameter * static_cast<double>(steps_taken));
 }
 
-// True where every rank of the data group holds the same bits.
-bool replicas_agree(engine::Executor& executor, engine::Groups& groups) {
-  const at::Tensor bytes = executor.store().compute_slice(0, executor.store().layout().numel).cpu().contiguous();
+// True where every rank of the group holds the same bits.
+bool same_bits(const at::Tensor& values, comm::Communicator& group) {
+  const at::Tensor bytes = values.cpu().contiguous();
   const auto hash = static_cast<int64_t>(hash64(bytes.const_data_ptr(), bytes.nbytes()));
-  const at::Tensor mine = at::tensor({hash}, at::kLong), all = at::empty({groups.data().size()}, at::kLong);
-  groups.data().all_gather(mine, all, {.site = "replica hash"}).wait();
+  const at::Tensor mine = at::tensor({hash}, at::kLong), all = at::empty({group.size()}, at::kLong);
+  group.all_gather(mine, all, {.site = "replica hash"}).wait();
   return all.eq(hash).all().item<bool>();
+}
+
+// Copies of a parameter are the same to the bit: all of them over the data axes, over tp those that are not cut.
+bool replicas_agree(engine::Executor& executor, engine::Groups& groups) {
+  const engine::ParameterStore& store = executor.store();
+  bool agree = same_bits(store.compute_slice(0, store.layout().numel), groups.data());
+  std::vector<at::Tensor> uncut, shared;
+  for (size_t row = 0; row < store.table().size(); ++row) {
+    const arch::ParamSpec& spec = store.table()[row];
+    if (spec.copies > 1)
+      (spec.cut == arch::TensorCut::kNone ? uncut : shared).push_back(store.value(static_cast<int>(row)).flatten());
+  }
+  if (!uncut.empty()) agree = same_bits(at::cat(uncut), *groups.tensor()) && agree;
+  if (!shared.empty()) agree = same_bits(at::cat(shared), *groups.shared_heads()) && agree;
+  return agree;
 }
 
 }  // namespace
@@ -117,7 +150,7 @@ Tolerances tolerances_of(config::Precision precision) {
 
 VerifyReport verify(const config::RunConfig& config, const program::Layout& layout, comm::World& world, int64_t steps) {
   const at::Device device = device_of(config);
-  engine::Groups groups(world, layout.mesh);
+  engine::Groups groups(world, layout);
   engine::Executor executor(executor_options(config, layout), groups);
 
   std::unique_ptr<comm::World> solo;
@@ -127,7 +160,7 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
   if (world.rank() == 0) {
     solo = std::make_unique<comm::SharedMemoryWorld>(
         std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(1))), 0, 1);
-    twin_groups = std::make_unique<engine::Groups>(*solo, one_rank.mesh);
+    twin_groups = std::make_unique<engine::Groups>(*solo, one_rank);
     twin = std::make_unique<engine::Executor>(executor_options(config, one_rank), *twin_groups);
   }
 
@@ -142,14 +175,15 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
         executor.step(load_step(sampler, layout, world.rank(), position, device), index + 1, lr);
     const bool agree = replicas_agree(executor, groups);
     if (!agree) step.failures.emplace_back("the replicas' parameters differ");
+    const Whole whole = collect(executor, twin != nullptr);
     if (twin) {
       const engine::StepResult reference = twin->step(load_step(sampler, one_rank, 0, position, device), index + 1, lr);
       step.loss = result.loss;
       step.reference_loss = reference.loss;
       step.grad_norm = result.grad_norm;
       step.reference_grad_norm = reference.grad_norm;
-      compare_gradients(executor, *twin, step);
-      compare_parameters(executor, *twin, lr, index + 1, report.tolerances, step);
+      compare_gradients(whole, *twin, step);
+      compare_parameters(whole, *twin, lr, index + 1, report.tolerances, step);
       judge(report.tolerances, index + 1, step);
     }
     report.ok = report.ok && step.failures.empty();

@@ -1,0 +1,82 @@
+#include "lockstep/parallel/tensor/group.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/program/tensor_calls.h"
+
+namespace lockstep::parallel {
+namespace {
+
+comm::CallOptions call(const std::string& site, program::Collective collective, const at::Tensor& whole) {
+  return {.site = site, .algorithm = program::tensor_algorithm(collective, static_cast<int64_t>(whole.nbytes()))};
+}
+
+// `rows` as a buffer of `padded` rows; the same memory where nothing is to be added.
+at::Tensor padded(const at::Tensor& rows, int64_t padded_rows) {
+  if (rows.size(0) == padded_rows) return rows;
+  at::Tensor buffer = at::zeros({padded_rows, rows.size(1)}, rows.options());
+  buffer.narrow(0, 0, rows.size(0)).copy_(rows);
+  return buffer;
+}
+
+}  // namespace
+
+TensorGroup::TensorGroup(comm::Communicator& communicator, TensorOptions options)
+    : communicator_(communicator), options_(options) {}
+
+int TensorGroup::rank() const { return communicator_.rank(); }
+int TensorGroup::size() const { return communicator_.size(); }
+
+mesh::Range TensorGroup::local_rows(int64_t rows) const { return mesh::padded_range(rows, size(), rank()); }
+
+nn::Pending TensorGroup::pending(comm::Work work, const char* what, at::Tensor result) {
+  return [this, work = std::move(work), what, result = std::move(result)]() mutable {
+    work.wait();
+    exposed_[what] += work.exposed_seconds();
+    return std::move(result);
+  };
+}
+
+nn::Pending TensorGroup::start_all_reduce(const at::Tensor& tensor, const std::string& site) {
+  return pending(communicator_.all_reduce(tensor, call(site, program::Collective::kAllReduce, tensor)), "all_reduce",
+                 tensor);
+}
+
+void TensorGroup::all_reduce(const at::Tensor& tensor, const std::string& site) { start_all_reduce(tensor, site)(); }
+
+nn::Pending TensorGroup::start_gather_rows(const at::Tensor& local, int64_t rows, const std::string& site) {
+  LOCKSTEP_CHECK_EQ(local.size(0), local_rows(rows).size(), site, ": of ", rows, " rows");
+  const int64_t part = mesh::padded_part(rows, size());
+  const at::Tensor whole = at::empty({part * size(), local.size(1)}, local.options());
+  comm::Work work =
+      communicator_.all_gather(padded(local, part), whole, call(site, program::Collective::kAllGather, whole));
+  return pending(std::move(work), "all_gather", whole.narrow(0, 0, rows));
+}
+
+nn::Pending TensorGroup::start_scatter_rows(const at::Tensor& whole, const std::string& site) {
+  const int64_t rows = whole.size(0), part = mesh::padded_part(rows, size());
+  const at::Tensor source = padded(whole, part * size());
+  const at::Tensor local = at::empty({part, whole.size(1)}, whole.options());
+  comm::Work work =
+      communicator_.reduce_scatter(source, local, call(site, program::Collective::kReduceScatter, source));
+  return pending(std::move(work), "reduce_scatter", local.narrow(0, 0, local_rows(rows).size()));
+}
+
+nn::Pending TensorGroup::start_reduce_output(const at::Tensor& partial, const std::string& site) {
+  return options_.sequence_parallel ? start_scatter_rows(nn::flatten_rows(partial), site)
+                                    : start_all_reduce(partial, site);
+}
+
+at::Tensor TensorGroup::all_gather(const at::Tensor& tensor, const std::string& site) {
+  const at::Tensor all = at::empty({size(), tensor.numel()}, tensor.options());
+  comm::Work work = communicator_.all_gather(tensor, all, call(site, program::Collective::kAllGather, all));
+  return pending(std::move(work), "all_gather", all)();
+}
+
+std::map<std::string, double> TensorGroup::take_exposed() { return std::exchange(exposed_, {}); }
+
+}  // namespace lockstep::parallel

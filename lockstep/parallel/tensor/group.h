@@ -1,0 +1,67 @@
+// The ranks that hold one layer together, as sharded layers see them: who they are, which rows each holds, and the few
+// collectives that tensor and sequence parallelism need (Shoeybi et al., Megatron-LM, 2019; Korthikanti et al., Reducing
+// Activation Recomputation, 2022).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "lockstep/comm/communicator.h"
+#include "lockstep/mesh/placement.h"
+#include "lockstep/nn/linear.h"
+
+namespace lockstep::parallel {
+
+struct TensorOptions {
+  // Norms, dropout and sums act on this rank's rows of a microbatch, [B S / tp, D]: part `rank` of the rows b S + s, as
+  // mesh::padded_range cuts them. Without it every rank holds all rows, [B, S, D].
+  bool sequence_parallel = false;
+  // Reductions of dx and gatherings of x run beside the weight gradients.
+  bool overlap = true;
+};
+
+// Not thread-safe: one per rank. `site` names a call in ledger and messages: "blocks.3.attention.out forward".
+// A group of one communicates nothing and returns its arguments.
+class TensorGroup {
+ public:
+  TensorGroup(comm::Communicator& communicator, TensorOptions options);  // the communicator outlives the group
+
+  int rank() const;
+  int size() const;
+  bool sequence_parallel() const { return options_.sequence_parallel; }
+  bool overlap() const { return options_.overlap; }
+  // This rank's part of `rows`.
+  mesh::Range local_rows(int64_t rows) const;
+
+  // The sum over the ranks, in place.
+  nn::Pending start_all_reduce(const at::Tensor& tensor, const std::string& site);
+  void all_reduce(const at::Tensor& tensor, const std::string& site);
+
+  // forward: all_gather(rows) / backward: reduce_scatter(rows).
+  // local [rows here, N] of every rank -> [rows, N]
+  nn::Pending start_gather_rows(const at::Tensor& local, int64_t rows, const std::string& site);
+  // whole [rows, N] of every rank, summed -> [rows here, N]
+  nn::Pending start_scatter_rows(const at::Tensor& whole, const std::string& site);
+
+  // The output of a layer whose sum is spread over the ranks: with sequence parallelism [rows, N] -> [rows here, N], else
+  // summed in place and shaped as it is.
+  nn::Pending start_reduce_output(const at::Tensor& partial, const std::string& site);
+
+  // Equal tensors [n] side by side: [size, n].
+  at::Tensor all_gather(const at::Tensor& tensor, const std::string& site);
+
+  // Seconds that this rank waited for its peers, by what it waited for ("all_reduce", ...); since the last call.
+  std::map<std::string, double> take_exposed();
+
+ private:
+  nn::Pending pending(comm::Work work, const char* what, at::Tensor result);
+
+  comm::Communicator& communicator_;
+  const TensorOptions options_;
+  std::map<std::string, double> exposed_;
+};
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,76 @@
+#include "lockstep/parallel/tensor/head.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "lockstep/nn/cross_entropy.h"
+#include "lockstep/nn/gemm.h"
+#include "lockstep/nn/linear.h"
+
+namespace lockstep::parallel {
+
+using nn::flatten_rows;
+
+VocabParallelHead::VocabParallelHead(std::unique_ptr<nn::Norm> norm, nn::Parameter weight, int64_t chunk_rows,
+                                     TensorGroup& group, int64_t vocab_size)
+    : Head(std::move(norm), std::move(weight), chunk_rows),
+      group_(group),
+      vocab_size_(vocab_size),
+      tokens_(mesh::shard_range(vocab_size, group.size(), group.rank())) {}
+
+at::Tensor VocabParallelHead::forward(const at::Tensor& x, const nn::Microbatch& microbatch,
+                                      std::unique_ptr<nn::Saved>* saved) {
+  auto kept = std::make_unique<Kept>();
+  const at::Tensor h = norm_->forward(x, saved ? &kept->norm : nullptr);
+  const at::Tensor targets = microbatch.targets.reshape({-1});
+  const at::Tensor rows = group_.sequence_parallel()
+                              ? group_.start_gather_rows(h, targets.size(0), "head forward")()
+                              : flatten_rows(h);
+  at::Tensor loss = at::zeros({}, rows.options().dtype(at::kFloat));
+  for (int64_t begin = 0; begin < rows.size(0); begin += chunk_rows_) {
+    const int64_t size = std::min(chunk_rows_, rows.size(0) - begin);
+    const at::Tensor chunk = rows.narrow(0, begin, size), wanted = targets.narrow(0, begin, size);
+    const at::Tensor logits = nn::multiply(chunk, weight_.value.t());  // [m, V/tp]
+    const at::Tensor part = nn::cross_entropy_part_(logits, wanted, tokens_.begin);
+    const at::Tensor parts = group_.all_gather(part, "head softmax").view({group_.size(), size, 3});
+    loss.add_(nn::cross_entropy_whole_(logits, wanted, tokens_.begin, {.parts = parts, .mine = group_.rank()}));
+    if (saved) chunk_backward(chunk, logits);
+  }
+  if (saved) {
+    kept->dh = group_.sequence_parallel() ? rows : h;
+    *saved = std::move(kept);
+  }
+  return loss;
+}
+
+at::Tensor VocabParallelHead::backward_input(const at::Tensor&, nn::Saved& saved) {
+  auto& kept = static_cast<Kept&>(saved);
+  const at::Tensor dh = group_.start_reduce_output(std::exchange(kept.dh, {}), "head backward")();
+  return norm_->backward_input(dh, kept.norm);
+}
+
+at::Tensor VocabParallelHead::logits(const at::Tensor& x) {
+  const at::Tensor local = Head::logits(x);  // [..., V/tp]
+  const int64_t rows = local.numel() / local.size(-1), ranks = group_.size();
+  // Equal parts for the collective: the first rank's is the largest.
+  const int64_t largest = mesh::shard_range(vocab_size_, group_.size(), 0).size();
+  at::Tensor mine = flatten_rows(local);
+  if (mine.size(1) < largest) {
+    mine = at::zeros({rows, largest}, local.options());
+    mine.narrow(1, 0, local.size(-1)).copy_(flatten_rows(local));
+  }
+  const at::Tensor all = group_.all_gather(mine, "head logits").view({ranks, rows, largest});
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < group_.size(); ++rank)
+    parts.push_back(all.select(0, rank).narrow(1, 0, mesh::shard_range(vocab_size_, group_.size(), rank).size()));
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = vocab_size_;
+  return at::cat(parts, 1).view(shape);
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,67 @@
+#include "lockstep/parallel/tensor/linear.h"
+
+#include <utility>
+
+#include "lockstep/nn/accumulate.h"
+#include "lockstep/nn/gemm.h"
+
+namespace lockstep::parallel {
+
+using nn::flatten_rows;
+using nn::unflatten_rows;
+
+ColumnParallelLinear::ColumnParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group,
+                                           std::string name)
+    : Linear(std::move(weight), std::move(bias)), group_(group), name_(std::move(name)) {}
+
+at::Tensor ColumnParallelLinear::forward_rows(const at::Tensor& x, int64_t rows, Saved* saved) {
+  if (!group_.sequence_parallel()) return Linear::forward_rows(x, rows, saved);
+  if (saved) saved->x = x;
+  const at::Tensor whole = group_.start_gather_rows(x, rows, name_ + " forward")();
+  return nn::multiply(whole, weight_.value.t(), bias_.value);
+}
+
+nn::Pending ColumnParallelLinear::start_backward_input(const at::Tensor& dy, Saved& saved) {
+  saved.dy = dy;
+  const at::Tensor rows = flatten_rows(dy);
+  if (group_.sequence_parallel()) {
+    saved.whole_x = group_.start_gather_rows(std::exchange(saved.x, {}), rows.size(0), name_ + " gather");
+  }
+  const at::Tensor dx = nn::multiply(rows, weight_.value);
+  return group_.start_reduce_output(unflatten_rows(dx, dy), name_ + " backward");
+}
+
+void ColumnParallelLinear::backward_weight(Saved& saved) {
+  if (saved.whole_x) saved.x = std::exchange(saved.whole_x, {})();
+  Linear::backward_weight(saved);
+}
+
+RowParallelLinear::RowParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group, std::string name)
+    : Linear(std::move(weight), std::move(bias)), group_(group), name_(std::move(name)) {}
+
+at::Tensor RowParallelLinear::forward_rows(const at::Tensor& x, int64_t, Saved* saved) {
+  if (saved) saved->x = x;
+  // The bias enters the sum once.
+  const at::Tensor bias = group_.rank() == 0 ? bias_.value : at::Tensor();
+  const at::Tensor partial = nn::multiply(flatten_rows(x), weight_.value.t(), bias);
+  return group_.start_reduce_output(unflatten_rows(partial, x), name_ + " forward")();
+}
+
+nn::Pending RowParallelLinear::start_backward_input(const at::Tensor& dy, Saved& saved) {
+  if (!group_.sequence_parallel()) return Linear::start_backward_input(dy, saved);
+  const int64_t rows = flatten_rows(saved.x).size(0);
+  return Linear::start_backward_input(group_.start_gather_rows(dy, rows, name_ + " backward")(), saved);
+}
+
+void RowParallelLinear::backward_weight(Saved& saved) {
+  if (!group_.sequence_parallel()) return Linear::backward_weight(saved);
+  const at::Tensor dy = flatten_rows(saved.dy);
+  nn::accumulate_matmul(weight_.grad, dy.t(), flatten_rows(saved.x));
+  if (bias_.defined()) {
+    const mesh::Range here = group_.local_rows(dy.size(0));
+    nn::accumulate_row_sum(bias_.grad, dy.narrow(0, here.begin, here.size()));
+  }
+  saved = {};
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,89 @@
+#include "lockstep/program/tensor_calls.h"
+
+#include <algorithm>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::program {
+namespace {
+
+constexpr int64_t kSmall = 64 << 10;  // bytes
+
+class Calls {
+ public:
+  Calls(const Layout& layout, const Action& action)
+      : layout_(layout),
+        tp_(layout.mesh.degree(mesh::Axis::kTp)),
+        rows_(layout.micro_batch * layout.seq_len),
+        forward_(action.kind == ActionKind::kForward),
+        input_(action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput),
+        weight_(action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight) {}
+
+  std::vector<TensorCall> of(const arch::LayerSpec& layer) {
+    switch (layer.kind) {
+      case arch::LayerKind::kEmbedding:
+        if (forward_) reduce_output("embed forward");
+        if (weight_ && sequence()) gather("embed backward");
+        break;
+      case arch::LayerKind::kBlock:
+        half(layer.name + ".attention.qkv", layer.name + ".attention.out");
+        half(cat(layer.name, ".mlp.", layout_.model.traits().gated_mlp ? "gate_up" : "up"), layer.name + ".mlp.down");
+        break;
+      case arch::LayerKind::kHead:
+        if (forward_) head();
+        if (input_) reduce_output("head backward");
+        break;
+    }
+    return std::move(calls_);
+  }
+
+ private:
+  bool sequence() const { return layout_.sequence_parallel; }
+  int64_t padded_numel() const { return mesh::padded_part(rows_, tp_) * tp_ * layout_.model.hidden; }
+
+  void add(std::string site, Collective collective, int64_t numel, int64_t element_size) {
+    calls_.push_back({std::move(site), collective, numel, element_size});
+  }
+  void gather(std::string site) {
+    add(std::move(site), Collective::kAllGather, padded_numel(), layout_.element_size());
+  }
+  void reduce_output(std::string site) {
+    if (sequence())
+      add(std::move(site), Collective::kReduceScatter, padded_numel(), layout_.element_size());
+    else
+      add(std::move(site), Collective::kAllReduce, rows_ * layout_.model.hidden, layout_.element_size());
+  }
+
+  // A column-parallel linear and the row-parallel one behind it.
+  void half(const std::string& column, const std::string& row) {
+    if (forward_ && sequence()) gather(column + " forward");
+    if (forward_) reduce_output(row + " forward");
+    if (input_ && sequence()) gather(row + " backward");
+    if (input_ && sequence()) gather(column + " gather");
+    if (input_) reduce_output(column + " backward");
+  }
+
+  void head() {
+    if (sequence()) gather("head forward");
+    const int64_t chunk = arch::head_chunk_rows(mesh::padded_part(layout_.model.vocab_size, tp_));
+    for (int64_t begin = 0; begin < rows_; begin += chunk)
+      add("head softmax", Collective::kAllGather, tp_ * 3 * std::min(chunk, rows_ - begin), sizeof(float));
+  }
+
+  const Layout& layout_;
+  const int tp_;
+  const int64_t rows_;
+  const bool forward_, input_, weight_;
+  std::vector<TensorCall> calls_;
+};
+
+}  // namespace
+
+std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action) {
+  if (layout.mesh.degree(mesh::Axis::kTp) == 1 || action.layer < 0) return {};
+  return Calls(layout, action).of(arch::layer_table(layout.model).at(static_cast<size_t>(action.layer)));
+}
+
+Algorithm tensor_algorithm(Collective, int64_t bytes) { return bytes <= kSmall ? Algorithm::kDirect : Algorithm::kRing; }
+
+}  // namespace lockstep::program

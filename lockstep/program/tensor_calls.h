@@ -1,0 +1,31 @@
+// What the sharded layers of tensor parallelism communicate, as data: predict.h and the planner read it here, the layers
+// of parallel/tensor make these calls, and a test asserts that both are the same.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lockstep/program/ledger.h"
+#include "lockstep/program/program.h"
+
+namespace lockstep::program {
+
+// One collective of a layer over the axis "tp".
+struct TensorCall {
+  std::string site;  // "blocks.3.attention.out forward"
+  Collective collective = Collective::kAllReduce;
+  int64_t numel = 0;  // of the full buffer, padding included
+  int64_t element_size = 4;
+};
+
+// Of one F, B, I or W of a layer. Nothing where the axis has one rank. M = B S rows, padded to a multiple of tp:
+//   without sequence parallelism, a block    F: all_reduce [M, D] after attention.out and after mlp.down
+//                                            I: all_reduce [M, D] of dx of attention.qkv and of mlp's first linear
+//   with it, a block    F: all_gather [M, D] before, reduce_scatter [M, D] after each half
+//                       I: the mirror, and all_gather [M, D] of each first linear's x once more for its weight gradient
+std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action);
+
+// How such a call is made: small ones for latency, each rank with every other; large ones around the ring.
+Algorithm tensor_algorithm(Collective collective, int64_t bytes);
+
+}  // namespace lockstep::program
