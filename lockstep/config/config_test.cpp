@@ -166,11 +166,11 @@ TEST(Config, ADurationAloneIsNoNumberAndNotZero) {
 }
 
 TEST(Config, KeysOfLaterVersionsAreRefusedByName) {
-  EXPECT_EQ(refusal("[parallel]\ntp = 1\n"),
-            "run.toml:2:1: error LS1047: parallel.tp is not built yet in this version\n"
-            "    2 | tp = 1\n"
-            "      | ^~ this build knows dp, data_parallel, bucket_mib, overlap, backend");
-  for (const char* key : {"pp", "cp", "ep", "zero", "fsdp", "sequence_parallel", "dp_shard"}) {
+  EXPECT_EQ(refusal("[parallel]\npp = 1\n"),
+            "run.toml:2:1: error LS1047: parallel.pp is not built yet in this version\n"
+            "    2 | pp = 1\n"
+            "      | ^~ this build knows dp, tp, sequence_parallel, data_parallel, bucket_mib, overlap, backend");
+  for (const char* key : {"pp", "cp", "ep", "zero", "fsdp", "dp_shard"}) {
     EXPECT_THAT(refusal(Override{cat("parallel.", key), "1"}), HasSubstr("LS1047")) << key;
   }
 }
@@ -297,6 +297,24 @@ TEST(CheckLayout, BatchesThatFit) {
   EXPECT_THAT(layout_refusal(config, 1), HasSubstr("seq_len(256) > model.max_seq_len(128)"));
 }
 
+TEST(CheckLayout, TensorParallelism) {
+  RunConfig config;
+  config.parallel.tp = 2;
+  EXPECT_EQ(data_parallel_size(config, 4), 2);
+  EXPECT_EQ(ranks_wanted(config), 2);
+  EXPECT_EQ(layout_refusal(config, 4), "accepted");
+  EXPECT_THAT(layout_refusal(config, 3), HasSubstr("[mesh] tp(2) x dp(1) = 2, but 3 ranks were started"));
+  config.parallel.tp = 4;
+  config.model.heads = 6;
+  EXPECT_THAT(layout_refusal(config, 4), HasSubstr("model.heads(6) % tp(4) = 2"));
+  EXPECT_THAT(layout_refusal(config, 4), HasSubstr("use tp 3 or 6"));
+  config.model.heads = 12;
+  config.model.kv_heads = 3;
+  EXPECT_THAT(layout_refusal(config, 4), HasSubstr("neither of model.kv_heads(3) and tp(4) divides the other"));
+  config.model.kv_heads = 2;  // two ranks share each
+  EXPECT_EQ(layout_refusal(config, 4), "accepted");
+}
+
 TEST(Fields, TheListIsFrozen) {
   std::vector<std::string> keys;
   for (const Section& section : sections()) {
@@ -312,7 +330,7 @@ TEST(Fields, TheListIsFrozen) {
             "train.comm_timeout train.join_timeout "
             "optimizer.lr optimizer.min_lr optimizer.warmup_steps optimizer.schedule optimizer.weight_decay "
             "optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.max_grad_norm "
-            "parallel.dp parallel.data_parallel parallel.bucket_mib parallel.overlap parallel.backend "
+            "parallel.dp parallel.tp parallel.sequence_parallel parallel.data_parallel parallel.bucket_mib parallel.overlap parallel.backend "
             "checkpoint.every checkpoint.keep checkpoint.asynchronous checkpoint.stall_timeout "
             "checkpoint.resume");
 }

@@ -11,6 +11,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/engine/test_steps.h"
+#include "lockstep/model/model.h"
 #include "lockstep/program/predict.h"
 #include "support/run_ranks.h"
 
@@ -123,6 +124,32 @@ TEST(TensorParallel, WithDataParallelismOfBothKinds) {
                  .vocab_size = 511});
       }
   compare({.preset = "llama-test", .dp = 2, .micro_batch = 1, .tp = 4, .kv_heads = 2});
+}
+
+// Schedules that run I and W apart, W of a layer after I of all: the same gradients as B.
+TEST(TensorParallel, WeightGradientsMayRunLater) {
+  for (const bool sequence_parallel : {true, false}) {
+    const Case c{.preset = "llama-test", .dp = 1, .tp = 2, .sequence_parallel = sequence_parallel};
+    const program::Layout layout = layout_for(c, 2);
+    lockstep::testing::run_ranks(2, [&](comm::World& world) {
+      Groups groups(world, layout);
+      parallel::TensorGroup tensor(*groups.tensor(), {.sequence_parallel = sequence_parallel});
+      const nn::Microbatch microbatch = microbatches(layout, world.rank(), 0).at(0);
+      const auto gradients = [&](bool apart) {
+        ParameterStore store(layout.param_table(world.rank()), {});
+        store.initialize(1);
+        const auto layers = model::build_layers(layout.model, store, {.tensor = &tensor});
+        std::vector<std::unique_ptr<nn::Saved>> saved(layers.size());
+        at::Tensor x, dy;
+        for (size_t i = 0; i < layers.size(); ++i) x = layers[i]->forward(x, microbatch, &saved[i]);
+        for (size_t i = layers.size(); i-- > 0;)
+          dy = apart ? layers[i]->backward_input(dy, *saved[i]) : layers[i]->backward(dy, *saved[i]);
+        for (size_t i = 0; apart && i < layers.size(); ++i) layers[i]->backward_weight(*saved[i]);
+        return store.grad_slice(0, store.layout().numel).clone();
+      };
+      EXPECT_TRUE(at::equal(gradients(true), gradients(false)));
+    });
+  }
 }
 
 // Partial sums are rounded to bf16 before they are added over ranks: 2^-8 relative to the largest term.
