@@ -64,6 +64,7 @@ class Parser {
     if (const Flag* flag = find_flag(verb_, name)) {
       if (flag->value.empty() && has_value) throw bad_value(argument, cat("--", name, " takes no value"));
       result_.flags[name] = flag->value.empty() ? "" : value();
+      result_.flags_in_order.emplace_back(name, result_.flags[name]);
     } else if (verb_.has_json && argument == "--json") {
       result_.json = true;
     } else if (verb_.takes_config && name.find('.') != std::string::npos) {

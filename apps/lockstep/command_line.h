@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/error.h"
@@ -32,6 +33,7 @@ struct CommandLine {
   bool help = false;                              // --help
   std::vector<config::Override> overrides{};      // --section.field=value, in order
   std::map<std::string, std::string> flags{};     // the verb's own, without "--"; a switch has an empty value
+  std::vector<std::pair<std::string, std::string>> flags_in_order{};  // the same, each time one was written
   std::vector<std::string> written{};             // all of it as it was written, the verb first: what further ranks get
   launch::Identity identity{};                    // which rank this process is
 
@@ -40,6 +42,15 @@ struct CommandLine {
   std::string value(const std::string& flag, const std::string& otherwise = "") const {
     const auto found = flags.find(flag);
     return found == flags.end() ? otherwise : found->second;
+  }
+
+  // Of a flag that may be written several times.
+  std::vector<std::string> values(const std::string& flag) const {
+    std::vector<std::string> values;
+    for (const auto& [name, value] : flags_in_order) {
+      if (name == flag) values.push_back(value);
+    }
+    return values;
   }
 
   // ConfigError LS1005 where the value is not a number of the kind.

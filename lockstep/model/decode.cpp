@@ -1,5 +1,6 @@
 #include "lockstep/model/decode.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include "lockstep/base/check.h"
@@ -7,10 +8,10 @@
 
 namespace lockstep::model {
 
-KvCache::KvCache(const arch::ModelConfig& model, int64_t batch, int64_t capacity, const at::TensorOptions& options)
-    : batch_(batch), capacity_(capacity) {
+KvCache::KvCache(const arch::ModelConfig& model, int64_t slots, int64_t capacity, const at::TensorOptions& options)
+    : lengths_(static_cast<size_t>(slots)), capacity_(capacity) {
   for (int64_t i = 0; i < model.layers; ++i) {
-    const auto empty = [&] { return at::empty({batch, capacity, model.kv_heads, model.head_size}, options); };
+    const auto empty = [&] { return at::empty({slots, model.kv_heads, capacity, model.head_size}, options); };
     layers_.push_back({.k = empty(), .v = empty()});
   }
 }
@@ -19,6 +20,11 @@ int64_t KvCache::bytes() const {
   int64_t bytes = 0;
   for (const nn::KvCacheLayer& layer : layers_) bytes += static_cast<int64_t>(layer.k.nbytes() + layer.v.nbytes());
   return bytes;
+}
+
+void KvCache::truncate(int64_t slot, int64_t length) {
+  LOCKSTEP_CHECK(0 <= length && length <= this->length(slot), "length ", length, " of ", this->length(slot));
+  lengths_[static_cast<size_t>(slot)] = length;
 }
 
 Decoder::Decoder(const arch::ModelConfig& model, nn::ParameterSource& source)
@@ -30,19 +36,31 @@ Decoder::Decoder(const arch::ModelConfig& model, nn::ParameterSource& source)
   head_ = parts.head();
 }
 
-KvCache Decoder::new_cache(int64_t batch, int64_t capacity) const {
+KvCache Decoder::new_cache(int64_t slots, int64_t capacity) const {
   LOCKSTEP_CHECK(capacity <= model_.max_seq_len, "capacity ", capacity, ", max_seq_len ", model_.max_seq_len);
-  return KvCache(model_, batch, capacity, options_);
+  return KvCache(model_, slots, capacity, options_);
 }
 
-at::Tensor Decoder::append(const at::Tensor& tokens, KvCache& cache) {
-  LOCKSTEP_CHECK_EQ(tokens.size(0), cache.batch());
-  LOCKSTEP_CHECK(cache.length() + tokens.size(1) <= cache.capacity(), cache.length(), " + ", tokens.size(1), " > ",
-                 cache.capacity());
-  at::Tensor x = embedding_->embed(tokens, cache.length());
-  for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i]->decode(x, cache.layers_[i], cache.length());
-  cache.length_ += tokens.size(1);
+at::Tensor Decoder::append(const at::Tensor& tokens, std::span<const int64_t> slots, KvCache& cache) {
+  LOCKSTEP_CHECK_EQ(tokens.size(0), static_cast<int64_t>(slots.size()));
+  std::vector<nn::CacheSpan> spans;
+  for (const int64_t slot : slots) {
+    spans.push_back({.slot = slot, .start = cache.length(slot)});
+    LOCKSTEP_CHECK(spans.back().start + tokens.size(1) <= cache.capacity(), spans.back().start, " + ", tokens.size(1), " > ",
+                   cache.capacity());
+  }
+  at::Tensor x = embed(tokens, spans);
+  for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i]->decode(x, cache.layers_[i], spans);
+  for (const int64_t slot : slots) cache.lengths_[static_cast<size_t>(slot)] += tokens.size(1);
   return head_->logits(x.select(1, x.size(1) - 1).contiguous());
+}
+
+at::Tensor Decoder::embed(const at::Tensor& tokens, std::span<const nn::CacheSpan> spans) const {
+  if (spans.size() == 1) return embedding_->embed(tokens, spans[0].start);
+  std::vector<at::Tensor> rows;
+  for (size_t b = 0; b < spans.size(); ++b)
+    rows.push_back(embedding_->embed(tokens.narrow(0, static_cast<int64_t>(b), 1), spans[b].start));
+  return at::cat(rows);
 }
 
 }  // namespace lockstep::model

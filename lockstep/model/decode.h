@@ -1,10 +1,11 @@
-// Generation with a key/value cache: the prompt at once, then token by token.
+// Generation with a key/value cache: prompts at once, then token by token.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "lockstep/arch/model_config.h"
@@ -15,23 +16,23 @@
 
 namespace lockstep::model {
 
-// Keys and values of every block for `batch` sequences that are `length` tokens long so far; at most `capacity`.
+// Keys and values of every block for the sequences of `slots` slots, each of its own length and at most `capacity` tokens.
 class KvCache {
  public:
-  KvCache(const arch::ModelConfig& model, int64_t batch, int64_t capacity, const at::TensorOptions& options);
+  KvCache(const arch::ModelConfig& model, int64_t slots, int64_t capacity, const at::TensorOptions& options);
 
-  int64_t batch() const { return batch_; }
-  int64_t length() const { return length_; }
+  int64_t slots() const { return static_cast<int64_t>(lengths_.size()); }
+  int64_t length(int64_t slot) const { return lengths_.at(static_cast<size_t>(slot)); }
   int64_t capacity() const { return capacity_; }
   int64_t bytes() const;
-  void clear() { length_ = 0; }
+  // Forgets the tokens of a slot from `length` on.
+  void truncate(int64_t slot, int64_t length);
 
  private:
   friend class Decoder;
   std::vector<nn::KvCacheLayer> layers_;
-  int64_t batch_ = 0;
+  std::vector<int64_t> lengths_;
   int64_t capacity_ = 0;
-  int64_t length_ = 0;
 };
 
 // The training layers' parts over the same parameters, without dropout. Holds views of the parameters, not copies.
@@ -40,13 +41,16 @@ class Decoder {
   Decoder(const arch::ModelConfig& model, nn::ParameterSource& source);
 
   // A cache on the parameters' device and in their dtype. capacity <= max_seq_len.
-  KvCache new_cache(int64_t batch, int64_t capacity) const;
+  KvCache new_cache(int64_t slots, int64_t capacity) const;
 
-  // Appends tokens [B, T] int64 to every sequence and returns the logits after the last one, fp32 [B, V]. Into an empty
-  // cache T is the prompt's length, the same for all sequences; afterwards T = 1.
-  at::Tensor append(const at::Tensor& tokens, KvCache& cache);
+  // Appends row b of tokens [B, T] int64 to the sequence in slots[b] (all different) and returns the logits after each
+  // row's last token, fp32 [B, V]. In fp32 on the CPU with B <= nn::kFewRows and T = 1 a sequence's logits do not depend,
+  // to the bit, on those beside it.
+  at::Tensor append(const at::Tensor& tokens, std::span<const int64_t> slots, KvCache& cache);
 
  private:
+  at::Tensor embed(const at::Tensor& tokens, std::span<const nn::CacheSpan> spans) const;
+
   arch::ModelConfig model_;
   at::TensorOptions options_;
   std::unique_ptr<nn::Embedding> embedding_;

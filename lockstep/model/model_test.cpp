@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
@@ -272,15 +273,40 @@ TEST(Decoder, TokenByTokenGivesTheLogitsOfTheWholeText) {
     const nn::Microbatch m = random_microbatch(model, 3, 11);
     const at::Tensor expected = reference.logits(m);
     Decoder decoder(model, parameters);
-    KvCache cache = decoder.new_cache(/*batch=*/3, /*capacity=*/11);
-    expect_close(decoder.append(m.tokens.narrow(1, 0, 4), cache), expected.select(1, 3), "prompt");
+    KvCache cache = decoder.new_cache(/*slots=*/4, /*capacity=*/11);
+    const std::vector<int64_t> slots = {2, 0, 3};
+    expect_close(decoder.append(m.tokens.narrow(1, 0, 4), slots, cache), expected.select(1, 3), "prompt");
     for (int64_t s = 4; s < 11; ++s) {
-      expect_close(decoder.append(m.tokens.narrow(1, s, 1), cache), expected.select(1, s), cat("token ", s));
+      expect_close(decoder.append(m.tokens.narrow(1, s, 1), slots, cache), expected.select(1, s), cat("token ", s));
     }
-    EXPECT_EQ(cache.length(), 11);
-    EXPECT_THROW(decoder.append(m.tokens.narrow(1, 0, 1), cache), InternalError);
-    cache.clear();
-    expect_close(decoder.append(m.tokens.narrow(1, 0, 1), cache), expected.select(1, 0), "a cleared cache");
+    EXPECT_EQ(cache.length(0), 11);
+    EXPECT_EQ(cache.length(1), 0);
+    EXPECT_THROW(decoder.append(m.tokens.narrow(1, 0, 1), slots, cache), InternalError);
+    cache.truncate(0, 5);  // slot 0 holds sequence 1
+    expect_close(decoder.append(m.tokens.narrow(0, 1, 1).narrow(1, 5, 4), std::vector<int64_t>{0}, cache),
+                 expected.narrow(0, 1, 1).select(1, 8), "several tokens behind a prefix");
+  }
+}
+
+TEST(Decoder, ASequenceGivesTheSameBitsAloneAndBesideOthers) {
+  for (const arch::ModelConfig& model : kModels) {
+    SCOPED_TRACE(title(model));
+    ModelParameters parameters(model, kSeed);
+    Decoder decoder(model, parameters);
+    const nn::Microbatch m = random_microbatch(model, 3, 9);
+    const std::vector<int64_t> slots = {0, 1, 2}, alone = {0}, lengths = {1, 5, 3};
+    KvCache together = decoder.new_cache(3, 11);
+    for (const int64_t slot : slots)
+      decoder.append(m.tokens.narrow(0, slot, 1).narrow(1, 0, lengths[static_cast<size_t>(slot)]),
+                     std::vector<int64_t>{slot}, together);
+    const at::Tensor next = m.tokens.narrow(1, 8, 1);
+    const at::Tensor logits = decoder.append(next, slots, together);
+    for (const int64_t slot : slots) {
+      KvCache cache = decoder.new_cache(1, 11);
+      decoder.append(m.tokens.narrow(0, slot, 1).narrow(1, 0, lengths[static_cast<size_t>(slot)]), alone, cache);
+      const at::Tensor expected = decoder.append(next.narrow(0, slot, 1), alone, cache);
+      EXPECT_TRUE(at::equal(logits.narrow(0, slot, 1), expected)) << slot;
+    }
   }
 }
 

@@ -148,16 +148,24 @@ TEST(Attention, DecodingGivesWhatForwardGives) {
     Twin twin(c);
     const at::Tensor x = random("x", {c.batch, c.seq, c.hidden}).to(c.dtype);
     const at::Tensor expected = twin.attention->forward(x, nullptr);
-    const auto empty = [&] { return at::empty({c.batch, c.seq + 3, c.kv_heads, c.head_size}, x.options()); };
+    const auto empty = [&] { return at::empty({c.batch, c.kv_heads, c.seq + 3, c.head_size}, x.options()); };
     const KvCacheLayer cache{.k = empty(), .v = empty()};
     const int64_t prompt = (c.seq + 1) / 2;
     const auto part = [](const at::Tensor& t, int64_t begin, int64_t size) {
       return t.narrow(1, begin, size).contiguous();
     };
-    expect_close(twin.attention->decode(part(x, 0, prompt), cache, 0), part(expected, 0, prompt), "prompt", c.bound);
+    const auto spans_at = [&](int64_t start) {
+      std::vector<CacheSpan> spans;
+      for (int64_t b = 0; b < c.batch; ++b) spans.push_back({.slot = b, .start = start});
+      return spans;
+    };
+    expect_close(twin.attention->decode(part(x, 0, prompt), cache, spans_at(0)), part(expected, 0, prompt), "prompt", c.bound);
     for (int64_t s = prompt; s < c.seq; ++s) {
-      expect_close(twin.attention->decode(part(x, s, 1), cache, s), part(expected, s, 1), cat("token ", s), c.bound);
+      expect_close(twin.attention->decode(part(x, s, 1), cache, spans_at(s)), part(expected, s, 1), cat("token ", s), c.bound);
     }
+    if (prompt < c.seq)
+      expect_close(twin.attention->decode(part(x, prompt, c.seq - prompt), cache, spans_at(prompt)),
+                   part(expected, prompt, c.seq - prompt), "several tokens behind the prompt", c.bound);
   }
 }
 

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string_view>
 
+#include "lockstep/nn/gemm_rows.h"
+
 namespace lockstep::nn {
 namespace {
 
@@ -32,9 +34,16 @@ bool served_by_onednn(const at::Tensor& rows) {
   return rows.is_cpu() && rows.scalar_type() == at::kFloat && rows.size(0) > 1 && onednn_linear();
 }
 
+// A step of generation: a few rows and a weight as it lies in memory.
+bool are_few(const at::Tensor& rows, const at::Tensor& weight_t) {
+  return rows.is_cpu() && rows.scalar_type() == at::kFloat && rows.size(0) <= kFewRows && rows.is_contiguous() &&
+         weight_t.t().is_contiguous();
+}
+
 }  // namespace
 
 at::Tensor multiply(const at::Tensor& rows, const at::Tensor& weight_t, const at::Tensor& bias) {
+  if (are_few(rows, weight_t)) return multiply_few_rows(rows, weight_t.t(), bias);
   if (served_by_onednn(rows)) {
     const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
     return onednn_linear()->call(rows, weight_t.t(), optional_bias, "none", Scalars(), std::nullopt);

@@ -1,6 +1,6 @@
 // The products of linear layers. On the CPU two libraries stand behind LibTorch: MKL, called for fp32 by mm, and oneDNN,
-// called for bf16 by mm and reached for fp32 by LibTorch's fused linear. Which one serves depends on the operands' kind
-// alone, never on a clock: the same program gives the same bits.
+// called for bf16 by mm and reached for fp32 by LibTorch's fused linear; a few rows go to a kernel of our own (gemm_rows.h).
+// Which one serves depends on the operands' kind alone, never on a clock: the same program gives the same bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>

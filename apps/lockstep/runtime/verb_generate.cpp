@@ -1,59 +1,27 @@
-// `lockstep generate`: text from a run's checkpoint.
+// `lockstep generate`: prompts continued by the model of a run or of a Hugging Face directory.
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <optional>
-#include <utility>
 
+#include "apps/lockstep/runtime/generate_options.h"
+#include "apps/lockstep/runtime/model_source.h"
 #include "apps/lockstep/runtime/verbs.h"
-#include "lockstep/arch/model_json.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
-#include "lockstep/checkpoint/directory.h"
-#include "lockstep/checkpoint/load.h"
 #include "lockstep/data/bpe_tokenizer.h"
-#include "lockstep/engine/parameter_store.h"
-#include "lockstep/infer/generate.h"
+#include "lockstep/infer/stop_text.h"
+#include "lockstep/nn/gemm_rows.h"
 
 namespace lockstep::apps {
 namespace {
 
 namespace fs = std::filesystem;
+using Ids = std::vector<int64_t>;
+using MaybeTokenizer = std::optional<data::Tokenizer>;
 
-struct Source {
-  fs::path step;       // a step's folder
-  fs::path tokenizer;  // where the run keeps its own; may not exist
-};
-
-// What the command line names: a run.toml, a run directory, its checkpoints/, or one step of it.
-Source find_source(const CommandLine& command_line) {
-  fs::path path;
-  if (!command_line.config_files().empty()) {
-    path = load_config(command_line).config.run.dir;
-  } else if (command_line.arguments.size() == 1) {
-    if (!command_line.overrides.empty())
-      throw ConfigError({.code = "LS1002",
-                         .what = cat("--", command_line.overrides.front().key, " changes a run.toml, and none was named"),
-                         .way_out = "the checkpoint says what the model is"});
-    path = command_line.arguments[0];
-  } else {
-    throw ConfigError({.code = "LS1004", .what = "lockstep generate needs one run, step or run.toml"});
-  }
-  path = path.lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  if (checkpoint::parse_step_name(path.filename().string()))
-    return {path, path.parent_path().parent_path() / "tokenizer.json"};
-  const fs::path run = path.filename() == "checkpoints" ? path.parent_path() : path;
-  const checkpoint::Latest latest = checkpoint::find_latest(run / "checkpoints");
-  for (const checkpoint::StepFolder& folder : latest.skipped)
-    std::fputs(cat("skipped ", folder.path.string(), ": ", folder.problem, "\n").c_str(), stderr);
-  if (!latest.path)
-    throw CheckpointError({.code = "LS1310", .what = cat("no whole checkpoint in ", (run / "checkpoints").string()),
-                           .way_out = "train first: lockstep train run.toml"});
-  return {*latest.path, run / "tokenizer.json"};
-}
-
-std::vector<int64_t> parse_ids(const std::string& text) {
-  std::vector<int64_t> ids;
+Ids parse_ids(const std::string& text) {
+  Ids ids;
   for (const std::string& part : split(text, ',')) {
     int64_t id = 0;
     const auto read = std::from_chars(part.data(), part.data() + part.size(), id);
@@ -64,41 +32,176 @@ std::vector<int64_t> parse_ids(const std::string& text) {
   return ids;
 }
 
-std::vector<int64_t> prompt_ids(const CommandLine& command_line, const std::optional<data::Tokenizer>& tokenizer,
-                                const Source& source) {
-  if (command_line.has("prompt") == command_line.has("prompt-ids"))
-    throw ConfigError({.code = "LS1003", .what = "lockstep generate needs either --prompt TEXT or --prompt-ids 1,2,3"});
-  if (command_line.has("prompt-ids")) return parse_ids(command_line.value("prompt-ids"));
-  if (!tokenizer)
-    throw DataError({.code = "LS1203", .what = cat(source.tokenizer.string(), ": no such file"),
-                     .way_out = "the run was trained without data.tokenizer: use --prompt-ids"});
-  const std::vector<int32_t> ids = tokenizer->encode(command_line.value("prompt"));
-  return {ids.begin(), ids.end()};
+// Prompts from flags, in the order in which they were written.
+class Prompts {
+ public:
+  Prompts(const MaybeTokenizer& tokenizer, const fs::path& file) : tokenizer_(tokenizer), tokenizer_file_(file) {}
+
+  std::vector<Ids> read(const CommandLine& command_line) {
+    for (const auto& [name, value] : command_line.flags_in_order) {
+      if (name == "prompt") prompts_.push_back(encode(value));
+      if (name == "prompt-ids") prompts_.push_back(parse_ids(value));
+      if (name == "prompt-file") read_file(value);
+    }
+    if (prompts_.empty())
+      throw ConfigError({.code = "LS1003",
+                         .what = "lockstep generate needs --prompt TEXT, --prompt-ids 1,2,3 or --prompt-file FILE"});
+    return std::move(prompts_);
+  }
+
+ private:
+  Ids encode(const std::string& text) const {
+    if (!tokenizer_)
+      throw DataError({.code = "LS1203", .what = cat(tokenizer_file_.string(), ": no such file"),
+                       .way_out = "the model has no tokenizer: use --prompt-ids"});
+    const std::vector<int32_t> ids = tokenizer_->encode(text);
+    return {ids.begin(), ids.end()};
+  }
+
+  void read_file(const fs::path& path) {
+    std::ifstream file(path);
+    if (!file) throw DataError({.code = "LS1243", .what = cat(path.string(), ": no such file, or it cannot be read")});
+    size_t number = 0;
+    for (std::string line; std::getline(file, line);) {
+      ++number;
+      if (!line.empty() && line.back() == '\r') line.pop_back();
+      if (line.empty()) continue;
+      prompts_.push_back(path.extension() == ".jsonl" ? from_json(line, cat(path.string(), ":", number)) : encode(line));
+    }
+    if (file.bad()) throw DataError({.code = "LS1243", .what = cat(path.string(), ": cannot be read")});
+  }
+
+  Ids from_json(const std::string& line, const std::string& where) const {
+    const Json json = parse_json(line, where);
+    if (json.is_object() && json.contains("prompt") && json["prompt"].is_string()) return encode(json["prompt"]);
+    if (json.is_object() && json.contains("ids") && json["ids"].is_array() &&
+        std::ranges::all_of(json["ids"], [](const Json& id) { return id.is_number_integer(); }))
+      return json["ids"].get<Ids>();
+    throw DataError({.code = "LS1243", .what = "neither \"prompt\", a text, nor \"ids\", a list of integers", .where = where});
+  }
+
+  const MaybeTokenizer& tokenizer_;
+  fs::path tokenizer_file_;
+  std::vector<Ids> prompts_;
+};
+
+// One prompt's text while it grows.
+struct Text {
+  std::optional<data::StreamDecoder> decoder;
+  infer::StopText stop;
+};
+
+OrderedJson timing_json(const infer::Timing& timing) {
+  const auto rate = [](int64_t tokens, double seconds) { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0; };
+  return {{"first_token_seconds", timing.first_token_seconds},
+          {"prefill_tokens", timing.prompt_tokens},
+          {"prefill_tokens_per_second", rate(timing.prompt_tokens, timing.prefill_seconds)},
+          {"decode_tokens", timing.decode_tokens},
+          {"decode_tokens_per_second", rate(timing.decode_tokens, timing.decode_seconds)},
+          {"decode_steps", timing.decode_steps}};
 }
 
-// `room`: tokens that fit behind the prompt.
-infer::GenerateOptions options_of(const CommandLine& command_line, const std::optional<data::Tokenizer>& tokenizer,
-                                  int64_t room) {
-  infer::GenerateOptions options{
-      .max_new_tokens = command_line.integer("max-new-tokens", std::clamp<int64_t>(room, 1, 64)),
-      .sampling = {.temperature = command_line.number("temperature", 0),
-                   .top_k = command_line.integer("top-k", 0),
-                   .top_p = command_line.number("top-p", 1),
-                   .seed = static_cast<uint64_t>(command_line.integer("seed", 1234))}};
-  const infer::SamplingOptions& sampling = options.sampling;
-  const auto require = [](bool good, const char* what) {
-    if (!good) throw ConfigError({.code = "LS1005", .what = what});
-  };
-  require(options.max_new_tokens >= 1, "--max-new-tokens: 1 or more is needed");
-  require(sampling.temperature >= 0 && sampling.temperature <= 100, "--temperature: 0 to 100 is needed");
-  require(sampling.top_k >= 0, "--top-k: 0 (all) or more is needed");
-  require(sampling.top_p > 0 && sampling.top_p <= 1, "--top-p: above 0 and at most 1 is needed");
-  if (tokenizer && tokenizer->eos_id()) options.stop_token = *tokenizer->eos_id();
+std::string timing_text(const infer::Timing& timing) {
+  const OrderedJson json = timing_json(timing);
+  char line[200];
+  std::snprintf(line, sizeof line, "first token after %.3g s; prompt %lld tokens, %.3g tok/s; %lld more, %.3g tok/s\n",
+                timing.first_token_seconds, static_cast<long long>(timing.prompt_tokens),
+                json["prefill_tokens_per_second"].get<double>(), static_cast<long long>(timing.decode_tokens),
+                json["decode_tokens_per_second"].get<double>());
+  return line;
+}
+
+std::string_view name_of(infer::StopReason reason) {
+  if (reason == infer::StopReason::kLength) return "length";
+  return reason == infer::StopReason::kStopToken ? "eos" : "stop";
+}
+
+// What goes to standard output. People see a single text as it comes, its prompt with the first token, when it is known
+// to be good; of several each is a paragraph at the end. --json is one object at the end.
+class Output {
+ public:
+  Output(const CommandLine& command_line, const MaybeTokenizer& tokenizer, const std::vector<Ids>& prompts)
+      : json_(command_line.json), tokenizer_(tokenizer), prompts_(prompts) {
+    const std::vector<std::string> stops = command_line.values("stop");
+    if (!stops.empty() && !tokenizer)
+      throw ConfigError({.code = "LS1005", .what = "--stop compares text, and the model has no tokenizer"});
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      texts_.push_back({.decoder = std::nullopt, .stop = infer::StopText(stops)});
+      if (tokenizer) texts_.back().decoder.emplace(*tokenizer);
+    }
+    continued_.resize(prompts.size());
+  }
+
+  bool on_token(size_t index, int64_t id) {
+    Text& text = texts_[index];
+    if (!text.decoder) return true;
+    if (streams() && !std::exchange(started_, true)) write(text_of(prompts_[index]));
+    add(index, text.stop.push(text.decoder->push(static_cast<int32_t>(id))));
+    return !text.stop.stopped();
+  }
+
+  void finish(const infer::Generated& generated) {
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      Text& text = texts_[i];
+      if (text.decoder && !text.stop.stopped()) add(i, text.stop.push(text.decoder->finish()));
+      if (text.decoder) add(i, text.stop.finish());
+    }
+    if (json_) return write(cat(object(generated).dump(-1, ' ', false, OrderedJson::error_handler_t::replace), "\n"));
+    if (streams()) return write("\n");
+    for (size_t i = 0; i < prompts_.size(); ++i)
+      write(cat(i > 0 && tokenizer_ ? "\n" : "",
+                tokenizer_ ? cat(text_of(prompts_[i]), continued_[i]) : ids_text(all(generated, i)), "\n"));
+  }
+
+ private:
+  bool streams() const { return tokenizer_ && !json_ && prompts_.size() == 1; }
+  static void write(const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+  void add(size_t index, const std::string& text) {
+    if (streams()) write(text);
+    continued_[index] += text;
+  }
+  std::string text_of(const Ids& ids) const { return tokenizer_->decode(std::vector<int32_t>(ids.begin(), ids.end())); }
+  static std::string ids_text(const Ids& ids) {
+    std::vector<std::string> words;
+    for (const int64_t id : ids) words.push_back(std::to_string(id));
+    return join(words, ",");
+  }
+  Ids all(const infer::Generated& generated, size_t i) const {
+    Ids ids = prompts_[i];
+    ids.insert(ids.end(), generated.continuations[i].ids.begin(), generated.continuations[i].ids.end());
+    return ids;
+  }
+  OrderedJson object(const infer::Generated& generated) const {
+    OrderedJson results = OrderedJson::array();
+    for (size_t i = 0; i < prompts_.size(); ++i)
+      results.push_back({{"ids", all(generated, i)},
+                         {"text", tokenizer_ ? OrderedJson(cat(text_of(prompts_[i]), continued_[i])) : OrderedJson()},
+                         {"prompt_tokens", prompts_[i].size()},
+                         {"stopped_by", name_of(generated.continuations[i].stopped_by)}});
+    OrderedJson object = prompts_.size() == 1 ? results[0] : OrderedJson{{"results", results}};
+    object["timing"] = timing_json(generated.timing);
+    return object;
+  }
+
+  bool json_, started_ = false;
+  const MaybeTokenizer& tokenizer_;
+  const std::vector<Ids>& prompts_;
+  std::vector<Text> texts_;
+  std::vector<std::string> continued_;
+};
+
+infer::GenerateOptions options_of(const CommandLine& command_line, const ModelSource& source,
+                                  const MaybeTokenizer& tokenizer, int64_t room) {
+  infer::GenerateOptions options = sampling_of(command_line);
+  options.max_new_tokens = command_line.integer("max-new-tokens", std::clamp<int64_t>(room, 1, 64));
+  if (options.max_new_tokens < 1) throw ConfigError({.code = "LS1005", .what = "--max-new-tokens: 1 or more is needed"});
+  if (command_line.has("ignore-eos")) return options;
+  options.stop_tokens = source.stop_tokens;
+  if (options.stop_tokens.empty() && tokenizer && tokenizer->eos_id()) options.stop_tokens = {*tokenizer->eos_id()};
   return options;
-}
-
-std::string text_of(const data::Tokenizer& tokenizer, const std::vector<int64_t>& ids) {
-  return tokenizer.decode(std::vector<int32_t>(ids.begin(), ids.end()));
 }
 
 }  // namespace
@@ -108,42 +211,27 @@ int verb_generate(const CommandLine& command_line) {
     throw ConfigError({.code = "LS1005",
                        .what = cat("-n ", *command_line.ranks, ": lockstep generate runs on one rank"),
                        .way_out = "leave -n out; one rank reads what any number of ranks saved"});
-  const Source source = find_source(command_line);
-  const checkpoint::TrainState train_state =
-      checkpoint::read_train_state(source.step, checkpoint::read_manifest(source.step));
-  const arch::ModelConfig model = arch::parse_model_json(train_state.model, source.step.string());
-  std::optional<data::Tokenizer> tokenizer;
+  set_threads(command_line);
+  const ModelSource source = find_model(command_line);
+  MaybeTokenizer tokenizer;
   if (fs::exists(source.tokenizer)) tokenizer.emplace(data::Tokenizer::load(source.tokenizer));
-  std::vector<int64_t> ids = prompt_ids(command_line, tokenizer, source);
-  const int64_t room = model.max_seq_len - static_cast<int64_t>(ids.size());
-  const infer::GenerateOptions options = options_of(command_line, tokenizer, room);
+  const std::vector<Ids> prompts = Prompts(tokenizer, source.tokenizer).read(command_line);
+  size_t longest = 0;
+  for (const Ids& prompt : prompts) longest = std::max(longest, prompt.size());
+  const int64_t limit = source.model.max_seq_len, length = static_cast<int64_t>(longest);
+  const infer::GenerateOptions options = options_of(command_line, source, tokenizer, limit - length);
+  Output output(command_line, tokenizer, prompts);
+  for (const Ids& prompt : prompts) infer::check_prompt(source.model, prompt, options.max_new_tokens, limit);
 
-  engine::ParameterStore store(arch::param_table(model), {.training = false});
-  checkpoint::load_parameters_only(source.step, store.state());
-  model::Decoder decoder(model, store);
-
-  // People see the text as it comes, the prompt with the first token, when it is known to be good; --json is one object
-  // at the end.
-  std::optional<data::StreamDecoder> stream;
-  if (tokenizer && !command_line.json) stream.emplace(*tokenizer);
-  bool prompt_shown = false;
-  const std::vector<int64_t> continuation = infer::generate(decoder, model, ids, options, [&](int64_t id) {
-    if (!stream) return;
-    if (!std::exchange(prompt_shown, true)) std::fputs(text_of(*tokenizer, ids).c_str(), stdout);
-    std::fputs(stream->push(static_cast<int32_t>(id)).c_str(), stdout);
-    std::fflush(stdout);
-  });
-  ids.insert(ids.end(), continuation.begin(), continuation.end());
-  if (stream) {
-    std::fputs((stream->finish() + "\n").c_str(), stdout);
-  } else if (command_line.json) {
-    const OrderedJson object = {{"ids", ids}, {"text", tokenizer ? OrderedJson(text_of(*tokenizer, ids)) : OrderedJson()}};
-    std::fputs((object.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n").c_str(), stdout);
-  } else {
-    std::vector<std::string> words;
-    for (const int64_t id : ids) words.push_back(std::to_string(id));
-    std::fputs((join(words, ",") + "\n").c_str(), stdout);
-  }
+  engine::ParameterStore store(arch::param_table(source.model), {.training = false});
+  load_parameters(source, store);
+  model::Decoder decoder(source.model, store);
+  const int64_t slots = std::min(static_cast<int64_t>(prompts.size()), nn::kFewRows);
+  infer::Generator generator(decoder, source.model, slots, length + options.max_new_tokens);
+  const infer::Generated generated =
+      generator.generate(prompts, options, [&](size_t index, int64_t id) { return output.on_token(index, id); });
+  output.finish(generated);
+  if (!command_line.json) std::fputs(timing_text(generated.timing).c_str(), stderr);
   return 0;
 }
 

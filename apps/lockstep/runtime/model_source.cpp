@@ -1,0 +1,67 @@
+#include "apps/lockstep/runtime/model_source.h"
+
+#include <cstdio>
+
+#include "lockstep/arch/model_json.h"
+#include "lockstep/base/text.h"
+#include "lockstep/checkpoint/directory.h"
+#include "lockstep/checkpoint/load.h"
+
+namespace lockstep::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Step {
+  fs::path folder, tokenizer;
+};
+
+// A run directory, its checkpoints/, or one step of it.
+Step find_step(fs::path path) {
+  path = path.lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  if (checkpoint::parse_step_name(path.filename().string()))
+    return {path, path.parent_path().parent_path() / "tokenizer.json"};
+  const fs::path run = path.filename() == "checkpoints" ? path.parent_path() : path;
+  const checkpoint::Latest latest = checkpoint::find_latest(run / "checkpoints");
+  for (const checkpoint::StepFolder& folder : latest.skipped)
+    std::fputs(cat("skipped ", folder.path.string(), ": ", folder.problem, "\n").c_str(), stderr);
+  if (!latest.path)
+    throw CheckpointError({.code = "LS1310", .what = cat("no whole checkpoint in ", (run / "checkpoints").string()),
+                           .way_out = "train first: lockstep train run.toml"});
+  return {*latest.path, run / "tokenizer.json"};
+}
+
+// --model, or the one argument; a run.toml's run directory.
+std::string named_model(const CommandLine& command_line) {
+  std::vector<std::string> names = command_line.words();
+  if (command_line.has("model")) names.push_back(command_line.value("model"));
+  const bool by_config = !command_line.config_files().empty();
+  if (names.size() + by_config != 1)
+    throw ConfigError({.code = "LS1004",
+                       .what = cat("lockstep ", command_line.verb, " needs one run, step, run.toml or hf:DIR")});
+  if (by_config) return load_config(command_line).config.run.dir;
+  if (!command_line.overrides.empty())
+    throw ConfigError({.code = "LS1002",
+                       .what = cat("--", command_line.overrides.front().key, " changes a run.toml, and none was named"),
+                       .way_out = "the checkpoint says what the model is"});
+  return names[0];
+}
+
+}  // namespace
+
+ModelSource find_model(const CommandLine& command_line) {
+  const std::string name = named_model(command_line);
+  const Step step = find_step(name);
+  const checkpoint::TrainState train_state =
+      checkpoint::read_train_state(step.folder, checkpoint::read_manifest(step.folder));
+  return {.folder = step.folder,
+          .tokenizer = step.tokenizer,
+          .model = arch::parse_model_json(train_state.model, step.folder.string())};
+}
+
+void load_parameters(const ModelSource& source, engine::ParameterStore& store) {
+  checkpoint::load_parameters_only(source.folder, store.state());
+}
+
+}  // namespace lockstep::apps
