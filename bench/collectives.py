@@ -45,9 +45,9 @@ def rows(found):
     for ranks in RANKS:
         for size in SIZES:
             ours, theirs = found[ranks, size, "lockstep"], found[ranks, size, "gloo"]
-            taken = median(row["all_reduce"] for row in ours)
-            other = median(row["all_reduce"] for row in theirs)
-            ratios = [b["all_reduce"] / a["all_reduce"] for a, b in zip(ours, theirs)]
+            taken = median(row["seconds"] for row in ours)
+            other = median(row["seconds"] for row in theirs)
+            ratios = [b["seconds"] / a["seconds"] for a, b in zip(ours, theirs)]
             floor = median(row["pass"] for row in ours)
             copies = 3 * (ranks - 1) / ranks * median(row["copy"] for row in ours)
             row = {"ranks": ranks, "bytes": size, "lockstep_us": taken * 1e6, "gloo_us": other * 1e6}

@@ -1,4 +1,4 @@
-"""Times torch.distributed's all_reduce over Gloo on loopback: all_reduce.py RANKS BYTES... [--seconds S].
+"""Times torch.distributed's collectives over Gloo on loopback: all_reduce.py RANKS BYTES... [--seconds S] [--collective C].
 
 What bench/collectives.cpp does for Lockstep: one process a rank, one call at a time, median of blocks; one line of
 JSON.
@@ -34,6 +34,15 @@ def median_seconds(call, seconds):
     return statistics.median(block(call, count.item()) for _ in range(BLOCKS))
 
 
+def call_of(collective, tensor, rank, ranks):
+    own = tensor.view(ranks, -1)[rank].clone()
+    if collective == "all_gather":
+        return lambda: dist.all_gather_into_tensor(tensor, own)
+    if collective == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(own, tensor)
+    return lambda: dist.all_reduce(tensor)
+
+
 def run_rank(rank, arguments, port):
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
@@ -41,7 +50,8 @@ def run_rank(rank, arguments, port):
     rows = []
     for size in arguments.bytes:
         tensor = torch.zeros(size // 4)
-        rows.append({"bytes": size, "all_reduce": median_seconds(lambda: dist.all_reduce(tensor), arguments.seconds)})
+        call = call_of(arguments.collective, tensor, rank, arguments.ranks)
+        rows.append({"bytes": size, "seconds": median_seconds(call, arguments.seconds)})
     if rank == 0:
         print(json.dumps({"ranks": arguments.ranks, "sizes": rows}), flush=True)
     dist.barrier()
@@ -59,6 +69,7 @@ def main():
     parser.add_argument("ranks", type=int)
     parser.add_argument("bytes", type=int, nargs="+")
     parser.add_argument("--seconds", type=float, default=1.0, help="of one size, about")
+    parser.add_argument("--collective", choices=("all_reduce", "all_gather", "reduce_scatter"), default="all_reduce")
     arguments = parser.parse_args()
     torch.multiprocessing.spawn(run_rank, (arguments, free_port()), nprocs=arguments.ranks)
     return 0

@@ -20,12 +20,12 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.hidden, shape.hidden, bias=bias)
 
     def forward(self, x, rotary):
-        batch, length, hidden = x.shape
+        batch, length, _ = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).transpose(1, 3).unbind(2)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, length, hidden))
+        return self.out(y.transpose(1, 2).flatten(2))
 
 
 class GeluMlp(nn.Module):

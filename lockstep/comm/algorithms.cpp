@@ -4,33 +4,18 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
-#include "lockstep/mesh/placement.h"
+#include "lockstep/comm/board_algorithms.h"
+#include "lockstep/comm/chunks.h"
 
 namespace lockstep::comm {
 namespace {
 
 using program::Algorithm;
-using Bytes = std::span<std::byte>;
-
-// A buffer cut into chunks.
-class Chunks {
- public:
-  Chunks(const Elements& buffer, int parts) : buffer_(buffer), parts_(parts) {}
-  Bytes operator[](int chunk) const { return window(chunk, 1); }
-  // `count` chunks from `first` on: they lie side by side.
-  Bytes window(int first, int count) const {
-    const int64_t begin = mesh::shard_range(buffer_.numel, parts_, first).begin;
-    const int64_t end = mesh::shard_range(buffer_.numel, parts_, first + count - 1).end;
-    return {buffer_.data + static_cast<size_t>(begin) * buffer_.size, static_cast<size_t>(end - begin) * buffer_.size};
-  }
-
- private:
-  const Elements& buffer_;
-  int parts_;
-};
+using program::Collective;
 
 Bytes all_of(const Elements& buffer) {
   return {buffer.data, static_cast<size_t>(buffer.numel) * buffer.size};
@@ -96,13 +81,43 @@ void sum_in_rank_order(Link& link, Bytes own, std::byte* sum, Combine combine,
   }
 }
 
+// The sum of what every rank has, rounded once: all terms are kept until the last has come.
+void sum_at_once(Link& link, Bytes own, std::byte* sum, CombineAll combine,
+                 const std::function<void(int peer, Bytes into)>& exchange) {
+  std::vector<std::unique_ptr<std::byte[]>> arrived(static_cast<size_t>(link.size()));
+  std::vector<const std::byte*> terms(static_cast<size_t>(link.size()), own.data());
+  for (int peer = 0; peer < link.size(); ++peer) {
+    const size_t p = static_cast<size_t>(peer);
+    if (peer != link.rank()) {
+      arrived[p] = std::make_unique_for_overwrite<std::byte[]>(own.size());
+      terms[p] = arrived[p].get();
+    }
+    exchange(peer, {arrived[p].get(), own.size()});
+  }
+  combine(sum, terms, own.size());
+}
+
 // Rank k sends in step k, so that each owner can add in rank order without keeping what came early.
-void direct_reduce_scatter(Link& link, const Chunks& input, std::byte* output, Combine combine) {
+void direct_reduce_scatter(Link& link, const Chunks& input, std::byte* output, const Reduction& reduction) {
   const Bytes own = input[link.rank()];
-  sum_in_rank_order(link, own, output, combine, [&](int peer, const Transport::Consumer& consume) {
-    if (peer != link.rank()) return link.recv(peer, own.size(), consume);
+  const auto send_all = [&] {
     for (int other = 0; other < link.size(); ++other)
-      if (other != peer) link.send(other, input[other]);
+      if (other != link.rank()) link.send(other, input[other]);
+  };
+  if (reduction.rounds_once)
+    return sum_at_once(link, own, output, reduction.all,
+                       [&](int peer, Bytes into) { peer == link.rank() ? send_all() : link.recv(peer, into); });
+  sum_in_rank_order(link, own, output, reduction.pair, [&](int peer, const Transport::Consumer& consume) {
+    peer == link.rank() ? send_all() : link.recv(peer, own.size(), consume);
+  });
+}
+
+void exchange(Link& link, const Elements& buffer, const Reduction& reduction) {
+  const Bytes own = all_of(buffer);
+  sum_at_once(link, own, own.data(), reduction.all, [&](int peer, Bytes into) {
+    if (peer != link.rank()) return link.recv(peer, into);
+    for (int other = 0; other < link.size(); ++other)
+      if (other != peer) link.send(other, own);
   });
 }
 
@@ -162,20 +177,30 @@ void halving_doubling(Link& link, const Elements& buffer, Combine combine) {
 
 }  // namespace
 
-void all_reduce(Link& link, Algorithm algorithm, const Elements& buffer, Combine combine) {
+bool on_board(Collective collective, Algorithm algorithm) {
+  if (algorithm == Algorithm::kExchange) return true;
+  return algorithm == Algorithm::kDirect &&
+         (collective == Collective::kAllReduce || collective == Collective::kAllGather ||
+          collective == Collective::kReduceScatter || collective == Collective::kBarrier);
+}
+
+void all_reduce(Link& link, Algorithm algorithm, const Elements& buffer, const Reduction& reduction) {
   const Chunks chunks(buffer, link.size());
   switch (algorithm) {
     case Algorithm::kRing:
-      ring_reduce_scatter(link, chunks, combine, [](int, Bytes own) { return own.data(); });
+      ring_reduce_scatter(link, chunks, reduction.pair, [](int, Bytes own) { return own.data(); });
       return ring_all_gather(link, chunks);
     case Algorithm::kTree:
-      tree_reduce(link, buffer, 0, combine);
+      tree_reduce(link, buffer, 0, reduction.pair);
       return tree_broadcast(link, buffer, 0);
     case Algorithm::kHalvingDoubling:
-      return halving_doubling(link, buffer, combine);
+      return halving_doubling(link, buffer, reduction.pair);
     case Algorithm::kDirect:
-      direct_reduce_scatter(link, chunks, chunks[link.rank()].data(), combine);
+      if (link.has_board()) return board_all_reduce(link, buffer, reduction.all);
+      direct_reduce_scatter(link, chunks, chunks[link.rank()].data(), reduction);
       return direct_all_gather(link, chunks);
+    case Algorithm::kExchange:
+      return link.has_board() ? board_exchange(link, buffer, reduction.all) : exchange(link, buffer, reduction);
   }
 }
 
@@ -200,20 +225,24 @@ void broadcast(Link& link, Algorithm algorithm, const Elements& buffer, int root
 void all_gather(Link& link, Algorithm algorithm, const Elements& buffer) {
   const Chunks chunks(buffer, link.size());
   if (algorithm == Algorithm::kRing) return ring_all_gather(link, chunks);
-  if (algorithm == Algorithm::kDirect) return direct_all_gather(link, chunks);
+  if (algorithm == Algorithm::kDirect)
+    return link.has_board() ? board_all_gather(link, buffer) : direct_all_gather(link, chunks);
   no_such("all_gather", algorithm);
 }
 
-void reduce_scatter(Link& link, Algorithm algorithm, const Elements& input, std::byte* output, Combine combine) {
+void reduce_scatter(Link& link, Algorithm algorithm, const Elements& input, std::byte* output,
+                    const Reduction& reduction) {
   const Chunks chunks(input, link.size());
-  if (algorithm == Algorithm::kDirect) return direct_reduce_scatter(link, chunks, output, combine);
+  if (algorithm == Algorithm::kDirect)
+    return link.has_board() ? board_reduce_scatter(link, input, output, reduction.all)
+                            : direct_reduce_scatter(link, chunks, output, reduction);
   if (algorithm != Algorithm::kRing) no_such("reduce_scatter", algorithm);
   // Two places in turn for the sums that pass through: one is sent while the other is written.
   const int passing = link.size() - 2;
   const size_t largest = chunks[0].size();
   std::unique_ptr<std::byte[]> sums[2];
   for (int i = 0; i < std::min(passing, 2); ++i) sums[i] = std::make_unique_for_overwrite<std::byte[]>(largest);
-  ring_reduce_scatter(link, chunks, combine,
+  ring_reduce_scatter(link, chunks, reduction.pair,
                       [&](int step, Bytes) { return step == passing ? output : sums[step % 2].get(); });
 }
 
@@ -248,7 +277,7 @@ void scatter(Link& link, const Elements& full, std::byte* part, int root) {
 void barrier(Link& link) {
   int64_t nothing = 0;
   const Elements buffer{.data = reinterpret_cast<std::byte*>(&nothing), .numel = 1, .size = sizeof nothing};
-  all_reduce(link, Algorithm::kDirect, buffer, combine_function(ElementType::kInt64, ReduceOp::kSum));
+  all_reduce(link, Algorithm::kDirect, buffer, reduction_of(ElementType::kInt64, ReduceOp::kSum));
 }
 
 }  // namespace lockstep::comm

@@ -34,36 +34,56 @@ std::shared_ptr<Work::State> CallQueue::push(Call call) {
   return state;
 }
 
+std::shared_ptr<Work::State> CallQueue::run_here(Call call) {
+  const auto began = std::chrono::steady_clock::now();
+  Entry entry{std::move(call), std::make_shared<Work::State>()};
+  std::unique_lock lock(mutex_);
+  ++callers_;
+  changed_.wait(lock, [this] { return entries_.empty() && !busy_; });
+  --callers_;
+  run_entry(entry, lock);
+  // The progress thread sleeps: waking it for nothing costs as much as a small call.
+  if (!entries_.empty() || closing_ || callers_ > 0) changed_.notify_all();
+  entry.state->exposed_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  return entry.state;
+}
+
 program::Ledger CallQueue::take_ledger() {
   std::unique_lock lock(mutex_);
+  ++callers_;
   changed_.wait(lock, [this] { return entries_.empty() && !busy_; });
+  --callers_;
   return std::exchange(ledger_, {});
 }
 
 void CallQueue::work_off() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return !entries_.empty() || closing_; });
+    changed_.wait(lock, [this] { return !busy_ && (!entries_.empty() || closing_); });
     if (entries_.empty()) return;
     Entry entry = std::move(entries_.front());
     entries_.pop_front();
-    std::exception_ptr problem = failure_;
-    if (!problem) {
-      busy_ = true;
-      lock.unlock();
-      try {
-        run(entry.call);
-      } catch (...) {
-        problem = explained(std::current_exception());
-      }
-      entry.call.body = {};  // lets the tensors go before the waiter goes on
-      lock.lock();
-      busy_ = false;
-      if (problem && !failure_) failure_ = problem;
-    }
-    entry.state->finish(problem);
+    run_entry(entry, lock);
     changed_.notify_all();
   }
+}
+
+void CallQueue::run_entry(Entry& entry, std::unique_lock<std::mutex>& lock) {
+  std::exception_ptr problem = failure_;
+  if (!problem) {
+    busy_ = true;
+    lock.unlock();
+    try {
+      run(entry.call);
+    } catch (...) {
+      problem = explained(std::current_exception());
+    }
+    entry.call.body = {};  // lets the tensors go before the waiter goes on
+    lock.lock();
+    busy_ = false;
+    if (problem && !failure_) failure_ = problem;
+  }
+  entry.state->finish(problem);
 }
 
 void CallQueue::run(Call& call) {
@@ -97,9 +117,10 @@ std::exception_ptr CallQueue::explained(std::exception_ptr problem) const {
   }
 }
 
-std::map<int, int64_t> CallQueue::by_world_rank(const std::map<int, int64_t>& sent) const {
+std::map<int, int64_t> CallQueue::by_world_rank(const std::vector<int64_t>& sent) const {
   std::map<int, int64_t> result;
-  for (const auto& [peer, bytes] : sent) result[options_.ranks[static_cast<size_t>(peer)]] += bytes;
+  for (size_t peer = 0; peer < sent.size(); ++peer)
+    if (sent[peer] > 0) result[options_.ranks[peer]] += sent[peer];
   return result;
 }
 

@@ -34,6 +34,8 @@ class CallQueue {
 
   const Transport& transport() const { return *transport_; }
   std::shared_ptr<Work::State> push(Call call);
+  // On the caller's thread, after the calls in flight; the state is that of a call that is done.
+  std::shared_ptr<Work::State> run_here(Call call);
   program::Ledger take_ledger();
   std::string last_calls() const { return flights_.text(); }
 
@@ -48,8 +50,9 @@ class CallQueue {
     std::shared_ptr<Work::State> state;
   };
   void work_off();
+  void run_entry(Entry& entry, std::unique_lock<std::mutex>& lock);  // unlocked while the call runs
   void run(Call& call);
-  std::map<int, int64_t> by_world_rank(const std::map<int, int64_t>& sent) const;
+  std::map<int, int64_t> by_world_rank(const std::vector<int64_t>& sent) const;
 
   std::unique_ptr<Transport> transport_;
   CommunicatorOptions options_;
@@ -59,7 +62,8 @@ class CallQueue {
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<Entry> entries_;
-  bool busy_ = false;
+  bool busy_ = false;  // a call runs
+  int callers_ = 0;    // that wait for the queue to be empty
   bool closing_ = false;
   std::exception_ptr failure_;  // of the first call that failed: later ones cannot go on
   program::Ledger ledger_;

@@ -1,5 +1,6 @@
 // The collectives over shared memory, ranks as threads.
 #include "lockstep/comm/test_collectives.h"
+#include "lockstep/comm/test_in_flight.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::comm {

@@ -60,6 +60,7 @@ class HostTensor {
 struct Communicator::Impl {
   Impl(std::unique_ptr<Transport> transport, const CommunicatorOptions& given)
       : options(given),
+        has_board(transport->board() != nullptr),
         queue(std::move(transport), given),
         sent_to(given.ranks.size()),
         received_from(given.ranks.size()) {}
@@ -118,15 +119,23 @@ struct Communicator::Impl {
     const std::string& site = request.options.site;
     std::memcpy(call.header.site.data(), site.data(), std::min(site.size(), call.header.site.size()));
     call.header.sequence = ++collectives;
+    std::string text(program::collective_name(request.collective));  // cat() is too slow for a call of 1 us
+    text.append(" #").append(std::to_string(collectives)).append(" '").append(site).append("'");
     call.progress = {.sequence = collectives,
-                     .call = cat(program::collective_name(request.collective), " #", collectives, " '", site, "'")};
+                     .call = std::move(text),
+                     .on_board = has_board && on_board(request.collective, call.key.algorithm)};
     return call;
   }
 
   Work collective(const Request& request, const at::Tensor& sample, std::function<void(Link&, Algorithm)> body) {
     const Algorithm algorithm = request.options.algorithm.value_or(default_algorithm(request.collective));
-    return Work(queue.push(numbered_call(
-        request, sample, [body = std::move(body), algorithm](Link& link) { body(link, algorithm); })));
+    return run(request, numbered_call(request, sample, [body = std::move(body), algorithm](Link& link) {
+                 body(link, algorithm);
+               }));
+  }
+
+  Work run(const Request& request, Call call) {
+    return Work(request.options.blocking ? queue.run_here(std::move(call)) : queue.push(std::move(call)));
   }
 
   // Both sides of a message describe it alike: as a send, to the rank that receives, by its number between the two.
@@ -173,6 +182,7 @@ struct Communicator::Impl {
   }
 
   CommunicatorOptions options;
+  bool has_board;
   CallQueue queue;
   int64_t collectives = 0;
   std::vector<int64_t> sent_to;  // messages, by group rank of the other side
@@ -208,9 +218,9 @@ Work Communicator::all_reduce(const at::Tensor& tensor, const CallOptions& optio
   impl_->check(request, tensor);
   if (impl_->alone()) return {};
   if (impl_->by_backend(tensor)) return impl_->launch_collective(request, tensor, tensor);
-  const Combine combine = combine_function(element_type(tensor, options.site), options.op);
-  return impl_->collective(request, tensor, [buffer = HostTensor(tensor), combine](Link& link, Algorithm algorithm) {
-    comm::all_reduce(link, algorithm, buffer.elements(), combine);
+  const Reduction reduction = reduction_of(element_type(tensor, options.site), options.op);
+  return impl_->collective(request, tensor, [buffer = HostTensor(tensor), reduction](Link& link, Algorithm algorithm) {
+    comm::all_reduce(link, algorithm, buffer.elements(), reduction);
     buffer.write_back();
   });
 }
@@ -272,9 +282,9 @@ Work Communicator::reduce_scatter(const at::Tensor& input, const at::Tensor& out
     part.write_back();
     return {};
   }
-  const Combine combine = combine_function(element_type(input, options.site), options.op);
-  return impl_->collective(request, input, [full, part, combine](Link& link, Algorithm algorithm) {
-    comm::reduce_scatter(link, algorithm, full.elements(), part.data(), combine);
+  const Reduction reduction = reduction_of(element_type(input, options.site), options.op);
+  return impl_->collective(request, input, [full, part, reduction](Link& link, Algorithm algorithm) {
+    comm::reduce_scatter(link, algorithm, full.elements(), part.data(), reduction);
     part.write_back();
   });
 }
@@ -346,19 +356,19 @@ Work Communicator::send(const at::Tensor& tensor, int peer, const CallOptions& o
   const Impl::Request request{
       .collective = Collective::kSend, .options = options, .numel = tensor.numel(), .root = peer};
   if (impl_->by_backend(tensor)) return impl_->launch(request, impl_->message(request, tensor, {}), tensor, {});
-  return Work(impl_->queue.push(impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
+  return impl_->run(request, impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
     link.send(peer, {buffer.data(), buffer.bytes()});
-  })));
+  }));
 }
 
 Work Communicator::recv(const at::Tensor& tensor, int peer, const CallOptions& options) {
   const Impl::Request request{
       .collective = Collective::kRecv, .options = options, .numel = tensor.numel(), .root = peer};
   if (impl_->by_backend(tensor)) return impl_->launch(request, impl_->message(request, tensor, {}), {}, tensor);
-  return Work(impl_->queue.push(impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
+  return impl_->run(request, impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
     link.recv(peer, {buffer.data(), buffer.bytes()});
     buffer.write_back();
-  })));
+  }));
 }
 
 Work Communicator::barrier(const CallOptions& options) {

@@ -1,5 +1,7 @@
 #include "lockstep/comm/elements.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 
 #include "lockstep/base/error.h"
@@ -46,6 +48,57 @@ void combine(std::byte* out, const std::byte* left, const std::byte* right, size
   const T* b = reinterpret_cast<const T*>(right);
   const Op op;
   for (size_t i = 0; i < bytes / sizeof(T); ++i) to[i] = op(a[i], b[i]);
+}
+
+// What a sum of many terms is held in.
+float wide(BFloat16 value) { return widen(value); }
+template <typename T>
+T wide(T value) {
+  return value;
+}
+template <typename T, typename Wide>
+T narrowed(Wide value) {
+  if constexpr (std::is_same_v<T, BFloat16>)
+    return narrow(value);
+  else
+    return value;
+}
+
+constexpr size_t kBlock = 1024;  // elements at once, whose sums stay in the first cache
+
+template <typename T, typename Op>
+void combine_all(std::byte* out, std::span<const std::byte* const> terms, size_t bytes) {
+  if (terms.size() == 2) return combine<T, Op>(out, terms[0], terms[1], bytes);
+  using Wide = decltype(wide(T{}));
+  const Op op;
+  const size_t count = bytes / sizeof(T);
+  std::array<Wide, kBlock> sums;
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t size = std::min(kBlock, count - begin);
+    const T* first = reinterpret_cast<const T*>(terms[0]) + begin;
+    for (size_t i = 0; i < size; ++i) sums[i] = wide(first[i]);
+    for (const std::byte* term : terms.subspan(1)) {
+      const T* values = reinterpret_cast<const T*>(term) + begin;
+      for (size_t i = 0; i < size; ++i) sums[i] = op(sums[i], wide(values[i]));
+    }
+    T* to = reinterpret_cast<T*>(out) + begin;
+    for (size_t i = 0; i < size; ++i) to[i] = narrowed<T>(sums[i]);
+  }
+}
+
+template <typename Op>
+CombineAll combine_all_of(ElementType type) {
+  switch (type) {
+    case ElementType::kFloat32:
+      return combine_all<float, Op>;
+    case ElementType::kFloat64:
+      return combine_all<double, Op>;
+    case ElementType::kBFloat16:
+      return combine_all<BFloat16, Op>;
+    case ElementType::kInt64:
+      return combine_all<int64_t, Op>;
+  }
+  throw InternalError("no such element type");
 }
 
 template <typename Op>
@@ -95,6 +148,16 @@ std::string_view element_name(ElementType type) {
 
 Combine combine_function(ElementType type, ReduceOp op) {
   return op == ReduceOp::kMax ? combine_of<Max>(type) : combine_of<Sum>(type);
+}
+
+CombineAll combine_all_function(ElementType type, ReduceOp op) {
+  return op == ReduceOp::kMax ? combine_all_of<Max>(type) : combine_all_of<Sum>(type);
+}
+
+Reduction reduction_of(ElementType type, ReduceOp op) {
+  return {.pair = combine_function(type, op),
+          .all = combine_all_function(type, op),
+          .rounds_once = type == ElementType::kBFloat16 && op == ReduceOp::kSum};
 }
 
 }  // namespace lockstep::comm

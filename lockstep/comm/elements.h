@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace lockstep::comm {
@@ -17,5 +18,19 @@ std::string_view element_name(ElementType type);  // "fp32", "fp64", "bf16", "in
 // even, once per addition. A maximum with a NaN is NaN.
 using Combine = void (*)(std::byte* out, const std::byte* left, const std::byte* right, size_t bytes);
 Combine combine_function(ElementType type, ReduceOp op);
+
+// out[i] = terms[0][i] (op) terms[1][i] (op) ..., from left to right; `out` may be one of the terms. A bf16 sum is taken in
+// fp32 and rounded once.
+using CombineAll = void (*)(std::byte* out, std::span<const std::byte* const> terms, size_t bytes);
+CombineAll combine_all_function(ElementType type, ReduceOp op);
+
+// How a call combines the elements of its ranks.
+struct Reduction {
+  Combine pair;
+  CombineAll all;
+  // Whether a chain of `pair` gives other bits than `all`.
+  bool rounds_once = false;
+};
+Reduction reduction_of(ElementType type, ReduceOp op);
 
 }  // namespace lockstep::comm

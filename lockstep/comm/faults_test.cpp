@@ -69,6 +69,36 @@ TEST(Mismatch, OfOperationsSitesAndTypesIsFound) {
               AllOf(HasSubstr("send and recv #1"), HasSubstr("of 8"), HasSubstr("of 4")));
 }
 
+// On the board: in its header, where both are there; else by what the peer says that it does.
+TEST(Mismatch, OnTheBoardIsFound) {
+  const auto differ = [](const std::function<void(Communicator&)>& first,
+                         const std::function<void(Communicator&)>& second) {
+    return message_of<InternalError>([&] {
+      run_ranks(2,
+                [&](World& world) {
+                  const auto group = world.communicator({0, 1}, "tp");
+                  group->barrier({.site = "start"}).wait();
+                  (world.rank() == 0 ? first : second)(*group);
+                },
+                {.limit = std::chrono::seconds(15)});
+    });
+  };
+  const auto exchange = [](int64_t numel) {
+    return [numel](Communicator& c) {
+      c.all_reduce(ones(numel), {.site = "a", .algorithm = program::Algorithm::kExchange, .blocking = true}).wait();
+    };
+  };
+  EXPECT_THAT(differ(exchange(8), exchange(9)),
+              AllOf(HasSubstr("all_reduce #2 'a' of 8 fp32 (exchange"), HasSubstr("all_reduce #2 'a' of 9 fp32")));
+  EXPECT_THAT(differ(exchange(8),
+                     [](Communicator& c) {
+                       c.all_reduce(ones(8), {.site = "a", .algorithm = program::Algorithm::kDirect}).wait();
+                     }),
+              AllOf(HasSubstr("exchange"), HasSubstr("direct")));
+  EXPECT_THAT(differ(exchange(8), [](Communicator& c) { c.broadcast(ones(8), 0, {.site = "b"}).wait(); }),
+              AllOf(HasSubstr("member 0: all_reduce #2 'a'"), HasSubstr("member 1: broadcast #2 'b'")));
+}
+
 TEST(Checks, RefuseTensorsThatCannotBeSent) {
   run_ranks(1, [](World& world) {
     const auto group = world.communicator({0}, "dp");
@@ -108,6 +138,25 @@ TEST(MissingRank, IsNamedWithWhatItDidLast) {
               AllOf(HasSubstr("LS3002"), HasSubstr("rank 2 never entered all_reduce #2 'loss' of group dp[0,1,2]"),
                     HasSubstr("last seen when it left all_reduce #1 'grad'"), HasSubstr("has waited"),
                     HasSubstr("its last calls on this group"), HasSubstr("still inside")));
+}
+
+TEST(MissingRank, OfABlockingCallIsNamedToo) {
+  const std::string text = message_of<PeerLostError>([] {
+    run_ranks(3,
+              [](World& world) {
+                const auto group = world.communicator({0, 1, 2}, "tp");
+                const CallOptions call{.site = "half", .algorithm = program::Algorithm::kExchange, .blocking = true};
+                group->all_reduce(ones(10), call).wait();
+                if (world.rank() == 2)
+                  std::this_thread::sleep_for(milliseconds(1200));
+                else
+                  group->all_reduce(ones(10), call).wait();
+              },
+              {.deadline = milliseconds(300)});
+  });
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("LS3002"), HasSubstr("rank 2 never entered all_reduce #2 'half' of group tp[0,1,2]"),
+                    HasSubstr("last seen when it left all_reduce #1 'half'"), HasSubstr("still inside")));
 }
 
 TEST(MissingRank, ThatNeverJoinedIsNamed) {
@@ -255,15 +304,15 @@ TEST(Processes, AllReduceOverAMemfd) {
   for (const pid_t child : children) EXPECT_EQ(code_of(child), 0);
 }
 
-TEST(Processes, AKilledOneIsNamedByTheOthersLongBeforeTheDeadline) {
+void expect_that_a_killed_one_is_named(program::Algorithm algorithm) {
   constexpr int n = 3;
   const launch::SharedRegion region = launch::SharedRegion::memfd(launch::region_bytes(n));
-  const auto children = fork_ranks(n, region, [](World& world) {
+  const auto children = fork_ranks(n, region, [algorithm](World& world) {
     const auto group = world.communicator({0, 1, 2}, "world");
     group->barrier({.site = "start"}).wait();
     if (world.rank() == 2) raise(SIGKILL);
     const std::string text = message_of<PeerLostError>([&] {
-      for (;;) group->all_reduce(ones(10), {.site = "grad"}).wait();
+      for (;;) group->all_reduce(ones(10), {.site = "grad", .algorithm = algorithm, .blocking = true}).wait();
     });
     const bool named =
         text.find(cat("rank 2 (process ")) != std::string::npos && text.find("died") != std::string::npos;
@@ -275,6 +324,11 @@ TEST(Processes, AKilledOneIsNamedByTheOthersLongBeforeTheDeadline) {
   EXPECT_EQ(code_of(children[0]), 0);
   EXPECT_EQ(code_of(children[1]), 0);
   EXPECT_EQ(code_of(children[2]), -SIGKILL);
+}
+
+TEST(Processes, AKilledOneIsNamedByTheOthersLongBeforeTheDeadline) {
+  expect_that_a_killed_one_is_named(program::Algorithm::kRing);
+  expect_that_a_killed_one_is_named(program::Algorithm::kExchange);
 }
 
 }  // namespace

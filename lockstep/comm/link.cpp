@@ -19,7 +19,25 @@ Link::Link(Transport& transport, const CallHeader& header, std::chrono::millisec
       header_(header),
       patience_(patience),
       greeted_(static_cast<size_t>(transport.size())),
-      checked_(static_cast<size_t>(transport.size())) {}
+      checked_(static_cast<size_t>(transport.size())),
+      sent_(static_cast<size_t>(transport.size())) {}
+
+void Link::compare(int peer, const CallHeader& theirs) const {
+  if (theirs == header_) return;
+  throw InternalError(cat("ranks of a group are in different calls:\n  member ", rank(), ": ", header_.text(),
+                          "\n  member ", peer, ": ", theirs.text()));
+}
+
+void Link::meet() {
+  Board& board = *transport_.board();
+  std::memcpy(board.mine(), &header_, sizeof header_);
+  board.meet(patience_);
+  for (int peer = 0; peer < size(); ++peer) {
+    CallHeader theirs;
+    std::memcpy(&theirs, board.of(peer), sizeof theirs);
+    compare(peer, theirs);
+  }
+}
 
 void Link::greet(int peer) {
   if (greeted_[static_cast<size_t>(peer)]) return;
@@ -32,13 +50,7 @@ void Link::check_greeting(int peer) {
   checked_[static_cast<size_t>(peer)] = true;
   CallHeader theirs;
   transport_.recv(peer, std::as_writable_bytes(std::span(&theirs, 1)), deadline());
-  if (theirs == header_) return;
-  throw InternalError(cat("ranks of a group are in different calls:\n  member ", rank(), ": ", header_.text(),
-                          "\n  member ", peer, ": ", theirs.text()));
-}
-
-void Link::count(int peer, size_t bytes) {
-  if (bytes > 0) sent_[peer] += static_cast<int64_t>(bytes);
+  compare(peer, theirs);
 }
 
 void Link::send(int peer, std::span<const std::byte> bytes) {

@@ -5,7 +5,6 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -48,21 +47,30 @@ class Link {
   void send_recv(int to, std::span<const std::byte> out, int from, size_t in_size, const Transport::Consumer& consume);
   void recv(int peer, size_t size, const Transport::Consumer& consume);
 
-  // Group rank -> bytes; only those that got any.
-  const std::map<int, int64_t>& sent() const { return sent_; }
+  // The board, where the backend has one: a notice carries the header in front. InternalError as above.
+  bool has_board() const { return transport_.board() != nullptr; }
+  size_t board_capacity() const { return transport_.board()->capacity() - sizeof(CallHeader); }
+  std::byte* board() { return transport_.board()->mine() + sizeof(CallHeader); }
+  void meet();
+  const std::byte* shown_by(int peer) const { return transport_.board()->of(peer) + sizeof(CallHeader); }
+  // Bytes of this rank's notice that `peer` takes.
+  void count(int peer, size_t bytes) { sent_[static_cast<size_t>(peer)] += static_cast<int64_t>(bytes); }
+
+  // By group rank.
+  const std::vector<int64_t>& sent() const { return sent_; }
 
  private:
   Deadline deadline() const { return std::chrono::steady_clock::now() + patience_; }
   void greet(int peer);           // says what we are in
   void check_greeting(int peer);  // reads what the peer is in
-  void count(int peer, size_t bytes);
+  void compare(int peer, const CallHeader& theirs) const;
 
   Transport& transport_;
   CallHeader header_;
   std::chrono::milliseconds patience_;
   std::vector<bool> greeted_;
   std::vector<bool> checked_;
-  std::map<int, int64_t> sent_;
+  std::vector<int64_t> sent_;
 };
 
 }  // namespace lockstep::comm

@@ -1,5 +1,6 @@
 // The collectives over backend nccl with NCCL itself replaced: even sizes "on the device", odd ones over TCP.
 #include "lockstep/comm/test_collectives.h"
+#include "lockstep/comm/test_in_flight.h"
 #include "lockstep/comm/test_nccl.h"
 
 namespace lockstep::comm {

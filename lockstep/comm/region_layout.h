@@ -78,7 +78,11 @@ struct Member {
   std::atomic<int32_t> inside;
   std::atomic<int32_t> waits_for;  // group rank + 1; 0: for nobody
   std::atomic<int32_t> left;       // the communicator is closed
+  std::atomic<int64_t> board_sequence;  // the last collective that was made on the board
   SharedText<256> call;
+  // The board: notices put up so far, and how many members sleep until the next one is.
+  alignas(kLine) std::atomic<uint32_t> notices;
+  std::atomic<uint32_t> readers_asleep;
 };
 
 // Positions of one ring, in bytes since its beginning: written up to head, read up to tail.
@@ -87,7 +91,8 @@ struct Ring {
   alignas(kLine) std::atomic<uint64_t> tail;
 };
 
-// The block of a group of n: n members, n * n rings (row = sender), then their bytes.
+// The block of a group of n: n members, n * n rings (row = sender), then their bytes. No ring leads from a member to
+// itself: in its place lie the notices that the member puts up on the board, of two rounds in turn.
 struct GroupBlock {
   std::byte* base = nullptr;
   int size = 0;
@@ -106,6 +111,10 @@ struct GroupBlock {
   }
   std::byte* ring_data(int from, int to) const {
     return base + control_bytes(size) + (int64_t{from} * size + to) * ring_bytes;
+  }
+  int64_t notice_bytes() const { return ring_bytes / 2; }
+  std::byte* notice(int member, uint32_t round) const {
+    return ring_data(member, member) + (round % 2) * notice_bytes();
   }
 };
 

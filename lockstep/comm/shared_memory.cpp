@@ -1,7 +1,5 @@
 #include "lockstep/comm/shared_memory.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <exception>
@@ -13,44 +11,16 @@
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/process.h"
-#include "lockstep/comm/region_layout.h"
+#include "lockstep/comm/shared_board.h"
+#include "lockstep/comm/shared_group.h"
 
 namespace lockstep::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
 
-constexpr milliseconds kSlice{50};     // of sleep, between two looks at the peers' health
 constexpr int kSpins = 64;             // before sleeping; more only takes a core from those who compute
 constexpr size_t kPiece = 128 * 1024;  // moved at once, so that writer and reader work at the same time
-
-RegionHeader& header_of(const launch::SharedRegion& region) {
-  return *reinterpret_cast<RegionHeader*>(region.data());
-}
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
-}
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-void sleep_on(std::atomic<uint32_t>& word, uint32_t seen, milliseconds time) {
-  const timespec limit{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(time).count()};
-  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
-}
-
-// The order of the two accesses, here and in Waiter::pause, lets no wake-up get lost: either we see the sleeper, or the
-// kernel sees the changed bell.
-void ring_bell(Member& member) {
-  member.bell.fetch_add(1);
-  if (member.sleeping.load() != 0) syscall(SYS_futex, &member.bell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
-}
 
 size_t round_to_line(size_t bytes) {
   return (bytes + kLine - 1) / kLine * kLine;
@@ -123,25 +93,20 @@ auto store_in(std::span<std::byte> bytes) {
 
 class SharedMemoryTransport : public Transport {
  public:
-  SharedMemoryTransport(std::shared_ptr<const launch::SharedRegion> region, GroupBlock block, std::vector<int> ranks,
-                        int rank, std::string name, std::function<void(const Progress&)> watch)
-      : region_(std::move(region)),
-        block_(block),
-        ranks_(std::move(ranks)),
-        rank_(rank),
-        name_(std::move(name)),
-        watch_(std::move(watch)) {}
+  SharedMemoryTransport(std::shared_ptr<const launch::SharedRegion> region, SharedGroup::Options options)
+      : group_(std::move(region), std::move(options)), board_(group_) {}
   ~SharedMemoryTransport() override {
     // While an exception unwinds, its reason is still to be told by World::abort: "closed the group" must not come
     // first.
-    if (std::uncaught_exceptions() > exceptions_at_start_) return;
-    me().left.store(1);
-    for (int peer = 0; peer < size(); ++peer) ring_bell(block_.member(peer));
+    if (std::uncaught_exceptions() <= exceptions_at_start_) group_.close();
   }
 
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(ranks_.size()); }
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
   std::string backend() const override { return "shared_memory"; }
+  Board* board() override { return &board_; }
+  void publish(const Progress& progress) override { group_.publish(progress); }
+  void cancel() override { group_.cancel(); }
 
   void send(int peer, std::span<const std::byte> bytes, Deadline deadline) override {
     exchange(
@@ -159,121 +124,48 @@ class SharedMemoryTransport : public Transport {
     exchange(to, out, from, in_size, consume, deadline);
   }
 
-  void publish(const Progress& progress) override {
-    call_ = progress.call;
-    me().sequence.store(progress.sequence);
-    me().inside.store(progress.inside);
-    me().changed_at.store(now_ns());
-    me().call.set(progress.call);
-    if (watch_) watch_(progress);
-  }
-
-  void cancel() override {
-    cancelled_ = true;
-    ring_bell(me());
-  }
-
  private:
-  Member& me() const { return block_.member(rank_); }
-
   template <typename Consume>
   void exchange(int to, std::span<const std::byte> out, int from, size_t in_size, const Consume& consume,
                 Deadline deadline) {
     Outgoing outgoing;
     Incoming incoming;
-    if (to >= 0) outgoing = Outgoing(block_, rank_, to, out);
-    if (from >= 0) incoming = Incoming(block_, from, rank_, in_size);
-    Wait wait{.began = Clock::now(), .deadline = deadline};
+    const GroupBlock& block = group_.block();
+    if (to >= 0) outgoing = Outgoing(block, rank(), to, out);
+    if (from >= 0) incoming = Incoming(block, from, rank(), in_size);
+    const Deadline began = Clock::now();
+    SharedGroup::Wait wait{.began = began, .deadline = deadline};
+    int spins = 0;
     while (!outgoing.done() || !incoming.done()) {
-      const uint32_t seen = me().bell.load();
+      const uint32_t seen = group_.me().bell.load();
       const bool sent = outgoing.advance();
       const bool received = incoming.advance(consume);
-      if (sent) ring_bell(block_.member(to));
-      if (received) ring_bell(block_.member(from));
+      if (sent) ring_bell(group_.member(to));
+      if (received) ring_bell(group_.member(from));
       if (sent || received) {
-        if (wait.spins > kSpins) me().waits_for.store(0);
-        wait = {.began = wait.began, .deadline = deadline};
+        if (spins > kSpins) group_.me().waits_for.store(0);
+        spins = 0;
+        wait.gone = false;
+      } else if (++spins <= kSpins) {
+        relax();
       } else {
         pause(wait, incoming.done() ? to : from, seen);
       }
     }
   }
 
-  struct Wait {
-    Deadline began;
-    Deadline deadline;
-    int spins = 0;
-    bool lost = false;  // the peer is gone; what it left in the ring is still read
-  };
-
-  void pause(Wait& wait, int peer, uint32_t seen) {
-    if (++wait.spins <= kSpins) return relax();
-    me().waits_for.store(peer + 1);
-    const Deadline now = Clock::now();
-    check_abort();
-    if (now >= wait.deadline) throw lost(peer, wait.began);
-    if (wait.lost) throw lost(peer, wait.began);
-    wait.lost = gone(peer);
-    if (wait.lost) return;
-    const milliseconds left = std::chrono::ceil<milliseconds>(wait.deadline - now);
-    me().sleeping.store(1);
-    if (me().bell.load() == seen) sleep_on(me().bell, seen, std::min(kSlice, left));
-    me().sleeping.store(0);
+  void pause(SharedGroup::Wait& wait, int peer, uint32_t seen) {
+    Member& me = group_.me();
+    me.waits_for.store(peer + 1);
+    group_.look_around(wait, peer);
+    if (wait.gone) return;
+    me.sleeping.store(1);
+    if (me.bell.load() == seen) sleep_on(me.bell, seen, SharedGroup::slice(wait));
+    me.sleeping.store(0);
   }
 
-  const RankRecord& record(int member) const {
-    return header_of(*region_).ranks[static_cast<size_t>(world_rank(member))];
-  }
-  int world_rank(int member) const { return ranks_[static_cast<size_t>(member)]; }
-
-  bool died(int member) const {
-    const int32_t pid = record(member).pid.load();
-    return record(member).state.load() == RankState::kJoined && pid != getpid() && process_ended(pid);
-  }
-  bool gone(int member) const {
-    return block_.member(member).left.load() != 0 || record(member).state.load() == RankState::kLeft || died(member);
-  }
-
-  void check_abort() const {
-    if (cancelled_) throw PeerLostError({.code = "LS3003", .what = cat(call_, " of group ", name_, " was cut short")});
-    const RegionHeader& header = header_of(*region_);
-    if (header.abort.load() != AbortState::kReadable) return;
-    throw stopped_by(header.abort_rank.load(), header.abort_reason.get(), report(rank_), name_);
-  }
-
-  PeerLostError lost(int peer, Deadline began) const {
-    const int member =
-        member_at_fault(peer, size(), [this](int other) { return block_.member(other).waits_for.load() - 1; });
-    return lost_member(report(member), report(rank_), name_,
-                       std::chrono::duration<double>(Clock::now() - began).count());
-  }
-
-  MemberReport report(int rank) const {
-    using State = MemberReport::State;
-    const Member& member = block_.member(rank);
-    MemberReport report{.rank = world_rank(rank),
-                        .pid = record(rank).pid.load(),
-                        .sequence = member.sequence.load(),
-                        .inside = member.inside.load() != 0,
-                        .call = rank == rank_ ? call_ : member.call.get(),
-                        .seconds_ago = static_cast<double>(now_ns() - member.changed_at.load()) * 1e-9};
-    if (died(rank))
-      report.state = State::kDied;
-    else if (record(rank).state.load() == RankState::kUnknown)
-      report.state = State::kNeverJoined;
-    else if (member.left.load() != 0 || record(rank).state.load() == RankState::kLeft)
-      report.state = State::kClosed;
-    return report;
-  }
-
-  std::shared_ptr<const launch::SharedRegion> region_;
-  GroupBlock block_;
-  std::vector<int> ranks_;  // world ranks in group order
-  int rank_;
-  std::string name_;
-  std::function<void(const Progress&)> watch_;
-  std::string call_ = "a call";
-  std::atomic<bool> cancelled_ = false;
+  SharedGroup group_;
+  SharedBoard board_;
   int exceptions_at_start_ = std::uncaught_exceptions();
 };
 
@@ -339,7 +231,9 @@ std::unique_ptr<Communicator> SharedMemoryWorld::communicator(const std::vector<
   const int mine = group_rank(axis, ranks, rank_, size_);
   const uint64_t key = hash64(cat(name, "#", made_[name]++)) | 1;
   const GroupBlock block = find_block(*region_, key, static_cast<int>(ranks.size()), launch::ring_bytes(size_));
-  auto transport = std::make_unique<SharedMemoryTransport>(region_, block, ranks, mine, name, options_.watch);
+  auto transport = std::make_unique<SharedMemoryTransport>(
+      region_,
+      SharedGroup::Options{.block = block, .ranks = ranks, .rank = mine, .name = name, .watch = options_.watch});
   return std::make_unique<Communicator>(
       std::move(transport), CommunicatorOptions{.axis = axis, .ranks = ranks, .deadline = options_.deadline});
 }
@@ -355,7 +249,10 @@ void SharedMemoryWorld::abort(const std::string& reason) {
   for (GroupSlot& slot : header.groups) {
     if (slot.offset.load() <= 0) continue;
     const GroupBlock block{.base = region_->data() + slot.offset.load(), .size = slot.size.load()};
-    for (int rank = 0; rank < block.size; ++rank) ring_bell(block.member(rank));
+    for (int rank = 0; rank < block.size; ++rank) {
+      ring_bell(block.member(rank));
+      wake_all(block.member(rank).notices);
+    }
   }
 }
 

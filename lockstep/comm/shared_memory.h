@@ -21,7 +21,7 @@ namespace lockstep::comm {
 struct SharedMemoryOptions {
   std::chrono::milliseconds deadline{60000};  // of every wait for a peer
   // Sees each call of this rank when it is entered and when it is left, after the peers can. A seam for tests, which break
-  // a rank there; called on the communicator's thread.
+  // a rank there; called on the thread that makes the call.
   std::function<void(const Progress&)> watch{};
 };
 

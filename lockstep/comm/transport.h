@@ -9,6 +9,8 @@
 #include <span>
 #include <string>
 
+#include "lockstep/comm/board.h"
+
 namespace lockstep::comm {
 
 using Deadline = std::chrono::steady_clock::time_point;
@@ -18,6 +20,7 @@ struct Progress {
   int64_t sequence = 0;  // collectives entered on this communicator; calls between two ranks do not count
   std::string call;      // "all_reduce #12 'reduce_grad bucket 0'"
   bool inside = false;   // entered and not yet left
+  bool on_board = false;  // a collective that is made on the board
 };
 
 // One group, seen from one rank. Used by one thread at a time (but for cancel). Messages between two ranks arrive in
@@ -40,6 +43,7 @@ class Transport {
   virtual void send_recv(int to, std::span<const std::byte> out, int from, size_t in_size, const Consumer& consume,
                          Deadline deadline) = 0;
 
+  virtual Board* board() { return nullptr; }  // null: the backend has none
   virtual void publish(const Progress& progress) = 0;
   // Ends the wait of this rank, now and later, with LS3003. May be called by any thread.
   virtual void cancel() = 0;

@@ -42,6 +42,8 @@ std::string_view algorithm_name(Algorithm algorithm) {
       return "halving-doubling";
     case Algorithm::kDirect:
       return "direct";
+    case Algorithm::kExchange:
+      return "exchange";
   }
   throw InternalError("no such algorithm");
 }

@@ -11,7 +11,8 @@
 namespace lockstep::program {
 
 enum class Collective { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kReduce, kGather, kScatter, kSend, kRecv, kBarrier };
-enum class Algorithm { kRing, kTree, kHalvingDoubling, kDirect };  // kDirect: each rank with every other, or point to point
+// kDirect: each rank with every other, or point to point; kExchange: whole buffers, for small ones
+enum class Algorithm { kRing, kTree, kHalvingDoubling, kDirect, kExchange };
 std::string_view collective_name(Collective collective);
 std::string_view algorithm_name(Algorithm algorithm);
 
@@ -90,7 +91,13 @@ int64_t payload(const CollectiveCall& call);
 //     gather, scatter, all_to_all   chunk r to root; chunk c from root to c; chunk c to rank c.
 //     send            the whole buffer to `root`; recv sends nothing.
 //     barrier         all_reduce of one int64.
+//   exchange    all_reduce only, in one step: r sends its whole buffer to every other rank, and each adds all in rank order.
+//               The bits are those of direct, the bytes n / 2 times as many, the waits half as many.
 std::map<int, int64_t> predicted_sends(const CollectiveCall& call, int group_rank);
 bool supports(Collective collective, Algorithm algorithm);
+
+// For an all_reduce of `bytes` that its caller waits for at once: exchange where the second wait of direct would cost more
+// than the bytes it saves, else direct. Both give the same bits.
+Algorithm prompt_all_reduce(int64_t bytes, int ranks);
 
 }  // namespace lockstep::program

@@ -41,6 +41,18 @@ TEST(PredictedSendsTest, RingAllReducePutsTwiceNMinus1OverNOnEachLink) {
   }
 }
 
+TEST(PredictedSendsTest, AnExchangeIsTheWholeBufferToEveryOther) {
+  const auto call = call_of(Collective::kAllReduce, Algorithm::kExchange, 4, 10);
+  EXPECT_THAT(predicted_sends(call, 2), ElementsAre(Pair(10, 40), Pair(11, 40), Pair(13, 40)));
+  EXPECT_FALSE(supports(Collective::kAllGather, Algorithm::kExchange));
+  // Between two ranks it sends no more than direct, whatever the size; among more it is for small buffers.
+  EXPECT_EQ(total(call_of(Collective::kAllReduce, Algorithm::kExchange, 2, 11)),
+            total(call_of(Collective::kAllReduce, Algorithm::kDirect, 2, 11)));
+  EXPECT_EQ(prompt_all_reduce(1 << 24, 2), Algorithm::kExchange);
+  EXPECT_EQ(prompt_all_reduce(1 << 12, 4), Algorithm::kExchange);
+  EXPECT_EQ(prompt_all_reduce(1 << 20, 4), Algorithm::kDirect);
+}
+
 TEST(PredictedSendsTest, UnevenRingLeavesOutTwoChunks) {
   // Chunks of 10 elements over 3 ranks: 4, 3, 3. Rank r sends all chunks but r, then all but r + 1.
   const auto call = call_of(Collective::kAllReduce, Algorithm::kRing, 3, 10);

@@ -63,6 +63,10 @@ class Sends {
     if (rank_ + p < size_) send(rank_ + p, call_.numel);  // unfold
   }
 
+  void exchange() {
+    for (int c = 0; c < size_; ++c) send(c, call_.numel);
+  }
+
   void gather() { send(call_.root, chunk(rank_)); }
   void scatter() {
     for (int c = 0; rank_ == call_.root && c < size_; ++c) send(c, chunk(c));
@@ -106,9 +110,15 @@ bool supports(Collective collective, Algorithm algorithm) {
       return collective == Collective::kAllReduce || collective == Collective::kBroadcast ||
              collective == Collective::kReduce;
     case Algorithm::kHalvingDoubling:
+    case Algorithm::kExchange:
       return collective == Collective::kAllReduce;
   }
   throw InternalError("no such algorithm");
+}
+
+Algorithm prompt_all_reduce(int64_t bytes, int ranks) {
+  constexpr int64_t kBytesPerWait = 64 * 1024;  // what a core copies while it would wait once more
+  return bytes * (ranks - 2) <= kBytesPerWait * 2 ? Algorithm::kExchange : Algorithm::kDirect;
 }
 
 std::map<int, int64_t> predicted_sends(const CollectiveCall& call, int group_rank) {
@@ -123,6 +133,8 @@ std::map<int, int64_t> predicted_sends(const CollectiveCall& call, int group_ran
     case Collective::kAllReduce:
       if (call.algorithm == Algorithm::kHalvingDoubling) {
         sends.halving_doubling();
+      } else if (call.algorithm == Algorithm::kExchange) {
+        sends.exchange();
       } else if (call.algorithm == Algorithm::kTree) {
         sends.reduce(0);
         sends.broadcast(0);

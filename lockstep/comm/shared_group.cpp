@@ -1,0 +1,131 @@
+#include "lockstep/comm/shared_group.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/comm/process.h"
+
+namespace lockstep::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+RegionHeader& header_of(const launch::SharedRegion& region) {
+  return *reinterpret_cast<RegionHeader*>(region.data());
+}
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+void sleep_on(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::milliseconds time) {
+  const timespec limit{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(time).count()};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// The order of the two accesses, here and where a member goes to sleep, lets no wake-up get lost: either we see the
+// sleeper, or the kernel sees the changed bell.
+void ring_bell(Member& member) {
+  member.bell.fetch_add(1);
+  if (member.sleeping.load() != 0) wake_all(member.bell);
+}
+
+SharedGroup::SharedGroup(std::shared_ptr<const launch::SharedRegion> region, Options options)
+    : region_(std::move(region)), options_(std::move(options)) {}
+
+void SharedGroup::publish(const Progress& progress) {
+  Member& mine = me();
+  if (progress.on_board) mine.board_sequence.store(progress.sequence);  // before `sequence`: SharedBoard reads them back to front
+  mine.sequence.store(progress.sequence);
+  mine.inside.store(progress.inside);
+  mine.changed_at.store(now_ns());
+  if (progress.call != call_) {
+    call_ = progress.call;
+    mine.call.set(progress.call);
+  }
+  sequence_ = progress.sequence;
+  if (options_.watch) options_.watch(progress);
+}
+
+void SharedGroup::cancel() {
+  cancelled_ = true;
+  ring_bell(me());
+  for (int peer = 0; peer < size(); ++peer) wake_all(member(peer).notices);
+}
+
+void SharedGroup::close() {
+  me().left.store(1);
+  wake_all(me().notices);
+  for (int peer = 0; peer < size(); ++peer) ring_bell(member(peer));
+}
+
+void SharedGroup::look_around(Wait& wait, int peer) const {
+  check_abort();
+  if (Clock::now() >= wait.deadline || wait.gone) throw lost(peer, wait.began);
+  wait.gone = gone(peer);
+}
+
+std::chrono::milliseconds SharedGroup::slice(const Wait& wait) {
+  using std::chrono::milliseconds;
+  return std::clamp(std::chrono::ceil<milliseconds>(wait.deadline - Clock::now()), milliseconds(0), kSlice);
+}
+
+bool SharedGroup::died(int member) const {
+  const int32_t pid = record(member).pid.load();
+  return record(member).state.load() == RankState::kJoined && pid != getpid() && process_ended(pid);
+}
+
+bool SharedGroup::gone(int rank) const {
+  return member(rank).left.load() != 0 || record(rank).state.load() == RankState::kLeft || died(rank);
+}
+
+void SharedGroup::check_abort() const {
+  if (cancelled_)
+    throw PeerLostError({.code = "LS3003", .what = cat(call_, " of group ", options_.name, " was cut short")});
+  const RegionHeader& header = header_of(*region_);
+  if (header.abort.load() != AbortState::kReadable) return;
+  throw stopped_by(header.abort_rank.load(), header.abort_reason.get(), report(rank()), options_.name);
+}
+
+PeerLostError SharedGroup::lost(int peer, Deadline began) const {
+  const int at_fault = member_at_fault(peer, size(), [this](int other) { return member(other).waits_for.load() - 1; });
+  return lost_member(report(at_fault), report(rank()), options_.name,
+                     std::chrono::duration<double>(Clock::now() - began).count());
+}
+
+MemberReport SharedGroup::report(int rank) const {
+  using State = MemberReport::State;
+  const Member& about = member(rank);
+  MemberReport report{.rank = world_rank(rank),
+                      .pid = record(rank).pid.load(),
+                      .sequence = about.sequence.load(),
+                      .inside = about.inside.load() != 0,
+                      .call = rank == options_.rank ? call_ : about.call.get(),
+                      .seconds_ago = static_cast<double>(now_ns() - about.changed_at.load()) * 1e-9};
+  if (died(rank))
+    report.state = State::kDied;
+  else if (record(rank).state.load() == RankState::kUnknown)
+    report.state = State::kNeverJoined;
+  else if (about.left.load() != 0 || record(rank).state.load() == RankState::kLeft)
+    report.state = State::kClosed;
+  return report;
+}
+
+}  // namespace lockstep::comm
