@@ -26,18 +26,17 @@ struct Sizes {
       : model(m),
         input(in),
         tokens(in.batch * in.seq_len),
-        gpt2(m.family == Family::kGpt2),
         fp32(in.element_size == 4),
         q_width(m.heads * m.head_size),
         qkv_width(q_width + 2 * m.kv_heads * m.head_size),
-        up_width(gpt2 ? m.ffn : 2 * m.ffn),
+        up_width(m.traits().gated_mlp ? 2 * m.ffn : m.ffn),
         hidden(activations(m.hidden)),
         q(activations(q_width)),
         qkv(activations(qkv_width)),
         up(activations(up_width)),
         ffn(activations(m.ffn)),
         logsumexp(4 * tokens * m.heads),
-        statistics((gpt2 ? 2 : 1) * 4 * tokens),  // LayerNorm: mean and rstd in fp32; RMSNorm: rstd
+        statistics((m.traits().layer_norm ? 2 : 1) * 4 * tokens),  // LayerNorm: mean and rstd in fp32; RMSNorm: rstd
         mask(m.dropout > 0 ? tokens * m.hidden : 0) {}
 
   int64_t activations(int64_t width) const { return tokens * width * input.element_size; }
@@ -46,7 +45,6 @@ struct Sizes {
   const ModelConfig& model;
   const CostInput& input;
   int64_t tokens;  // M = B S
-  bool gpt2;
   bool fp32;
   int64_t q_width;    // elements a token
   int64_t qkv_width;  // elements a token
@@ -94,8 +92,8 @@ void linear_backward_input(const Sizes& s, int64_t bytes_out, Memory& memory) {
 }
 
 // The product is added straight into an fp32 gradient when the operands are fp32.
-void linear_backward_weight(const Sizes& s, int64_t in, int64_t out, Memory& memory) {
-  if (s.gpt2) memory.scratch(pieces(s) * 4 * out);  // the bias
+void linear_backward_weight(const Sizes& s, int64_t in, int64_t out, bool has_bias, Memory& memory) {
+  if (has_bias) memory.scratch(pieces(s) * 4 * out);
   if (!s.fp32) memory.scratch(in * out * s.input.element_size + kPackingBytes);
 }
 
@@ -127,16 +125,43 @@ void dropout_backward(const Sizes& s, Memory& memory) {
   memory.drop(s.mask);
 }
 
+// Norms of query and key heads: what came in, copied, and a statistic a head. Nothing where the model has none.
+int64_t head_norm_kept(const Sizes& s) {
+  if (!s.model.qk_norm) return 0;
+  const int64_t heads = s.model.heads + s.model.kv_heads;
+  return s.activations(heads * s.model.head_size) + 4 * s.tokens * heads;
+}
+
+void head_norm_forward(const Sizes& s, Memory& memory) {
+  if (s.model.qk_norm) memory.take(head_norm_kept(s)), memory.scratch(s.activations(s.model.kv_heads * s.model.head_size));
+}
+
+// The gradients, copied, stay for W; those of what came in go back to their place.
+void head_norm_backward_input(const Sizes& s, Memory& memory) {
+  if (!s.model.qk_norm) return;
+  for (const int64_t heads : {s.model.heads, s.model.kv_heads}) {
+    memory.take(s.activations(heads * s.model.head_size));
+    memory.scratch(s.activations(heads * s.model.head_size));
+  }
+}
+
+void head_norm_backward_weight(const Sizes& s, Memory& memory) {
+  if (!s.model.qk_norm) return;
+  memory.scratch(16 * 2 * 4 * s.model.head_size);
+  memory.drop(head_norm_kept(s) + s.activations((s.model.heads + s.model.kv_heads) * s.model.head_size));
+}
+
 int64_t block_kept(const Sizes& s) {
   const int64_t attention = s.hidden + s.statistics + s.hidden + s.qkv + s.q + s.logsumexp;  // x, norm, q k v, mixed
   const int64_t mlp = s.hidden + s.statistics + s.hidden + s.up + s.ffn;
-  return attention + mlp + 2 * s.mask;
+  return attention + head_norm_kept(s) + mlp + 2 * s.mask;
 }
 
 int64_t block_forward_peak(const Sizes& s) {
   Memory memory(s.hidden);  // x
   norm_forward(s, memory);
   linear(s, s.model.hidden, s.qkv, memory);
+  head_norm_forward(s, memory);
   memory.take(s.q + s.logsumexp);
   memory.scratch(attention_scratch(s, kAttentionForward));
   linear(s, s.q_width, s.hidden, memory);  // becomes the sum after attention
@@ -158,7 +183,9 @@ void block_backward_input(const Sizes& s, Memory& memory) {
   dropout_backward(s, memory);
   linear_backward_input(s, s.q, memory);  // of mixed
   memory.scratch(attention_scratch(s, kAttentionBackward));  // dq, dk, dv take the place of q, k, v
-  memory.drop(s.logsumexp + s.q);
+  memory.drop(s.logsumexp);
+  head_norm_backward_input(s, memory);
+  memory.drop(s.q);
   linear_backward_input(s, s.hidden, memory);
   norm_backward_input(s, memory);
 }
@@ -166,15 +193,16 @@ void block_backward_input(const Sizes& s, Memory& memory) {
 void block_backward_weight(const Sizes& s, Memory& memory) {
   const ModelConfig& m = s.model;
   const int64_t dropped = s.mask > 0 ? s.hidden : 0;
-  linear_backward_weight(s, m.ffn, m.hidden, memory);  // down
+  linear_backward_weight(s, m.ffn, m.hidden, m.mlp_bias, memory);  // down
   memory.drop(s.ffn + dropped);
-  linear_backward_weight(s, m.hidden, s.up_width, memory);
+  linear_backward_weight(s, m.hidden, s.up_width, m.mlp_bias, memory);
   memory.drop(s.hidden + s.up);
   norm_backward_weight(s, memory);
   memory.drop(2 * s.hidden + s.statistics);
-  linear_backward_weight(s, s.q_width, m.hidden, memory);  // attention's out
+  linear_backward_weight(s, s.q_width, m.hidden, m.out_bias, memory);  // attention's out
   memory.drop(s.q + s.hidden);
-  linear_backward_weight(s, m.hidden, s.qkv_width, memory);
+  head_norm_backward_weight(s, memory);
+  linear_backward_weight(s, m.hidden, s.qkv_width, m.qkv_bias, memory);
   memory.drop(s.hidden + s.qkv);
   norm_backward_weight(s, memory);
 }
@@ -196,7 +224,7 @@ void embedding_memory(const Sizes& s, LayerCost& cost) {
   Memory memory(cost.kept + cost.output);
   dropout_backward(s, memory);
   const int64_t rows_fp32 = s.fp32 ? 0 : s.hidden_fp32();
-  memory.scratch(rows_fp32 + (s.gpt2 ? 4 * s.input.seq_len * s.model.hidden : 0));
+  memory.scratch(rows_fp32 + (s.model.traits().learned_positions ? 4 * s.input.seq_len * s.model.hidden : 0));
   cost.backward_workspace = memory.peak() - cost.kept - cost.output;  // no dx
 }
 
@@ -245,9 +273,10 @@ void block_work(const Sizes& s, LayerCost& cost) {
   add_linear("qkv", s, m.hidden, s.qkv_width, cost);
   add_attention_core(s, cost);
   add_linear("out", s, s.q_width, m.hidden, cost);
-  add_linear(s.gpt2 ? "up" : "gate_up", s, m.hidden, s.up_width, cost);
+  add_linear(m.traits().gated_mlp ? "gate_up" : "up", s, m.hidden, s.up_width, cost);
   add_linear("down", s, m.ffn, m.hidden, cost);
-  const int64_t rotary = s.gpt2 ? 0 : 2 * s.activations((m.heads + m.kv_heads) * m.head_size);
+  const int64_t heads = s.activations((m.heads + m.kv_heads) * m.head_size);  // of queries and keys
+  const int64_t rotary = (m.traits().learned_positions ? 0 : 2 * heads) + (m.qk_norm ? 6 * heads : 0);
   const int64_t norms_and_sums = 2 * (2 + 3) * s.hidden;
   cost.memory_traffic = norms_and_sums + rotary + s.qkv + s.q + s.up + s.ffn + 4 * s.mask;
 }
@@ -287,7 +316,7 @@ LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const Cos
   switch (layer.kind) {
     case LayerKind::kEmbedding:
       embedding_memory(sizes, cost);
-      cost.memory_traffic = (sizes.gpt2 ? 3 : 2) * sizes.hidden;
+      cost.memory_traffic = (model.traits().learned_positions ? 3 : 2) * sizes.hidden;
       break;
     case LayerKind::kBlock:
       block_memory(sizes, cost);
@@ -308,7 +337,7 @@ double model_flops_per_token(const ModelConfig& model, int64_t seq_len, bool cau
   const double kv_width = number(model.kv_heads * model.head_size);
   const double projections = hidden * (2 * q_width + 2 * kv_width);
   const double core = 2 * q_width * number(seq_len) * (causal ? 0.5 : 1);
-  const double matrices = model.family == Family::kLlama ? 3 : 2;
+  const double matrices = model.traits().gated_mlp ? 3 : 2;
   const double mlp = matrices * hidden * number(model.ffn);
   return 6 * (number(model.layers) * (projections + core + mlp) + hidden * number(model.vocab_size));
 }

@@ -70,7 +70,7 @@ class Reader {
   void sizes() {
     ModelConfig& m = model();
     m.hidden = keys_.size(family_->hidden);
-    m.layers = keys_.size(family_->layers, std::nullopt, 1 << 16);
+    m.layers = keys_.size(family_->layers, std::nullopt, {.most = 1 << 16});
     m.heads = keys_.size(family_->heads);
     m.vocab_size = keys_.size("vocab_size");
     m.max_seq_len = keys_.size(family_->positions, family_->default_positions);
@@ -94,7 +94,8 @@ class Reader {
   int64_t whole_heads() {
     const ModelConfig& m = model();
     if (m.hidden % m.heads != 0)
-      problems_.push_back(cat(family_->hidden, "(", m.hidden, ") % ", family_->heads, "(", m.heads, ") = ", m.hidden % m.heads));
+      problems_.push_back(cat(family_->hidden, "(", m.hidden, ") % ", family_->heads, "(", m.heads,
+                              ") = ", m.hidden % m.heads));
     return std::max<int64_t>(1, m.hidden / m.heads);
   }
 
@@ -112,7 +113,8 @@ class Reader {
     for (const char* key : {"rope_parameters", "rope_scaling"}) {
       const std::optional<HfKeys> rope = keys_.object(key);
       if (!rope || rope->json().empty()) continue;
-      const bool by_layer = std::any_of(rope->json().begin(), rope->json().end(), [](const Json& v) { return v.is_object(); });
+      const bool by_layer =
+          std::any_of(rope->json().begin(), rope->json().end(), [](const Json& value) { return value.is_object(); });
       if (by_layer) {
         unsupported(cat(key, " by kind of layer"));
         continue;
@@ -143,8 +145,8 @@ class Reader {
     const int64_t inside = keys.size("original_max_position_embeddings", model().max_seq_len);
     scaling.original_max_position_embeddings = keys_.size("original_max_position_embeddings", inside);
     if (problems_.empty() && scaling.high_freq_factor <= scaling.low_freq_factor)
-      problems_.push_back(cat(keys.name("high_freq_factor"), " = ", scaling.high_freq_factor, " is not above low_freq_factor = ",
-                              scaling.low_freq_factor));
+      problems_.push_back(cat(keys.name("high_freq_factor"), " = ", scaling.high_freq_factor,
+                              " is not above low_freq_factor = ", scaling.low_freq_factor));
     return scaling;
   }
 
@@ -164,7 +166,7 @@ class Reader {
   bool slides_somewhere() {
     const bool used = keys_.flag("use_sliding_window", false);
     const Json* types = keys_.find("layer_types");
-    if (!types) return used && keys_.size("max_window_layers", 28) < model().layers;
+    if (!types) return used && keys_.size("max_window_layers", 28, {.least = 0}) < model().layers;
     bool slides = false;
     if (!types->is_array() || std::ssize(*types) != model().layers) {
       problems_.push_back(cat("layer_types is not a list of ", model().layers, " names, one a layer"));
@@ -195,7 +197,8 @@ class Reader {
       const bool known = names->is_array() && std::all_of(names->begin(), names->end(), [&](const Json& name) {
         return name == family_->language_model || name == family_->bare_model;
       });
-      if (!known) unsupported(cat("architectures = ", names->dump(), ": of ", family_->language_model, ", ", family_->bare_model));
+      if (!known)
+        unsupported(cat("architectures = ", names->dump(), ": of ", family_->language_model, ", ", family_->bare_model));
     }
     if (!model().traits().gated_mlp) {
       for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
@@ -205,7 +208,8 @@ class Reader {
     for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"}) {
       const Json* value = keys_.find(key);
       if (value && value->is_number() && value->get<double>() > 0)
-        note(cat(key, " = ", number_text(value->get<double>()), " is not taken: dropout is what model.dropout says, else 0"));
+        note(cat(key, " = ", number_text(value->get<double>()),
+                 " is not taken: dropout is what model.dropout says, else 0"));
     }
     if (const int64_t pieces = keys_.size("pretraining_tp", 1); pieces > 1)
       note(cat("pretraining_tp = ", pieces, " is not needed: with it one device computes products in ", pieces,
@@ -253,7 +257,8 @@ HfConfig load_hf_config(const fs::path& dir) {
                      .what = cat("no config.json in ", dir.string()),
                      .way_out = "name a model directory of Hugging Face: config.json beside *.safetensors, as "
                                 "save_pretrained writes it"});
-  return parse_hf_config(read_small(path), fs::is_regular_file(generation) ? read_small(generation) : Json(), path.string());
+  const Json beside = fs::is_regular_file(generation) ? read_small(generation) : Json();
+  return parse_hf_config(read_small(path), beside, path.string());
 }
 
 }  // namespace lockstep::arch

@@ -16,12 +16,12 @@ const Json* HfKeys::find(const char* key) const {
   return found == object_.end() || found->is_null() ? nullptr : &*found;
 }
 
-int64_t HfKeys::size(const char* key, std::optional<int64_t> fallback, int64_t most) const {
+int64_t HfKeys::size(const char* key, std::optional<int64_t> fallback, const HfRange& range) const {
   const Json* value = find(key);
   if (!value && !fallback) missing(key);
   if (!value) return fallback.value_or(1);
-  const bool good = value->is_number_integer() && *value >= 1 && *value <= most;
-  if (!good) expected(key, *value, cat("a whole number from 1 to ", most));
+  const bool good = value->is_number_integer() && *value >= range.least && *value <= range.most;
+  if (!good) expected(key, *value, cat("a whole number from ", range.least, " to ", range.most));
   return good ? value->get<int64_t>() : 1;
 }
 
@@ -66,7 +66,8 @@ std::vector<int64_t> HfKeys::ids(const char* key) const {
 void HfKeys::missing(const char* key) const { problems_.push_back(cat(name(key), " is missing")); }
 
 void HfKeys::expected(const char* key, const Json& value, const std::string& what) const {
-  problems_.push_back(cat(name(key), " = ", value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60), ": ", what, " is expected"));
+  const std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+  problems_.push_back(cat(name(key), " = ", text.substr(0, 60), ": ", what, " is expected"));
 }
 
 }  // namespace lockstep::arch

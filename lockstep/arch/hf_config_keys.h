@@ -10,6 +10,11 @@
 
 namespace lockstep::arch {
 
+struct HfRange {
+  int64_t least = 1;
+  int64_t most = int64_t{1} << 31;
+};
+
 // null counts as missing. What is wrong goes to `problems` as a line; a fallback (or 1, or nothing) stands in.
 class HfKeys {
  public:
@@ -18,8 +23,8 @@ class HfKeys {
 
   const Json* find(const char* key) const;
   bool has(const char* key) const { return find(key) != nullptr; }
-  // Whole numbers from 1 to `most`. Without a fallback the key must be there.
-  int64_t size(const char* key, std::optional<int64_t> fallback = std::nullopt, int64_t most = int64_t{1} << 31) const;
+  // Whole numbers. Without a fallback the key must be there.
+  int64_t size(const char* key, std::optional<int64_t> fallback = std::nullopt, const HfRange& range = {}) const;
   // Finite and above 0.
   double positive(const char* key, std::optional<double> fallback = std::nullopt) const;
   bool flag(const char* key, bool fallback) const;

@@ -61,7 +61,9 @@ Json gpt2() {
     "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}}})");
 }
 
-HfConfig read(const Json& config, const Json& generation = nullptr) { return parse_hf_config(config, generation, "config.json"); }
+HfConfig read(const Json& config, const Json& generation = nullptr) {
+  return parse_hf_config(config, generation, "config.json");
+}
 ModelConfig model_of(const Json& config) { return read(config).model; }
 
 Json with(Json config, const char* key, const Json& value) {
@@ -113,7 +115,7 @@ TEST(HfConfig, TokensDtypeAndNotes) {
   EXPECT_THAT(llama.eos_token_ids, ElementsAre(128001));
   EXPECT_THAT(llama.notes, IsEmpty());
   EXPECT_EQ(llama.raw, llama31());
-  EXPECT_THAT(read(llama31(), {{"eos_token_id", {128001, 128008, 128009}}}).eos_token_ids, ElementsAre(128001, 128008, 128009));
+  EXPECT_THAT(read(llama31(), {{"eos_token_id", {128001, 128009}}}).eos_token_ids, ElementsAre(128001, 128009));
   EXPECT_THAT(read(with(llama31(), "eos_token_id", {3, 4})).eos_token_ids, ElementsAre(3, 4));
   EXPECT_THAT(read(with(llama31(), "eos_token_id", nullptr)).eos_token_ids, IsEmpty());
   EXPECT_EQ(read(with(without(llama31(), "torch_dtype"), "dtype", "float16")).dtype, "float16");
@@ -169,6 +171,7 @@ TEST(HfConfig, AWindowBoundsTheSequence) {
   Json qwen = with(with(qwen25(), "use_sliding_window", true), "sliding_window", 1000);
   EXPECT_EQ(model_of(qwen).sliding_window, 0) << "max_window_layers = 24: no layer slides";
   EXPECT_EQ(model_of(with(qwen, "max_window_layers", 20)).max_seq_len, 1000);
+  EXPECT_EQ(model_of(with(qwen, "max_window_layers", 0)).max_seq_len, 1000);
   Json layers = Json::array();
   for (int i = 0; i < 24; ++i) layers.push_back(i % 2 ? "full_attention" : "sliding_attention");
   EXPECT_EQ(model_of(with(qwen, "layer_types", layers)).sliding_window, 1000);
@@ -222,10 +225,12 @@ TEST(HfConfig, NamesAllThatIsNotBuilt) {
   const Message message = refusal(config);
   EXPECT_EQ(message.code, "LS1118");
   EXPECT_THAT(message.what, AllOf(HasSubstr("hidden_act = \"gelu\""), HasSubstr("quantization_config"),
-                                  HasSubstr("rope_scaling.rope_type = \"yarn\""), HasSubstr("LlamaForSequenceClassification")));
+                                  HasSubstr("rope_scaling.rope_type = \"yarn\""),
+                                  HasSubstr("LlamaForSequenceClassification")));
   for (const char* type : {"dynamic", "longrope", "proportional", "mrope"})
     EXPECT_THAT(refusal(with(llama31(), "rope_scaling", {{"type", type}, {"factor", 2}})).what, HasSubstr(type));
-  EXPECT_THAT(refusal(with(llama31(), "model_type", "mixtral")).what, HasSubstr("mixtral\": of gpt2, llama, mistral, qwen2, qwen3"));
+  EXPECT_THAT(refusal(with(llama31(), "model_type", "mixtral")).what,
+              HasSubstr("mixtral\": of gpt2, llama, mistral, qwen2, qwen3"));
   EXPECT_EQ(refusal(with(gpt2(), "activation_function", "relu")).code, "LS1118");
   EXPECT_EQ(model_of(with(gpt2(), "activation_function", "gelu_pytorch_tanh")), model_of(gpt2()));
   EXPECT_EQ(refusal(with(gpt2(), "scale_attn_by_inverse_layer_idx", true)).code, "LS1118");

@@ -127,6 +127,8 @@ Json hf_config_json(const ModelConfig& model, const Json* original) {
   return json;
 }
 
-void set_hf_dtype(Json& config, std::string_view dtype) { config[config.contains("dtype") ? "dtype" : "torch_dtype"] = dtype; }
+void set_hf_dtype(Json& config, std::string_view dtype) {
+  config[config.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
+}
 
 }  // namespace lockstep::arch

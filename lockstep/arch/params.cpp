@@ -36,32 +36,36 @@ class TableBuilder {
   }
 
  private:
-  bool gpt2() const { return model_.family == Family::kGpt2; }
-
   void embedding() {
     weight("tokens.weight", {model_.vocab_size, model_.hidden}).cut = TensorCut::kRows;
     if (model_.tied) table_.back().tied_layers = {static_cast<int>(model_.layers) + 1};
-    if (gpt2()) weight("positions.weight", {model_.max_seq_len, model_.hidden});
+    if (model_.traits().learned_positions) weight("positions.weight", {model_.max_seq_len, model_.hidden});
   }
 
   void block() {
     const int64_t q = model_.heads * model_.head_size;
     const int64_t kv = model_.kv_heads * model_.head_size;
     norm("attention_norm");
-    fused("attention.qkv", {{"attention.q", q, TensorCut::kRows},
-                            {"attention.k", kv, TensorCut::kKeyValueHeads},
-                            {"attention.v", kv, TensorCut::kKeyValueHeads}});
+    fused("attention.qkv", model_.qkv_bias,
+          {{"attention.q", q, TensorCut::kRows},
+           {"attention.k", kv, TensorCut::kKeyValueHeads},
+           {"attention.v", kv, TensorCut::kKeyValueHeads}});
+    if (model_.qk_norm) {
+      for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"})
+        vector(name, model_.head_size, Init::kOnes).per_head = true;
+    }
     weight("attention.out.weight", {model_.hidden, q}, output_std_).cut = TensorCut::kColumns;
-    if (gpt2()) vector("attention.out.bias", model_.hidden, Init::kZeros);
+    if (model_.out_bias) vector("attention.out.bias", model_.hidden, Init::kZeros);
     norm("mlp_norm");
-    if (gpt2()) {
-      weight("mlp.up.weight", {model_.ffn, model_.hidden}).cut = TensorCut::kRows;
-      vector("mlp.up.bias", model_.ffn, Init::kZeros).cut = TensorCut::kRows;
+    if (model_.traits().gated_mlp) {
+      fused("mlp.gate_up", model_.mlp_bias,
+            {{"mlp.gate", model_.ffn, TensorCut::kRows}, {"mlp.up", model_.ffn, TensorCut::kRows}});
     } else {
-      fused("mlp.gate_up", {{"mlp.gate", model_.ffn, TensorCut::kRows}, {"mlp.up", model_.ffn, TensorCut::kRows}});
+      weight("mlp.up.weight", {model_.ffn, model_.hidden}).cut = TensorCut::kRows;
+      if (model_.mlp_bias) vector("mlp.up.bias", model_.ffn, Init::kZeros).cut = TensorCut::kRows;
     }
     weight("mlp.down.weight", {model_.hidden, model_.ffn}, output_std_).cut = TensorCut::kColumns;
-    if (gpt2()) vector("mlp.down.bias", model_.hidden, Init::kZeros);
+    if (model_.mlp_bias) vector("mlp.down.bias", model_.hidden, Init::kZeros);
   }
 
   void head() {
@@ -85,22 +89,22 @@ class TableBuilder {
   ParamSpec& vector(const std::string& name, int64_t size, Init init) { return add(name, {size}, init, 0); }
   void norm(const std::string& name) {
     vector(name + ".weight", model_.hidden, Init::kOnes);
-    if (gpt2()) vector(name + ".bias", model_.hidden, Init::kZeros);
+    if (model_.traits().layer_norm) vector(name + ".bias", model_.hidden, Init::kZeros);
   }
 
-  // Linears that read the same input: their weights stacked along dim 0, and for gpt2 their biases.
+  // Linears that read the same input: their weights stacked along dim 0, and their biases where there are any.
   struct Part {
     std::string name;
     int64_t rows;
     TensorCut cut;
   };
-  void fused(const std::string& name, const std::vector<Part>& parts) {
+  void fused(const std::string& name, bool has_bias, const std::vector<Part>& parts) {
     for (const Part& part : parts) {
       ParamSpec& spec = weight(part.name + ".weight", {part.rows, model_.hidden});
       spec.fuse = cat(layer_.name, ".", name, ".weight");
       spec.cut = part.cut;
     }
-    if (!gpt2()) return;
+    if (!has_bias) return;
     for (const Part& part : parts) {
       ParamSpec& spec = vector(part.name + ".bias", part.rows, Init::kZeros);
       spec.fuse = cat(layer_.name, ".", name, ".bias");

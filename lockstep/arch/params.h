@@ -72,7 +72,9 @@ struct ParamSpec {
 //        blocks.i.attention.out.{weight [D, H*K], bias [D]}, blocks.i.mlp_norm.{weight,bias},
 //        blocks.i.mlp.up.{weight [F, D], bias}, blocks.i.mlp.down.{weight [D, F], bias}, head.norm.{weight,bias}
 //        and, untied, head.weight [V, D].
-// llama: no positions, no biases, k and v [KV*K, D], blocks.i.mlp.{gate,up}.weight [F, D] (fused gate_up), mlp.down.
+// others: no positions, no bias of a norm, k and v [KV*K, D], blocks.i.mlp.{gate,up}.weight [F, D] (fused gate_up), mlp.down;
+//        biases of linears as ModelConfig says (those of gate and up fused too), with qk_norm
+//        blocks.i.attention.{q,k}_norm.weight [K].
 // `shard`: whose pieces. The model's heads and kv_heads fit the axis (config/check.h), all else may be uneven.
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard = {});
 int64_t num_parameters(const ModelConfig& model);

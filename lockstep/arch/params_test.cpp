@@ -35,6 +35,35 @@ TEST(ParamTableTest, CountsOfWellKnownModels) {
   EXPECT_NEAR(static_cast<double>(num_parameters(preset("gpt2-10m"))) / 10e6, 1.0, 0.1);
 }
 
+// As the checkpoints on huggingface.co count theirs.
+TEST(ParamTableTest, CountsOfOtherFamilies) {
+  const auto count = [](ModelConfig model) { return num_parameters(model); };
+  EXPECT_EQ(count({.family = Family::kMistral, .layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8,
+                   .head_size = 128, .ffn = 14336, .vocab_size = 32768, .max_seq_len = 32768, .tied = false}),
+            7248023552);  // Mistral-7B-v0.3
+  EXPECT_EQ(count({.family = Family::kQwen2, .layers = 24, .hidden = 896, .heads = 14, .kv_heads = 2, .head_size = 64,
+                   .ffn = 4864, .vocab_size = 151936, .max_seq_len = 32768}),
+            494032768);  // Qwen2.5-0.5B
+  EXPECT_EQ(count({.family = Family::kQwen3, .layers = 28, .hidden = 1024, .heads = 16, .kv_heads = 8,
+                   .head_size = 128, .ffn = 3072, .vocab_size = 151936, .max_seq_len = 40960}),
+            596049920);  // Qwen3-0.6B
+}
+
+TEST(ParamTableTest, BiasesAndNormsOfHeadsAreRowsOfTheirOwn) {
+  ModelConfig model = preset("llama-test");
+  model.qkv_bias = model.out_bias = model.mlp_bias = model.qk_norm = true;
+  const auto table = param_table(model);
+  EXPECT_EQ(find(table, "blocks.0.attention.k.bias").fuse, "blocks.0.attention.qkv.bias");
+  EXPECT_THAT(find(table, "blocks.0.attention.k.bias").shape, ElementsAre(16));
+  EXPECT_EQ(find(table, "blocks.0.mlp.gate.bias").fuse, "blocks.0.mlp.gate_up.bias");
+  EXPECT_THAT(find(table, "blocks.0.mlp.down.bias").shape, ElementsAre(48));
+  const ParamSpec& q_norm = find(table, "blocks.1.attention.q_norm.weight");
+  EXPECT_THAT(q_norm.shape, ElementsAre(4));
+  EXPECT_EQ(q_norm.init, Init::kOnes);
+  EXPECT_TRUE(q_norm.per_head);
+  EXPECT_FALSE(q_norm.weight_decay);
+}
+
 TEST(ParamTableTest, Gpt2RowsInOrderOfTheForwardPass) {
   const ModelConfig model = preset("gpt2-test");
   const auto table = param_table(model);

@@ -34,7 +34,7 @@ arch::ModelConfig model_of(const Case& c) {
                           .vocab_size = 1003,
                           .max_seq_len = 1024,
                           .dropout = c.dropout};
-  if (c.family == arch::Family::kLlama) model.kv_heads = 2, model.ffn = 200;
+  if (c.family != arch::Family::kGpt2) model.kv_heads = 2, model.ffn = 200;
   return model;
 }
 
@@ -49,6 +49,9 @@ const std::vector<Case> kCases = {
     {.family = arch::Family::kLlama, .batch = 8, .seq = 256},
     {.dtype = at::kBFloat16, .dropout = 0.1, .batch = 16, .seq = 256},
     {.batch = 1, .seq = 1},
+    {.family = arch::Family::kQwen2},
+    {.family = arch::Family::kQwen3},
+    {.family = arch::Family::kQwen3, .dtype = at::kBFloat16, .dropout = 0.1, .batch = 16, .seq = 200},
 };
 
 struct Measured {

@@ -11,14 +11,12 @@
 
 namespace lockstep::model {
 
-using arch::Family;
-
 PartsBuilder::PartsBuilder(const arch::ModelConfig& model, nn::ParameterSource& source, const ModelOptions& options)
     : model_(model), source_(source), options_(options) {}
 
 std::unique_ptr<nn::Embedding> PartsBuilder::embedding() {
   nn::Parameter positions;
-  if (model_.family == Family::kGpt2) positions = source_.parameter("embed.positions.weight");
+  if (model_.traits().learned_positions) positions = source_.parameter("embed.positions.weight");
   const nn::Parameter tokens = source_.parameter("embed.tokens.weight");
   if (!group()) return std::make_unique<nn::Embedding>(tokens, positions, dropout("embed"));
   const mesh::Range here = mesh::shard_range(model_.vocab_size, group()->size(), group()->rank());
@@ -50,26 +48,26 @@ parallel::TensorGroup* PartsBuilder::group() const {
 
 int PartsBuilder::tensor_size() const { return group() ? group()->size() : 1; }
 
-nn::Parameter PartsBuilder::bias(const std::string& name) {
-  return model_.family == Family::kGpt2 ? source_.parameter(name + ".bias") : nn::Parameter();
+PartsBuilder::Parameters PartsBuilder::parameters(const std::string& name, bool has_bias) {
+  return {.weight = source_.parameter(name + ".weight"),
+          .bias = has_bias ? source_.parameter(name + ".bias") : nn::Parameter()};
 }
 
-std::unique_ptr<nn::Linear> PartsBuilder::column_linear(const std::string& name) {
-  const nn::Parameter weight = source_.parameter(name + ".weight");
-  if (!group()) return std::make_unique<nn::Linear>(weight, bias(name));
-  return std::make_unique<parallel::ColumnParallelLinear>(weight, bias(name), *group(), name);
+std::unique_ptr<nn::Linear> PartsBuilder::column_linear(const std::string& name, bool has_bias) {
+  const auto [weight, bias] = parameters(name, has_bias);
+  if (!group()) return std::make_unique<nn::Linear>(weight, bias);
+  return std::make_unique<parallel::ColumnParallelLinear>(weight, bias, *group(), name);
 }
 
-std::unique_ptr<nn::Linear> PartsBuilder::row_linear(const std::string& name) {
-  const nn::Parameter weight = source_.parameter(name + ".weight");
-  if (!group()) return std::make_unique<nn::Linear>(weight, bias(name));
-  return std::make_unique<parallel::RowParallelLinear>(weight, bias(name), *group(), name);
+std::unique_ptr<nn::Linear> PartsBuilder::row_linear(const std::string& name, bool has_bias) {
+  const auto [weight, bias] = parameters(name, has_bias);
+  if (!group()) return std::make_unique<nn::Linear>(weight, bias);
+  return std::make_unique<parallel::RowParallelLinear>(weight, bias, *group(), name);
 }
 
 std::unique_ptr<nn::Norm> PartsBuilder::norm(const std::string& name) {
-  const nn::Parameter weight = source_.parameter(name + ".weight");
-  if (model_.family == Family::kLlama) return std::make_unique<nn::RmsNorm>(weight, model_.norm_eps);
-  return std::make_unique<nn::LayerNorm>(weight, source_.parameter(name + ".bias"), model_.norm_eps);
+  const auto [weight, bias] = parameters(name, model_.traits().layer_norm);
+  return std::make_unique<nn::Norm>(weight, bias, model_.norm_eps);
 }
 
 std::unique_ptr<nn::Attention> PartsBuilder::attention(const std::string& name) {
@@ -78,16 +76,23 @@ std::unique_ptr<nn::Attention> PartsBuilder::attention(const std::string& name) 
                                    .kv_heads = std::max<int64_t>(1, model_.kv_heads / tp),
                                    .head_size = model_.head_size};
   const at::TensorOptions options = source_.parameter(name + ".qkv.weight").value.options();
-  return std::make_unique<nn::Attention>(shape, column_linear(name + ".qkv"), rotary(options), row_linear(name + ".out"));
+  return std::make_unique<nn::Attention>(shape, column_linear(name + ".qkv", model_.qkv_bias), rotary(options),
+                                         row_linear(name + ".out", model_.out_bias), head_norm(name));
+}
+
+std::unique_ptr<nn::HeadNorm> PartsBuilder::head_norm(const std::string& name) {
+  if (!model_.qk_norm) return nullptr;
+  return std::make_unique<nn::HeadNorm>(source_.parameter(name + ".q_norm.weight"),
+                                        source_.parameter(name + ".k_norm.weight"), model_.norm_eps);
 }
 
 std::unique_ptr<nn::Mlp> PartsBuilder::mlp(const std::string& name) {
-  if (model_.family == Family::kLlama) {
-    return std::make_unique<nn::Mlp>(column_linear(name + ".gate_up"), std::make_unique<nn::SwiGlu>(),
-                                     row_linear(name + ".down"));
-  }
-  return std::make_unique<nn::Mlp>(column_linear(name + ".up"), std::make_unique<nn::GeluTanh>(),
-                                   row_linear(name + ".down"));
+  std::unique_ptr<nn::Linear> down = row_linear(name + ".down", model_.mlp_bias);
+  if (model_.traits().gated_mlp)
+    return std::make_unique<nn::Mlp>(column_linear(name + ".gate_up", model_.mlp_bias), std::make_unique<nn::SwiGlu>(),
+                                     std::move(down));
+  return std::make_unique<nn::Mlp>(column_linear(name + ".up", model_.mlp_bias), std::make_unique<nn::GeluTanh>(),
+                                   std::move(down));
 }
 
 nn::Dropout PartsBuilder::dropout(const std::string& site) const {
@@ -100,9 +105,8 @@ nn::Dropout PartsBuilder::dropout(const std::string& site) const {
 }
 
 std::optional<nn::Rotary> PartsBuilder::rotary(const at::TensorOptions& options) {
-  if (model_.family == Family::kLlama && !rotary_) {
-    rotary_.emplace(model_.max_seq_len, model_.head_size, model_.rope_theta, options);
-  }
+  if (!model_.traits().learned_positions && !rotary_)
+    rotary_.emplace(model_.max_seq_len, model_.head_size, model_.rope_theta, options, model_.rope_scaling);
   return rotary_;
 }
 

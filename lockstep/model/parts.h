@@ -1,5 +1,5 @@
-// The layers of both families, each built from the model's sizes and its parameters. What differs between GPT-2 and
-// Llama is decided here and nowhere in a forward.
+// The layers of all families, each built from the model's sizes, flags and parameters. What differs between families is
+// decided here and nowhere in a forward.
 #pragma once
 
 #include <memory>
@@ -26,14 +26,18 @@ class PartsBuilder {
 
  private:
   // In the order of the data: cut by outputs, then by inputs.
-  std::unique_ptr<nn::Linear> column_linear(const std::string& name);
-  std::unique_ptr<nn::Linear> row_linear(const std::string& name);
-  nn::Parameter bias(const std::string& name);
+  std::unique_ptr<nn::Linear> column_linear(const std::string& name, bool has_bias);
+  std::unique_ptr<nn::Linear> row_linear(const std::string& name, bool has_bias);
+  struct Parameters {
+    nn::Parameter weight, bias;
+  };
+  Parameters parameters(const std::string& name, bool has_bias);
   // The group where it has several ranks.
   parallel::TensorGroup* group() const;
   int tensor_size() const;
   std::unique_ptr<nn::Norm> norm(const std::string& name);
   std::unique_ptr<nn::Attention> attention(const std::string& name);
+  std::unique_ptr<nn::HeadNorm> head_norm(const std::string& name);  // null without qk_norm
   std::unique_ptr<nn::Mlp> mlp(const std::string& name);
   nn::Dropout dropout(const std::string& site) const;
   std::optional<nn::Rotary> rotary(const at::TensorOptions& options);

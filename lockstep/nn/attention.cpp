@@ -6,8 +6,12 @@
 namespace lockstep::nn {
 
 Attention::Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary,
-                     std::unique_ptr<Linear> out)
-    : shape_(shape), qkv_(std::move(qkv)), rotary_(std::move(rotary)), out_(std::move(out)) {}
+                     std::unique_ptr<Linear> out, std::unique_ptr<HeadNorm> head_norm)
+    : shape_(shape),
+      qkv_(std::move(qkv)),
+      rotary_(std::move(rotary)),
+      out_(std::move(out)),
+      head_norm_(std::move(head_norm)) {}
 
 at::Tensor Attention::forward(const at::Tensor& x, Saved* saved) {
   return forward(x, saved, {.count = x.size(0), .length = x.size(1)});
@@ -16,6 +20,7 @@ at::Tensor Attention::forward(const at::Tensor& x, Saved* saved) {
 at::Tensor Attention::forward(const at::Tensor& x, Saved* saved, const Sequences& sequences) {
   const at::Tensor projected = qkv_->forward(x, saved ? &saved->qkv : nullptr, sequences.count * sequences.length)
                                    .view({sequences.count, sequences.length, -1});
+  normalise(projected, saved);
   if (rotary_) rotary_->apply(rotated(projected));
   const auto [q, k, v] = split(projected);
   const at::Tensor mixed = attention_core_forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
@@ -39,15 +44,24 @@ void Attention::core_backward(const at::Tensor& dy, Saved& saved, const at::Tens
   const at::Tensor dmixed = out_->backward_input(dy, saved.out).view({q.size(0), q.size(1), -1});
   attention_core_backward(dmixed, saved.core, {.dq = q, .dk = k, .dv = v});
   if (rotary_) rotary_->apply_inverse(rotated(dprojected));
+  if (head_norm_) head_norm_->backward_input(q, k, saved.head_norm);
+}
+
+void Attention::normalise(const at::Tensor& projected, Saved* saved) {
+  if (!head_norm_) return;
+  const auto [q, k, v] = split(projected);
+  head_norm_->forward(q, k, saved ? &saved->head_norm : nullptr);
 }
 
 void Attention::backward_weight(Saved& saved) {
   out_->backward_weight(saved.out);
+  if (head_norm_) head_norm_->backward_weight(saved.head_norm);
   qkv_->backward_weight(saved.qkv);
 }
 
 at::Tensor Attention::decode(const at::Tensor& x, const KvCacheLayer& cache, std::span<const CacheSpan> spans) {
   const at::Tensor projected = qkv_->forward(x, nullptr);
+  normalise(projected, nullptr);
   if (rotary_) {
     const at::Tensor turned = rotated(projected);
     for (size_t b = 0; b < spans.size(); ++b)

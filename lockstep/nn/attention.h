@@ -11,6 +11,7 @@
 
 #include "lockstep/nn/attention_core.h"
 #include "lockstep/nn/attention_decode.h"
+#include "lockstep/nn/head_norm.h"
 #include "lockstep/nn/linear.h"
 #include "lockstep/nn/rotary.h"
 
@@ -32,12 +33,14 @@ class Attention {
   struct Saved {
     Linear::Saved qkv;
     at::Tensor projected;     // [B, S, (H + 2 KV) K]: q | k | v, rotated. Backward overwrites it with its gradient.
+    HeadNorm::Saved head_norm;
     AttentionCoreSaved core;  // views of `projected`, and the output that `out` keeps as its x
     Linear::Saved out;
   };
 
-  // qkv: [D] -> [(H + 2 KV) K]; out: [H K] -> [D]; no rotary: positions enter elsewhere.
-  Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary, std::unique_ptr<Linear> out);
+  // qkv: [D] -> [(H + 2 KV) K]; out: [H K] -> [D]; no rotary: positions enter elsewhere; head_norm: null = none.
+  Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary, std::unique_ptr<Linear> out,
+            std::unique_ptr<HeadNorm> head_norm = nullptr);
 
   at::Tensor forward(const at::Tensor& x, Saved* saved);  // [B, S, D] -> [B, S, D]
   // The same where x may hold a part of the rows: [B S / tp, D] -> [B S / tp, D].
@@ -55,12 +58,14 @@ class Attention {
   };
   Heads split(const at::Tensor& projected) const;
   at::Tensor rotated(const at::Tensor& projected) const;  // the part rotary positions act on: q | k as one view
+  void normalise(const at::Tensor& projected, Saved* saved);
   void core_backward(const at::Tensor& dy, Saved& saved, const at::Tensor& dprojected);
 
   Shape shape_;
   std::unique_ptr<Linear> qkv_;
   std::optional<Rotary> rotary_;
   std::unique_ptr<Linear> out_;
+  std::unique_ptr<HeadNorm> head_norm_;
 };
 
 }  // namespace lockstep::nn

@@ -80,7 +80,8 @@ float scaled(const arch::RopeScaling& scaling, float frequency) {
   const double wavelength = 2 * std::numbers::pi / frequency;
   if (wavelength < original / scaling.high_freq_factor) return frequency;
   if (wavelength > original / scaling.low_freq_factor) return frequency / factor;
-  const double kept = (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
+  const double low = scaling.low_freq_factor, high = scaling.high_freq_factor;
+  const double kept = (original / wavelength - low) / (high - low);
   return static_cast<float>((1 - kept) * frequency / scaling.factor + kept * frequency);
 }
 
