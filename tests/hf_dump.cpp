@@ -1,6 +1,6 @@
-// hf_dump FOLDER SIZES: runs one small model forward, backward and one update, and writes what hf_reference_test.py
-// compares with Hugging Face transformers: index.json (sizes and tensor names with shapes and offsets) and data.bin
-// (fp32, row-major; tokens and targets are written as fp32 too).
+// hf_dump FOLDER BATCH SEQ: runs the small model of FOLDER/config.json forward, backward and one update, and writes what
+// hf_reference_test.py compares with Hugging Face transformers: index.json (tensor names with shapes and offsets) and
+// data.bin (fp32, row-major; tokens and targets are written as fp32 too), and in exported/ a config.json of our own.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -9,6 +9,7 @@
 #include <iostream>
 #include <string>
 
+#include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
@@ -29,30 +30,15 @@ class Dump {
     index_.push_back({{"name", name}, {"shape", values.sizes().vec()}, {"offset", data_.size()}});
     data_.append(static_cast<const char*>(values.data_ptr()), values.nbytes());
   }
-  void write(const std::filesystem::path& folder, Json model) {
+  void write(const std::filesystem::path& folder) {
     write_file(folder / "data.bin", data_);
-    write_file(folder / "index.json", Json{{"model", std::move(model)}, {"tensors", index_}}.dump(1));
+    write_file(folder / "index.json", index_.dump(1));
   }
 
  private:
   std::string data_;
   Json index_ = Json::array();
 };
-
-arch::ModelConfig model_of(const Json& sizes) {
-  return {.family = sizes.at("family") == "llama" ? arch::Family::kLlama : arch::Family::kGpt2,
-          .layers = sizes.at("layers"),
-          .hidden = sizes.at("hidden"),
-          .heads = sizes.at("heads"),
-          .kv_heads = sizes.at("kv_heads"),
-          .head_size = sizes.at("head_size"),
-          .ffn = sizes.at("ffn"),
-          .vocab_size = sizes.at("vocab_size"),
-          .max_seq_len = sizes.at("max_seq_len"),
-          .tied = sizes.at("tied"),
-          .norm_eps = sizes.at("norm_eps"),
-          .rope_theta = sizes.at("rope_theta")};
-}
 
 // The logits of the whole batch, which training itself never holds: [B, S, V].
 at::Tensor full_logits(const arch::ModelConfig& model, nn::ParameterSource& source, const nn::Microbatch& microbatch) {
@@ -78,8 +64,8 @@ void update(testing::ModelParameters& parameters, const nn::Microbatch& microbat
                     1 / tokens);
 }
 
-void run(const std::filesystem::path& folder, const Json& sizes) {
-  const arch::ModelConfig model = model_of(sizes);
+void run(const std::filesystem::path& folder, int64_t batch, int64_t seq) {
+  const arch::ModelConfig model = arch::load_hf_config(folder).model;
   testing::ModelParameters parameters(model, /*seed=*/1234);
   // Values of a trained model's size: at the initial 0.02 a wrong operator would hardly show.
   for (const arch::ParamSpec& spec : parameters.table()) {
@@ -92,8 +78,7 @@ void run(const std::filesystem::path& folder, const Json& sizes) {
     model::initial_values(noise, 1, 0, {random.data_ptr<float>(), static_cast<size_t>(random.numel())});
     value.add_(random);
   }
-  const nn::Microbatch microbatch =
-      testing::random_microbatch(model, sizes.at("batch"), sizes.at("seq"), /*ignore_every=*/5);
+  const nn::Microbatch microbatch = testing::random_microbatch(model, batch, seq, /*ignore_every=*/5);
 
   Dump dump;
   dump.add("tokens", microbatch.tokens);
@@ -109,19 +94,20 @@ void run(const std::filesystem::path& folder, const Json& sizes) {
   for (const arch::ParamSpec& spec : parameters.table()) {
     dump.add("updated/" + spec.name, parameters.parameter(spec.name).value);
   }
-  dump.write(folder, sizes);
+  dump.write(folder);
+  std::filesystem::create_directory(folder / "exported");
+  write_file(folder / "exported" / "config.json", arch::hf_config_json(model).dump(2));
 }
 
 }  // namespace
 
-// SIZES is a JSON object with the fields of arch::ModelConfig, "batch" and "seq".
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::cerr << "usage: hf_dump FOLDER SIZES_JSON\n";
+  if (argc != 4) {
+    std::cerr << "usage: hf_dump FOLDER BATCH SEQ\n";
     return 2;
   }
   try {
-    run(argv[1], lockstep::parse_json(argv[2], "SIZES_JSON"));
+    run(argv[1], std::stoll(argv[2]), std::stoll(argv[3]));
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 1;

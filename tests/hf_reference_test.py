@@ -1,9 +1,11 @@
-"""Both model families against Hugging Face transformers: logits, loss, every gradient, parameters after one AdamW step.
+"""All model families against Hugging Face transformers: logits, loss, every gradient, parameters after one AdamW step.
 
     hf_reference_test.py PATH_OF_hf_dump
 
-hf_dump runs our layers on random parameters and writes everything; here the same parameters go into the transformers
-model of the same sizes. Errors are max |ours - theirs| / max |theirs|, over each tensor.
+A small random model is described by a config.json as transformers writes it. hf_dump reads that, runs our layers on
+random parameters and writes everything; here the same parameters go into the transformers model of the same config.json.
+Errors are max |ours - theirs| / max |theirs|, over each tensor. The config.json that we write of the model ourselves
+must give the same model there.
 """
 import json
 import subprocess
@@ -14,87 +16,102 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+import transformers
 
 BOUND = 1e-5
 HF_DUMP = ""
 
-COMMON = {"layers": 2, "vocab_size": 61, "max_seq_len": 24, "norm_eps": 1e-5, "rope_theta": 5000.0, "batch": 2, "seq": 13}
+COMMON = {"vocab_size": 61, "bos_token_id": 0, "eos_token_id": 0}
+GPT2 = {**COMMON, "n_layer": 2, "n_positions": 24, "n_embd": 24, "n_head": 3}
+LLAMA = {**COMMON, "num_hidden_layers": 2, "max_position_embeddings": 40, "hidden_size": 24, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "intermediate_size": 44}
+
+
+def rope(theta, **scaling):
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **scaling}}
+
+
+# With head_dim 16 and theta 500 the wavelengths are 6 to 1400 tokens: kept, between and stretched.
+LLAMA3 = rope(500.0, rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16)
+
+# name: (class of the configuration, its values, batch and length[, "v4": with rope_theta and rope_scaling])
 CASES = {
-    "gpt2 tied": {**COMMON, "family": "gpt2", "hidden": 24, "heads": 3, "kv_heads": 3, "head_size": 8, "ffn": 96, "tied": True},
-    "gpt2 untied": {**COMMON, "family": "gpt2", "hidden": 24, "heads": 4, "kv_heads": 4, "head_size": 6, "ffn": 40,
-                    "tied": False, "seq": 1, "batch": 3},
-    "llama untied": {**COMMON, "family": "llama", "hidden": 24, "heads": 4, "kv_heads": 2, "head_size": 8, "ffn": 44,
-                     "tied": False},
-    "llama tied": {**COMMON, "family": "llama", "hidden": 32, "heads": 4, "kv_heads": 1, "head_size": 8, "ffn": 50,
-                   "tied": True, "norm_eps": 1e-6, "seq": 24},
+    "gpt2": ("GPT2", GPT2, (2, 13)),
+    "gpt2 untied": ("GPT2", {**GPT2, "n_head": 4, "n_inner": 40, "tie_word_embeddings": False}, (3, 1)),
+    "llama": ("Llama", {**LLAMA, "head_dim": 8, "rms_norm_eps": 1e-5, **rope(5000.0)}, (2, 13)),
+    "llama tied": ("Llama", {**LLAMA, "hidden_size": 32, "num_key_value_heads": 1, "tie_word_embeddings": True,
+                             **rope(5000.0)}, (2, 24), "v4"),
+    "llama with biases, beyond the original length": (
+        "Llama", {**LLAMA, "head_dim": 16, "attention_bias": True, "mlp_bias": True, **LLAMA3}, (2, 40)),
+    "llama beyond the original length": ("Llama", {**LLAMA, "head_dim": 16, **LLAMA3}, (2, 40), "v4"),
+    "llama linear": ("Llama", {**LLAMA, **rope(1000.0, rope_type="linear", factor=3.0)}, (2, 21), "v4"),
+    "mistral as long as its window": ("Mistral", {**LLAMA, "head_dim": 14, "sliding_window": 17, **rope(5000.0)}, (2, 17)),
+    "mistral": ("Mistral", {**LLAMA, "num_key_value_heads": 4, "sliding_window": None, **rope(1e6)}, (2, 9), "v4"),
+    "qwen2": ("Qwen2", {**LLAMA, "tie_word_embeddings": True, **rope(1e6)}, (2, 13), "v4"),
+    "qwen2 untied": ("Qwen2", {**LLAMA, "num_key_value_heads": 1, **rope(1e4)}, (3, 7)),
+    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 12, **rope(1e6)}, (2, 13)),
+    "qwen3 tied, with biases": ("Qwen3", {**LLAMA, "head_dim": 4, "num_key_value_heads": 1, "attention_bias": True,
+                                          "tie_word_embeddings": True, **LLAMA3}, (2, 40), "v4"),
 }
 
 
-def run_ours(sizes):
+def write_config(config, folder, spelling):
+    """As transformers 5 writes it, or with the rotary parameters as version 4 did."""
+    config.save_pretrained(folder)
+    if spelling != "v4":
+        return
+    path = Path(folder) / "config.json"
+    values = json.loads(path.read_text())
+    parameters = values.pop("rope_parameters")
+    values["rope_theta"] = parameters.pop("rope_theta")
+    values["rope_scaling"] = None if parameters["rope_type"] == "default" else parameters
+    path.write_text(json.dumps(values))
+
+
+def run_ours(config, batch, length, spelling):
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([HF_DUMP, folder, json.dumps(sizes)], check=True, timeout=120)
+        write_config(config, folder, spelling)
+        subprocess.run([HF_DUMP, folder, str(batch), str(length)], check=True, timeout=120)
         index = json.loads((Path(folder) / "index.json").read_text())
         data = (Path(folder) / "data.bin").read_bytes()
+        exported = transformers.AutoConfig.from_pretrained(Path(folder) / "exported")
     tensors = {}
-    for entry in index["tensors"]:
+    for entry in index:
         count = int(np.prod(entry["shape"], dtype=np.int64))
         values = np.frombuffer(data, dtype="<f4", count=count, offset=entry["offset"]).reshape(entry["shape"])
         tensors[entry["name"]] = torch.from_numpy(values.copy())
-    return tensors
+    return tensors, exported
 
 
-def gpt2_model(sizes):
-    return GPT2LMHeadModel(GPT2Config(
-        vocab_size=sizes["vocab_size"], n_positions=sizes["max_seq_len"], n_embd=sizes["hidden"], n_layer=sizes["layers"],
-        n_head=sizes["heads"], n_inner=sizes["ffn"], layer_norm_epsilon=sizes["norm_eps"], resid_pdrop=0, embd_pdrop=0,
-        attn_pdrop=0, tie_word_embeddings=sizes["tied"], attn_implementation="eager", bos_token_id=0, eos_token_id=0))
+def their_model(config):
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    return model.eval()  # no dropout
 
 
-def llama_model(sizes):
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=sizes["vocab_size"], max_position_embeddings=sizes["max_seq_len"], hidden_size=sizes["hidden"],
-        num_hidden_layers=sizes["layers"], num_attention_heads=sizes["heads"], num_key_value_heads=sizes["kv_heads"],
-        head_dim=sizes["head_size"], intermediate_size=sizes["ffn"], rms_norm_eps=sizes["norm_eps"],
-        rope_parameters={"rope_type": "default", "rope_theta": sizes["rope_theta"]}, rope_theta=sizes["rope_theta"],
-        tie_word_embeddings=sizes["tied"], attn_implementation="eager", bos_token_id=0, eos_token_id=0))
+# Their part of a layer -> ours, to be stacked along dim 0; GPT-2's Conv1D holds [in, out]: transposed.
+GPT2_PARTS = {"ln_1": ["attention_norm"], "attn.c_attn": ["attention.q", "attention.k", "attention.v"],
+              "attn.c_proj": ["attention.out"], "ln_2": ["mlp_norm"], "mlp.c_fc": ["mlp.up"], "mlp.c_proj": ["mlp.down"]}
+LLAMA_PARTS = {"input_layernorm": ["attention_norm"], "post_attention_layernorm": ["mlp_norm"],
+               "self_attn.q_proj": ["attention.q"], "self_attn.k_proj": ["attention.k"], "self_attn.v_proj": ["attention.v"],
+               "self_attn.o_proj": ["attention.out"], "self_attn.q_norm": ["attention.q_norm"],
+               "self_attn.k_norm": ["attention.k_norm"], "mlp.gate_proj": ["mlp.gate"], "mlp.up_proj": ["mlp.up"],
+               "mlp.down_proj": ["mlp.down"]}
+ENDS = {"transformer.wte": "embed.tokens", "transformer.wpe": "embed.positions", "transformer.ln_f": "head.norm",
+        "model.embed_tokens": "embed.tokens", "model.norm": "head.norm", "lm_head": "head"}
 
 
-def gpt2_names(sizes):
-    """Their name -> our names, to be stacked along dim 0; GPT-2's Conv1D holds [in, out]: transposed."""
-    names = {"transformer.wte.weight": ["embed.tokens.weight"], "transformer.wpe.weight": ["embed.positions.weight"],
-             "transformer.ln_f.weight": ["head.norm.weight"], "transformer.ln_f.bias": ["head.norm.bias"]}
-    if not sizes["tied"]:
-        names["lm_head.weight"] = ["head.weight"]
-    for i in range(sizes["layers"]):
-        for kind in ("weight", "bias"):
-            ours, theirs = f"blocks.{i}.", f"transformer.h.{i}."
-            names[f"{theirs}ln_1.{kind}"] = [f"{ours}attention_norm.{kind}"]
-            names[f"{theirs}attn.c_attn.{kind}"] = [f"{ours}attention.{part}.{kind}" for part in "qkv"]
-            names[f"{theirs}attn.c_proj.{kind}"] = [f"{ours}attention.out.{kind}"]
-            names[f"{theirs}ln_2.{kind}"] = [f"{ours}mlp_norm.{kind}"]
-            names[f"{theirs}mlp.c_fc.{kind}"] = [f"{ours}mlp.up.{kind}"]
-            names[f"{theirs}mlp.c_proj.{kind}"] = [f"{ours}mlp.down.{kind}"]
-    return names
+def our_names(theirs):
+    module, kind = theirs.rsplit(".", 1)
+    if module in ENDS:
+        return [f"{ENDS[module]}.{kind}"]
+    _, _, index, part = module.split(".", 3)
+    return [f"blocks.{index}.{ours}.{kind}" for ours in {**GPT2_PARTS, **LLAMA_PARTS}[part]]
 
 
-def llama_names(sizes):
-    names = {"model.embed_tokens.weight": ["embed.tokens.weight"], "model.norm.weight": ["head.norm.weight"]}
-    if not sizes["tied"]:
-        names["lm_head.weight"] = ["head.weight"]
-    for i in range(sizes["layers"]):
-        ours, theirs = f"blocks.{i}.", f"model.layers.{i}."
-        for theirs_part, ours_part in {
-                "input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm",
-                "self_attn.q_proj": "attention.q", "self_attn.k_proj": "attention.k", "self_attn.v_proj": "attention.v",
-                "self_attn.o_proj": "attention.out", "mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.up",
-                "mlp.down_proj": "mlp.down"}.items():
-            names[f"{theirs}{theirs_part}.weight"] = [f"{ours}{ours_part}.weight"]
-    return names
-
-
-def in_their_form(tensors, prefix, theirs, ours):
-    value = torch.cat([tensors[prefix + name] for name in ours])
+def in_their_form(tensors, prefix, theirs):
+    value = torch.cat([tensors[prefix + name] for name in our_names(theirs)])
     return value.t() if ".c_" in theirs and theirs.endswith("weight") else value
 
 
@@ -104,18 +121,17 @@ class HuggingFaceReference(unittest.TestCase):
         error = ((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30)).item()
         self.assertLessEqual(error, BOUND, what)
 
-    def check(self, sizes):
-        ours = run_ours(sizes)
-        is_gpt2 = sizes["family"] == "gpt2"
-        model = gpt2_model(sizes) if is_gpt2 else llama_model(sizes)
-        names = gpt2_names(sizes) if is_gpt2 else llama_names(sizes)
+    def check(self, kind, values, size, spelling="v5"):
+        config = getattr(transformers, kind + "Config")(**values)
+        ours, exported = run_ours(config, *size, spelling)
+        model = their_model(config)
         parameters = dict(model.named_parameters())
-        self.assertEqual(set(parameters), set(names), "every parameter has its counterpart")
-        self.assertEqual({n for group in names.values() for n in group},
-                         {n.removeprefix("value/") for n in ours if n.startswith("value/")})
+        self.assertEqual({n for theirs in parameters for n in our_names(theirs)},
+                         {n.removeprefix("value/") for n in ours if n.startswith("value/")},
+                         "every parameter has its counterpart")
         with torch.no_grad():
-            for theirs, group in names.items():
-                parameters[theirs].copy_(in_their_form(ours, "value/", theirs, group))
+            for theirs, parameter in parameters.items():
+                parameter.copy_(in_their_form(ours, "value/", theirs))
 
         logits = model(input_ids=ours["tokens"].long()).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ours["targets"].long().flatten(), ignore_index=-100,
@@ -123,12 +139,19 @@ class HuggingFaceReference(unittest.TestCase):
         loss.backward()
         self.expect_close(ours["logits"], logits.detach(), "logits")
         self.expect_close(ours["loss"], loss.detach(), "loss")
-        for theirs, group in names.items():
-            self.expect_close(in_their_form(ours, "grad/", theirs, group), parameters[theirs].grad, f"gradient of {theirs}")
+        self.same_model_from(exported, model, ours["tokens"].long(), logits)
+        for theirs, parameter in parameters.items():
+            self.expect_close(in_their_form(ours, "grad/", theirs), parameter.grad, f"gradient of {theirs}")
 
         self.update(model, (ours["targets"] != -100).sum())
-        for theirs, group in names.items():
-            self.expect_close(in_their_form(ours, "updated/", theirs, group), parameters[theirs].detach(), f"updated {theirs}")
+        for theirs, parameter in parameters.items():
+            self.expect_close(in_their_form(ours, "updated/", theirs), parameter.detach(), f"updated {theirs}")
+
+    def same_model_from(self, exported, model, tokens, logits):
+        again = their_model(exported)
+        again.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            self.assertTrue(torch.equal(again(input_ids=tokens).logits, logits), "the model of the config.json we write")
 
     def update(self, model, tokens):
         """One step from the mean loss; matrices decay, vectors do not. The numbers are those of hf_dump."""
@@ -139,8 +162,8 @@ class HuggingFaceReference(unittest.TestCase):
         torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-3).step()
 
 
-for _name, _sizes in CASES.items():
-    setattr(HuggingFaceReference, "test_" + _name.replace(" ", "_"), lambda self, sizes=_sizes: self.check(sizes))
+for _name, _case in CASES.items():
+    setattr(HuggingFaceReference, "test_" + _name.replace(",", "").replace(" ", "_"), lambda self, case=_case: self.check(*case))
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
