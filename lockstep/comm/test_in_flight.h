@@ -67,7 +67,6 @@ TEST(InFlight, BlockingCallsAmongOthersInTurn) {
         group.reduce_scatter(full, own, {.site = "scatter", .algorithm = algorithm, .blocking = blocking});
         works.push_back(group.all_gather(own, full, {.site = "gather", .algorithm = algorithm, .blocking = blocking}));
       }
-      EXPECT_TRUE(!blocking || works.back().done());
       sums.emplace_back(full, factors);
     }
     for (Work& work : works) work.wait();
