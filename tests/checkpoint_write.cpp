@@ -5,14 +5,26 @@
 //   checkpoint_write --read FOLDER   one line for each *.safetensors file in it: "NAME refused", or "NAME" and its
 //   tensors as
 //                                    NAME:DTYPE:BEGIN:END
+//   checkpoint_write --import DIR CHECKPOINTS RANKS fp32|bf16
+//                                    the step that RANKS ranks save after each has read its pieces of a Hugging Face
+//                                    directory
+//   checkpoint_write --time DIR fp32|bf16
+//                                    seconds that one rank takes to read the directory
 #include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
 
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <string_view>
 
+#include "lockstep/arch/hf_config.h"
+#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/params.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/checkpoint/hf_import.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/checkpoint/safetensors_writer.h"
 #include "lockstep/checkpoint/save.h"
@@ -91,13 +103,60 @@ void read_files(const fs::path& folder) {
     std::string line = entry.path().filename().string();
     try {
       const checkpoint::SafetensorsFile file(entry.path());
-      for (const auto& [name, tensor] : file.header().entries)
-        line += cat(" ", name, ":", tensor.dtype, ":", tensor.begin, ":", tensor.end);
+      for (const checkpoint::SafetensorsEntry& tensor : file.header().entries)
+        line += cat(" ", tensor.name, ":", tensor.dtype, ":", tensor.begin, ":", tensor.end);
     } catch (const DataError&) {
       line += " refused";
     }
     std::puts(line.c_str());
   }
+}
+
+// Matrices are cut by rows and by columns in turn, vectors are replicated.
+std::vector<StateTensor> pieces_of(const arch::ModelConfig& model, int ranks, int rank, at::ScalarType dtype) {
+  std::vector<StateTensor> state;
+  for (const arch::ParamSpec& spec : arch::param_table(model)) {
+    const bool matrix = spec.shape.size() == 2;
+    StateTensor tensor{.name = spec.name, .global_shape = spec.shape, .offset = std::vector<int64_t>(spec.shape.size(), 0),
+                       .local = {}, .replica = matrix ? 0 : rank, .num_replicas = matrix ? 1 : ranks};
+    std::vector<int64_t> shape = spec.shape;
+    if (matrix) {
+      const auto range = mesh::shard_range(shape[state.size() % 2], ranks, rank);
+      tensor.offset[state.size() % 2] = range.begin;
+      shape[state.size() % 2] = range.size();
+    }
+    tensor.local = at::zeros(shape, at::TensorOptions().dtype(dtype));
+    state.push_back(std::move(tensor));
+  }
+  return state;
+}
+
+at::ScalarType dtype_of(std::string_view name) {
+  return name == "bf16" ? at::kBFloat16 : at::kFloat;
+}
+
+void import_directory(const fs::path& directory, const fs::path& checkpoints, int ranks, at::ScalarType dtype) {
+  const arch::ModelConfig model = arch::load_hf_config(directory).model;
+  testing::run_ranks(ranks, [&](comm::World& world) {
+    std::vector<int> all;
+    for (int rank = 0; rank < ranks; ++rank) all.push_back(rank);
+    const auto communicator = world.communicator(all, "world");
+    const auto state = pieces_of(model, ranks, world.rank(), dtype);
+    checkpoint::import_hf(directory, model, state);
+    const checkpoint::TrainState progress{.model = arch::model_json(model), .version = "0.1.0", .world_size = ranks};
+    checkpoint::save({.directory = checkpoints, .state = state, .train_state = progress, .world = *communicator});
+  });
+}
+
+void time_import(const fs::path& directory, at::ScalarType dtype) {
+  const arch::ModelConfig model = arch::load_hf_config(directory).model;
+  const auto state = pieces_of(model, 1, 0, dtype);
+  double bytes = 0;
+  for (const StateTensor& tensor : state) bytes += static_cast<double>(tensor.local.nbytes());
+  const auto start = std::chrono::steady_clock::now();
+  checkpoint::import_hf(directory, model, state);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::printf("%.3f s  %.2f GB into memory  %.2f GB/s\n", seconds, bytes * 1e-9, bytes * 1e-9 / seconds);
 }
 
 }  // namespace
@@ -107,6 +166,18 @@ int main(int argc, char** argv) {
   if (argc == 3 && std::string_view(argv[1]) == "--read") {
     lockstep::read_files(argv[2]);
     return 0;
+  }
+  try {
+    if (argc == 6 && std::string_view(argv[1]) == "--import") {
+      lockstep::import_directory(argv[2], argv[3], std::atoi(argv[4]), lockstep::dtype_of(argv[5]));
+      return 0;
+    }
+    if (argc == 4 && std::string_view(argv[1]) == "--time") {
+      lockstep::time_import(argv[2], lockstep::dtype_of(argv[3]));
+      return 0;
+    }
+  } catch (const lockstep::Error& error) {
+    return std::fprintf(stderr, "%s\n", error.what()), static_cast<int>(error.exit_code());
   }
   if (argc != 2) return std::fprintf(stderr, "usage: checkpoint_write [--read] FOLDER\n"), 2;
   lockstep::write_checkpoint(argv[1]);

@@ -8,8 +8,13 @@ namespace lockstep::apps {
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> table = {
       {.name = "checkpoint",
-       .help = "say what a checkpoint holds, and which steps of a run are whole",
-       .usage = "inspect RUN | STEP",
+       .help = "say what a checkpoint or a Hugging Face model holds and how two differ; make the one of the other",
+       .usage = "inspect|verify RUN | STEP | hf:DIR\n"
+                "         checkpoint diff A B\n"
+                "         checkpoint export RUN | STEP DIR --to hf [--dtype fp32|bf16] [--max-shard-size 5GB]",
+       .flags = {{"to", "FORMAT", "what export writes: hf, a directory that transformers loads"},
+                 {"dtype", "TYPE", "fp32 or bf16 for all tensors of an export (default: as saved)"},
+                 {"max-shard-size", "SIZE", "of the tensors of one file of an export (default 5GB)"}},
        .has_json = true},
       {.name = "config",
        .help = "print the resolved configuration with the origin of each value, or the reference page",

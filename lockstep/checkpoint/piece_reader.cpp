@@ -5,6 +5,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash.h"
 #include "lockstep/base/text.h"
+#include "lockstep/checkpoint/copy_values.h"
 #include "lockstep/checkpoint/dtype.h"
 
 namespace lockstep::checkpoint {
@@ -50,28 +51,33 @@ PieceReader::PieceReader(const std::filesystem::path& step_folder, const std::st
          .what = cat(file_.path().string(), ": its header does not match the checksum in the manifest")});
 }
 
-void PieceReader::read(const std::string& name, const Piece& piece,
-                       const std::vector<Destination>& destinations) const {
+const SafetensorsEntry& PieceReader::entry(const std::string& name, const Piece& piece) const {
   const SafetensorsEntry* entry = file_.find(name);
   if (entry == nullptr || entry->shape != piece.box.shape)
     throw CheckpointError({.code = "LS1303",
                            .what = cat(file_.path().string(), ": no piece of shape ", shape_text(piece.box.shape),
                                        " of tensor '", name, "', which the manifest promises")});
+  return *entry;
+}
+
+void PieceReader::read(const std::string& name, const Piece& piece,
+                       const std::vector<Destination>& destinations) const {
+  const SafetensorsEntry& entry = this->entry(name, piece);
   const int64_t rows = num_rows(piece.box);
-  const int64_t row_bytes = static_cast<int64_t>(entry->end - entry->begin) / rows;
+  const int64_t row_bytes = static_cast<int64_t>(entry.end - entry.begin) / rows;
   const int64_t chunk_rows = std::min(rows, std::max<int64_t>(1, kChunkBytes / row_bytes));
-  const auto options = at::TensorOptions().dtype(scalar_type(entry->dtype).value());
+  const auto options = at::TensorOptions().dtype(scalar_type(entry.dtype).value());
   const at::Tensor buffer = at::empty(rows_of(piece.box, 0, chunk_rows).shape, options);
   Hasher hasher;
   for (int64_t row = 0; row < rows; row += chunk_rows) {
     const Box chunk = rows_of(piece.box, row, std::min(chunk_rows, rows - row));
     const auto bytes = static_cast<size_t>(num_rows(chunk) * row_bytes);
-    file_.read(*entry, static_cast<uint64_t>(row * row_bytes), buffer.mutable_data_ptr(), bytes);
+    file_.read(entry, static_cast<uint64_t>(row * row_bytes), buffer.mutable_data_ptr(), bytes);
     hasher.update(buffer.const_data_ptr(), bytes);
     for (const Destination& destination : destinations) {
       const auto common = intersect(chunk, destination.box);
       if (!common) continue;
-      view(destination.tensor, destination.box.offset, *common).copy_(view(buffer, chunk.offset, *common));
+      copy_values(view(destination.tensor, destination.box.offset, *common), view(buffer, chunk.offset, *common));
     }
   }
   if (hasher.hash() != piece.hash)

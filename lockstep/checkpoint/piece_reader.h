@@ -28,6 +28,10 @@ class PieceReader {
   // damaged values.
   void read(const std::string& name, const Piece& piece, const std::vector<Destination>& destinations) const;
 
+  const SafetensorsFile& file() const { return file_; }
+  // Where the piece is in the file; CheckpointError LS1303 where the file does not hold what the manifest says.
+  const SafetensorsEntry& entry(const std::string& name, const Piece& piece) const;
+
  private:
   SafetensorsFile file_;
 };

@@ -1,36 +1,42 @@
 #include "lockstep/checkpoint/safetensors_writer.h"
 
-#include <tuple>
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/hash.h"
 #include "lockstep/base/json.h"
+#include "lockstep/checkpoint/box.h"
 #include "lockstep/checkpoint/dtype.h"
 #include "lockstep/checkpoint/io.h"
 
 namespace lockstep::checkpoint {
 namespace {
 
-std::vector<const NamedTensor*> in_file_order(std::span<const NamedTensor> tensors) {
-  std::vector<const NamedTensor*> order;
-  for (const NamedTensor& tensor : tensors) order.push_back(&tensor);
-  const auto key = [](const NamedTensor* t) { return std::pair(-dtype_of(t->tensor.scalar_type()).order, t->name); };
+std::vector<const PlannedTensor*> in_file_order(std::span<const PlannedTensor> tensors) {
+  std::vector<const PlannedTensor*> order;
+  for (const PlannedTensor& tensor : tensors) order.push_back(&tensor);
+  const auto key = [](const PlannedTensor* t) { return std::pair(-dtype_of(t->dtype).order, t->name); };
   std::sort(order.begin(), order.end(), [&](const auto* a, const auto* b) { return key(a) < key(b); });
   return order;
 }
 
 // The eight bytes of its size, then the JSON.
-std::string header_bytes(const std::vector<const NamedTensor*>& order,
+std::string header_bytes(const std::vector<const PlannedTensor*>& order,
                          const std::map<std::string, std::string>& metadata) {
   OrderedJson json = OrderedJson::object();
   if (!metadata.empty()) json["__metadata__"] = metadata;
-  size_t offset = 0;
-  for (const NamedTensor* named : order) {
-    LOCKSTEP_CHECK(!json.contains(named->name), "two tensors named ", named->name);
-    const size_t end = offset + named->tensor.nbytes();
-    json[named->name] = {{"dtype", dtype_of(named->tensor.scalar_type()).name},
-                         {"shape", named->tensor.sizes().vec()},
-                         {"data_offsets", {offset, end}}};
+  std::set<std::string_view> names;
+  int64_t offset = 0;
+  for (const PlannedTensor* planned : order) {
+    LOCKSTEP_CHECK(names.insert(planned->name).second, "two tensors named ", planned->name);
+    const Dtype dtype = dtype_of(planned->dtype);
+    const int64_t end = offset + volume(planned->shape) * dtype.bits / 8;
+    // An ordered object looks through all its keys for each new one: written to its end, where it is known to be new.
+    json.get_ref<OrderedJson::object_t&>().emplace_back(
+        planned->name, OrderedJson{{"dtype", dtype.name}, {"shape", planned->shape}, {"data_offsets", {offset, end}}});
     offset = end;
   }
   std::string text = json.dump();
@@ -41,21 +47,36 @@ std::string header_bytes(const std::vector<const NamedTensor*>& order,
 
 }  // namespace
 
-WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const PlannedTensor> tensors,
+                              const std::function<at::Tensor(const PlannedTensor&)>& make,
                               const std::map<std::string, std::string>& metadata, const Progress& progress) {
   const auto order = in_file_order(tensors);
   const std::string header = header_bytes(order, metadata);
   WrittenFile written{.header_hash = hash64(header)};
   OutputFile file(path, progress);
   file.write(header);
-  for (const NamedTensor* named : order) {
-    const at::Tensor data = named->tensor.cpu().contiguous();
-    written.tensor_hashes[named->name] = hash64(data.const_data_ptr(), data.nbytes());
+  for (const PlannedTensor* planned : order) {
+    const at::Tensor data = make(*planned).cpu().contiguous();
+    LOCKSTEP_CHECK(data.scalar_type() == planned->dtype && data.sizes() == planned->shape, planned->name,
+                   " is not what was planned");
+    written.tensor_hashes[planned->name] = hash64(data.const_data_ptr(), data.nbytes());
     file.write(data.const_data_ptr(), data.nbytes());
   }
   file.finish();
   written.size = file.size();
   return written;
+}
+
+WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+                              const std::map<std::string, std::string>& metadata, const Progress& progress) {
+  std::vector<PlannedTensor> planned;
+  std::map<std::string, at::Tensor> values;
+  for (const auto& [name, tensor] : tensors) {
+    planned.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+    values[name] = tensor;
+  }
+  return write_safetensors(
+      path, planned, [&](const PlannedTensor& tensor) { return values.at(tensor.name); }, metadata, progress);
 }
 
 }  // namespace lockstep::checkpoint

@@ -5,9 +5,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "lockstep/checkpoint/io.h"
 
@@ -16,6 +18,13 @@ namespace lockstep::checkpoint {
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;  // any device, any strides
+};
+
+// What a file will hold, known before its values are.
+struct PlannedTensor {
+  std::string name;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape;
 };
 
 struct WrittenFile {
@@ -27,6 +36,12 @@ struct WrittenFile {
 // A new file, synced to the disk. One tensor at a time is copied to the CPU, and only where it is not contiguous there.
 // EnvironmentError LS3101 when the disk refuses; InternalError for two tensors of one name.
 WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+                              const std::map<std::string, std::string>& metadata, const Progress& progress = {});
+
+// The same of tensors that are made one after the other, in the order of the file: `make` gives the values of the planned
+// tensor, of its dtype and shape, and they are let go when they are written.
+WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const PlannedTensor> tensors,
+                              const std::function<at::Tensor(const PlannedTensor&)>& make,
                               const std::map<std::string, std::string>& metadata, const Progress& progress = {});
 
 }  // namespace lockstep::checkpoint

@@ -1,32 +1,83 @@
-// lockstep checkpoint inspect PATH: what a step holds, and which steps of a run are whole.
+// lockstep checkpoint inspect | verify | diff | export: what a checkpoint or a Hugging Face directory holds, whether it
+// is whole, how two of them differ, and one made of the other.
 #include <cstdio>
 
+#include "apps/lockstep/runtime/verb_checkpoint.h"
 #include "apps/lockstep/runtime/verbs.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/json.h"
+#include "lockstep/base/text.h"
+#include "lockstep/checkpoint/diff.h"
+#include "lockstep/checkpoint/hf_directory.h"
+#include "lockstep/checkpoint/hf_inspect.h"
 #include "lockstep/checkpoint/inspect.h"
 
 namespace lockstep::apps {
+namespace {
 
-// Exit code 8 if no step is whole. Reads every byte of every step that PATH names.
-int verb_checkpoint(const CommandLine& command_line) {
-  if (command_line.arguments.size() != 2 || command_line.arguments[0] != "inspect")
-    throw ConfigError({.code = "LS1004",
-                       .what = "lockstep checkpoint needs: inspect PATH",
-                       .way_out = "PATH is a run directory, its checkpoints/ or one step-* folder"});
-  bool any_whole = false;
+constexpr std::string_view kHfPrefix = "hf:";
+
+void print(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+int code_of(bool good, ExitCode otherwise) {
+  return static_cast<int>(good ? ExitCode::kOk : otherwise);
+}
+
+// `verify`: every step must be whole, not just one; of a Hugging Face directory every value is read.
+int inspect_path(const CommandLine& command_line, bool verify) {
+  const std::string& path = command_line.arguments[1];
+  if (path.starts_with(kHfPrefix) || checkpoint::is_hf_directory(path)) {
+    const std::string directory = path.starts_with(kHfPrefix) ? path.substr(kHfPrefix.size()) : path;
+    const checkpoint::HfReport report = checkpoint::inspect_hf(directory, verify);
+    if (command_line.json) {
+      print(OrderedJson({{"ok", report.good()}, {"hf", checkpoint::report_json(report)}}).dump() + "\n");
+    } else {
+      print(checkpoint::report_text(report));
+    }
+    return code_of(report.good(), ExitCode::kData);
+  }
+  bool any_whole = false, all_whole = true;
   OrderedJson steps = OrderedJson::array();
-  for (const auto& path : checkpoint::steps_of(command_line.arguments[1])) {
-    const checkpoint::StepReport report = checkpoint::inspect_step(path);
+  for (const auto& step : checkpoint::steps_of(path)) {
+    const checkpoint::StepReport report = checkpoint::inspect_step(step);
     any_whole = any_whole || report.whole();
+    all_whole = all_whole && report.whole();
     if (command_line.json) {
       steps.push_back(checkpoint::report_json(report));
     } else {
-      std::fputs(checkpoint::report_text(report).c_str(), stdout);
-      std::fflush(stdout);
+      print(checkpoint::report_text(report));
     }
   }
-  if (command_line.json) std::printf("%s\n", OrderedJson({{"ok", any_whole}, {"steps", steps}}).dump().c_str());
-  return static_cast<int>(any_whole ? ExitCode::kOk : ExitCode::kCheckpoint);
+  const bool good = verify ? all_whole : any_whole;
+  if (command_line.json) print(OrderedJson({{"ok", good}, {"steps", steps}}).dump() + "\n");
+  return code_of(good, ExitCode::kCheckpoint);
+}
+
+int diff_paths(const CommandLine& command_line) {
+  const checkpoint::ModelDiff diff = checkpoint::diff_models(command_line.arguments[1], command_line.arguments[2]);
+  print(command_line.json ? checkpoint::diff_json(diff).dump() + "\n" : checkpoint::diff_text(diff));
+  return code_of(diff.equal_values(), ExitCode::kMismatch);
+}
+
+}  // namespace
+
+int verb_checkpoint(const CommandLine& command_line) {
+  const std::string what = command_line.arguments.empty() ? "" : command_line.arguments[0];
+  const size_t paths = command_line.arguments.size() - (what.empty() ? 0 : 1);
+  if (what != "export" && !command_line.flags.empty())
+    throw ConfigError({.code = "LS1002",
+                       .what = cat("--", command_line.flags.begin()->first, " belongs to lockstep checkpoint export")});
+  if (what == "inspect" && paths == 1) return inspect_path(command_line, false);
+  if (what == "verify" && paths == 1) return inspect_path(command_line, true);
+  if (what == "diff" && paths == 2) return diff_paths(command_line);
+  if (what == "export" && paths == 2) return export_checkpoint(command_line);
+  throw ConfigError({.code = "LS1004",
+                     .what = "lockstep checkpoint needs: inspect PATH, verify PATH, diff A B, or export RUN DIR --to hf",
+                     .way_out = "PATH is a run directory, its checkpoints/, one step-* folder, or a Hugging Face model "
+                                "directory"});
 }
 
 }  // namespace lockstep::apps

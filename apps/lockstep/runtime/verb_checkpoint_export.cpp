@@ -1,0 +1,102 @@
+// lockstep checkpoint export RUN | STEP DIR --to hf: a step as a directory that transformers loads.
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+#include "apps/lockstep/runtime/verb_checkpoint.h"
+#include "lockstep/arch/hf_config.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/json.h"
+#include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
+#include "lockstep/checkpoint/hf_export.h"
+#include "lockstep/config/load.h"
+
+namespace lockstep::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The folder of the run that a step's folder belongs to.
+fs::path run_of(const fs::path& step) {
+  fs::path path = fs::absolute(step).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  return path.parent_path().parent_path();
+}
+
+// The config.json that the run's model came from: the run's copy, or else that of the directory it was started from.
+std::optional<Json> original_config(const fs::path& run) {
+  if (fs::exists(run / "hf_config.json")) return read_json(run / "hf_config.json");
+  if (!fs::exists(run / "config.resolved.toml")) return std::nullopt;
+  const auto directory = arch::hf_folder(config::load_config({run / "config.resolved.toml"}, {}).config.model);
+  if (!directory || !fs::exists(*directory / "config.json")) return std::nullopt;
+  return read_json(*directory / "config.json");
+}
+
+std::optional<at::ScalarType> dtype_of(const CommandLine& command_line) {
+  if (!command_line.has("dtype")) return std::nullopt;
+  const std::string name = command_line.value("dtype");
+  if (name == "fp32") return at::kFloat;
+  if (name == "bf16") return at::kBFloat16;
+  throw ConfigError({.code = "LS1005", .what = cat("--dtype ", name, ": fp32 or bf16 is needed"),
+                     .way_out = "without it every tensor keeps the type it was saved with"});
+}
+
+// "5GB" = 5e9 bytes, as transformers reads it; "5GiB" and plain bytes too.
+int64_t shard_bytes(const std::string& text) {
+  for (const auto& [unit, factor] : {std::pair{"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3}}) {
+    if (!text.ends_with(unit)) continue;
+    const std::string digits = text.substr(0, text.size() - 2);
+    double number = 0;
+    const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    if (!digits.empty() && read.ec == std::errc() && read.ptr == digits.data() + digits.size() && number > 0 && number < 1e9)
+      return static_cast<int64_t>(number * factor);
+  }
+  const auto bytes = parse_bytes(text);
+  if (bytes && *bytes > 0) return *bytes;
+  throw ConfigError({.code = "LS1005", .what = cat("--max-shard-size ", text, ": a size is needed, like 5GB or 500MB")});
+}
+
+}  // namespace
+
+int export_checkpoint(const CommandLine& command_line) {
+  const std::string to = command_line.value("to");
+  if (to != "hf")
+    throw ConfigError({.code = "LS1004",
+                       .what = to.empty() ? "lockstep checkpoint export needs --to hf" : cat("--to ", to, ": only hf is known"),
+                       .way_out = "lockstep checkpoint export RUN DIR --to hf"});
+  const auto dtype = dtype_of(command_line);
+  const int64_t max_shard_bytes = shard_bytes(command_line.value("max-shard-size", "5GB"));
+  checkpoint::StepModel step(checkpoint::find_step(command_line.arguments[1]));
+  const fs::path run = run_of(step.path());
+  const std::optional<Json> original = original_config(run);
+  std::map<std::string, fs::path> files;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+                           "generation_config.json"}) {
+    if (fs::exists(run / name)) files[name] = run / name;
+  }
+  const checkpoint::HfExportResult result =
+      checkpoint::export_hf({.step = step,
+                             .directory = command_line.arguments[2],
+                             .config = arch::hf_config_json(step.model(), original ? &*original : nullptr),
+                             .dtype = dtype,
+                             .max_shard_bytes = max_shard_bytes,
+                             .files = files});
+  if (command_line.json) {
+    const OrderedJson object = {{"step", step.path().string()},
+                                {"directory", command_line.arguments[2]},
+                                {"parameters", result.parameters},
+                                {"tensor_bytes", result.tensor_bytes},
+                                {"files", result.files}};
+    std::printf("%s\n", object.dump().c_str());
+    return 0;
+  }
+  std::printf("%s  ->  %s\n  %s parameters, %s\n", step.path().c_str(), command_line.arguments[2].c_str(),
+              format_count(static_cast<double>(result.parameters)).c_str(),
+              format_bytes(static_cast<double>(result.tensor_bytes)).c_str());
+  for (const auto& [name, bytes] : result.files)
+    std::printf("    %s  %s\n", pad_left(format_bytes(static_cast<double>(bytes)), 10).c_str(), name.c_str());
+  return 0;
+}
+
+}  // namespace lockstep::apps

@@ -1,0 +1,44 @@
+// The tensors of a Hugging Face model directory and our parameters: one table for both directions. A family is rows of
+// it: their name, ours, whether theirs is stored transposed. Rows of one name of theirs are stacked along the outputs in
+// the order of the table (gpt2 keeps q, k and v in one tensor).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/arch/model_config.h"
+
+namespace lockstep::arch {
+
+// One of our parameters within a tensor of theirs.
+struct HfPart {
+  std::string name;            // "blocks.3.attention.k.weight"
+  std::vector<int64_t> shape;  // ours, global; linear weights [out, in]
+  int64_t row = 0;             // of the tensor seen as [out, ...]: the first that is this parameter
+  bool operator==(const HfPart&) const = default;
+};
+
+struct HfTensor {
+  std::string name;            // "transformer.h.3.attn.c_attn.weight"
+  std::vector<int64_t> shape;  // as stored
+  bool transposed = false;     // stored [in, out]: gpt2's Conv1D
+  std::vector<HfPart> parts;
+  bool operator==(const HfTensor&) const = default;
+};
+
+// Every tensor of the model, under the name and in the order in which transformers writes it. Each row of the parameter
+// table is a part of exactly one.
+std::vector<HfTensor> hf_tensors(const ModelConfig& model);
+
+// `name` with the prefix of its family ("transformer.", "model."), which files of a model without a head leave out.
+std::string canonical_hf_name(Family family, std::string_view name);
+
+// Buffers that old files carry and nobody reads: gpt2's causal masks, rotary frequencies. Takes canonical names.
+bool is_ignored_hf_name(Family family, std::string_view canonical_name);
+
+// The head's weight in every family; absent, or a copy of the embedding, where the two are tied.
+inline constexpr std::string_view kHfHeadName = "lm_head.weight";
+
+}  // namespace lockstep::arch

@@ -1,0 +1,47 @@
+// A Hugging Face model directory seen as our parameters: what is stored for each, checked against the model, and read by
+// ranges.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lockstep/arch/hf_names.h"
+#include "lockstep/checkpoint/box.h"
+#include "lockstep/checkpoint/hf_directory.h"
+
+namespace lockstep::checkpoint {
+
+class HfModel {
+ public:
+  // Every tensor of `model` must be there with its shape and a floating dtype, and none besides but known buffers and the
+  // head of a tied model. DataError LS1324 with all that is missing, unexpected or of another shape or dtype; otherwise as
+  // HfDirectory. The check is the same on every rank.
+  HfModel(const std::filesystem::path& directory, const arch::ModelConfig& model);
+
+  struct Source {
+    HfDirectory::Stored stored;
+    bool transposed = false;
+    std::vector<int64_t> shape;  // of our parameter
+    int64_t row = 0;             // its first one in the stored tensor, seen as [out, ...]
+  };
+
+  const HfDirectory& directory() const { return directory_; }
+  const std::map<std::string, Source>& parameters() const { return parameters_; }  // by our name
+
+  // Fills `to` with `box` of our parameter `name`: any dtype, device and strides. DataError LS1204 where a file ends
+  // early, LS1328 where the head of a tied model is stored besides the embedding and differs from it in the box.
+  void read(const std::string& name, const Box& box, const at::Tensor& to) const;
+
+ private:
+  void check_tied_head(const Source& source, const Box& box) const;
+
+  HfDirectory directory_;
+  std::map<std::string, Source> parameters_;
+  HfDirectory::Stored tied_head_{};  // stored though the model is tied
+};
+
+}  // namespace lockstep::checkpoint

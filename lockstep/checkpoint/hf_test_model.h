@@ -1,0 +1,97 @@
+// What the tests of model directories share: tiny models of every family with random values, written as transformers
+// would, and their pieces as ranks hold them.
+#pragma once
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lockstep/arch/hf_names.h"
+#include "lockstep/arch/params.h"
+#include "lockstep/checkpoint/hf_directory.h"
+#include "lockstep/checkpoint/safetensors_writer.h"
+#include "lockstep/engine/state.h"
+#include "lockstep/mesh/placement.h"
+
+namespace lockstep::checkpoint {
+
+using Values = std::map<std::string, at::Tensor>;  // by name
+
+inline arch::ModelConfig tiny_model(arch::Family family, bool tied = false) {
+  const bool gpt2 = family == arch::Family::kGpt2;
+  return {.family = family, .layers = 2, .hidden = 24, .heads = 4, .kv_heads = gpt2 ? 4 : 2, .head_size = gpt2 ? 6 : 8,
+          .ffn = 40, .vocab_size = 61, .max_seq_len = 16, .tied = tied};
+}
+
+// Our parameters.
+inline Values random_values(const arch::ModelConfig& model, at::ScalarType dtype = at::kFloat) {
+  Values values;
+  for (const arch::ParamSpec& spec : arch::param_table(model)) values[spec.name] = at::randn(spec.shape).to(dtype);
+  return values;
+}
+
+// The same as their tensors.
+inline Values hf_values(const arch::ModelConfig& model, const Values& ours) {
+  Values theirs;
+  for (const arch::HfTensor& tensor : arch::hf_tensors(model)) {
+    std::vector<at::Tensor> parts;
+    for (const arch::HfPart& part : tensor.parts) parts.push_back(ours.at(part.name));
+    const at::Tensor joint = at::cat(parts, 0);
+    theirs[tensor.name] = tensor.transposed ? joint.t().contiguous() : joint;
+  }
+  return theirs;
+}
+
+inline std::filesystem::path fresh_folder(const std::string& name) {
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / ("lockstep-hf-" + name);
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  return folder;
+}
+
+inline void write_tensors(const std::filesystem::path& file, const Values& values) {
+  std::filesystem::remove(file);
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, value] : values) tensors.push_back({name, value});
+  write_safetensors(file, tensors, {{"format", "pt"}});
+}
+
+// A piece of every parameter, as rank `rank` of `ranks` holds it: rows, columns or both are cut, a vector is replicated.
+inline std::vector<engine::StateTensor> state_of(const arch::ModelConfig& model, int ranks, int rank,
+                                                 at::ScalarType dtype = at::kFloat) {
+  std::vector<engine::StateTensor> state;
+  int turn = 0;
+  for (const arch::ParamSpec& spec : arch::param_table(model)) {
+    engine::StateTensor tensor{.name = spec.name, .global_shape = spec.shape, .offset = std::vector<int64_t>(spec.shape.size(), 0),
+                               .local = {}};
+    std::vector<int64_t> shape = spec.shape;
+    if (spec.shape.size() == 1) {
+      tensor.replica = rank;
+      tensor.num_replicas = ranks;
+    } else {
+      const size_t dim = turn++ % 2;
+      const auto range = mesh::shard_range(shape[dim], ranks, rank);
+      tensor.offset[dim] = range.begin;
+      shape[dim] = range.size();
+    }
+    tensor.local = at::empty(shape, at::TensorOptions().dtype(dtype));
+    state.push_back(std::move(tensor));
+  }
+  return state;
+}
+
+// What the piece must hold.
+inline at::Tensor piece_of(const Values& values, const engine::StateTensor& tensor) {
+  at::Tensor piece = values.at(tensor.name);
+  for (int64_t dim = 0; dim < piece.dim(); ++dim)
+    piece = piece.narrow(dim, tensor.offset[static_cast<size_t>(dim)], tensor.local.size(dim));
+  return piece.to(tensor.local.scalar_type());
+}
+
+}  // namespace lockstep::checkpoint

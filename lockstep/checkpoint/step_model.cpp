@@ -1,0 +1,81 @@
+#include "lockstep/checkpoint/step_model.h"
+
+#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/params.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/checkpoint/box_reader.h"
+#include "lockstep/checkpoint/directory.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr const char* kMaster = "optim.master.";
+
+}  // namespace
+
+std::filesystem::path find_step(const std::filesystem::path& run_or_step) {
+  namespace fs = std::filesystem;
+  if (fs::exists(run_or_step / kManifestName) || step_of(run_or_step)) return run_or_step;
+  const fs::path inner = run_or_step / "checkpoints";
+  const fs::path directory = fs::is_directory(inner) ? inner : run_or_step;
+  const Latest latest = find_latest(directory);
+  if (latest.path) return *latest.path;
+  std::string what = cat("no whole checkpoint in ", directory.string());
+  for (const StepFolder& step : latest.skipped) what += cat("\n  ", step.path.filename().string(), ": ", step.problem);
+  throw CheckpointError({.code = "LS1310", .what = what, .way_out = "name a run directory, its checkpoints/ or one step-* folder"});
+}
+
+StepModel::StepModel(const std::filesystem::path& step_folder)
+    : path_(step_folder),
+      manifest_(read_manifest(step_folder)),
+      train_state_(read_train_state(step_folder, manifest_)),
+      model_(arch::parse_model_json(train_state_.model, step_folder.string())) {
+  for (const arch::ParamSpec& spec : arch::param_table(model_)) {
+    const auto found = manifest_.tensors.find(spec.name);
+    if (found != manifest_.tensors.end() && found->second.shape == spec.shape) continue;
+    throw CheckpointError(
+        {.code = "LS1307",
+         .what = cat(path_.string(), " says that its model is ", arch::describe(model_), ", but ",
+                     found == manifest_.tensors.end() ? "lacks " : cat("has ", shape_text(found->second.shape), " for "),
+                     spec.name, " ", shape_text(spec.shape))});
+  }
+}
+
+const ManifestTensor& StepModel::find(const std::string& name, bool precise) const {
+  if (precise) {
+    const auto master = manifest_.tensors.find(kMaster + name);
+    if (master != manifest_.tensors.end()) return master->second;
+  }
+  return manifest_.tensors.at(name);
+}
+
+void StepModel::read(const std::string& name, const at::Tensor& to, bool precise) {
+  const ManifestTensor& tensor = find(name, precise);
+  const std::string saved = &tensor == &manifest_.tensors.at(name) ? name : kMaster + name;
+  const Destination all{{Sizes(tensor.shape.size(), 0), tensor.shape}, to};
+  for (const Piece& piece : tensor.pieces) reader(piece.file).read(saved, piece, {all});
+}
+
+void StepModel::read_box(const std::string& name, const Box& box, const at::Tensor& to) {
+  for (const Piece& piece : manifest_.tensors.at(name).pieces) {
+    const auto common = intersect(piece.box, box);
+    if (!common) continue;
+    const SafetensorsFile& file = reader(piece.file).file();
+    Box inside = *common;
+    at::Tensor part = to;
+    for (size_t dim = 0; dim < inside.offset.size(); ++dim) {
+      part = part.narrow(static_cast<int64_t>(dim), common->offset[dim] - box.offset[dim], common->shape[dim]);
+      inside.offset[dim] -= piece.box.offset[dim];
+    }
+    checkpoint::read_box(file, reader(piece.file).entry(name, piece), inside, false, part);
+  }
+}
+
+const PieceReader& StepModel::reader(const std::string& file) {
+  const auto found = readers_.find(file);
+  if (found != readers_.end()) return found->second;
+  return readers_.emplace(file, PieceReader(path_, file, manifest_)).first->second;
+}
+
+}  // namespace lockstep::checkpoint
