@@ -49,7 +49,12 @@ arch::ModelConfig model_of(Family family, bool tied, double dropout = 0) {
                           .max_seq_len = 16,
                           .tied = tied,
                           .dropout = dropout};
-  if (family == Family::kLlama) model.kv_heads = 2, model.head_size = 6;
+  if (family != Family::kGpt2) model.kv_heads = 2, model.head_size = 6;
+  return model;
+}
+
+arch::ModelConfig with_all_biases(arch::ModelConfig model) {
+  model.qkv_bias = model.out_bias = model.mlp_bias = true;
   return model;
 }
 
@@ -66,7 +71,7 @@ class Reference {
 
   at::Tensor logits(const nn::Microbatch& m) {
     at::Tensor x = at::embedding(leaves_.at("embed.tokens.weight"), m.tokens);
-    if (gpt2()) x = x + leaves_.at("embed.positions.weight").narrow(0, 0, m.tokens.size(1));
+    if (model_.traits().learned_positions) x = x + leaves_.at("embed.positions.weight").narrow(0, 0, m.tokens.size(1));
     x = drop(x, m, "embed");
     for (int64_t i = 0; i < model_.layers; ++i) {
       const std::string name = cat("blocks.", i, ".");
@@ -84,14 +89,14 @@ class Reference {
   }
 
  private:
-  bool gpt2() const { return model_.family == Family::kGpt2; }
-
   at::Tensor linear(const at::Tensor& x, const std::string& name) {
-    return at::linear(x, leaves_.at(name + ".weight"), gpt2() ? leaves_.at(name + ".bias") : at::Tensor());
+    const auto bias = leaves_.find(name + ".bias");
+    return at::linear(x, leaves_.at(name + ".weight"), bias == leaves_.end() ? at::Tensor() : bias->second);
   }
   at::Tensor norm(const at::Tensor& x, const std::string& name) {
     const at::Tensor weight = leaves_.at(name + ".weight");
-    if (gpt2()) return at::layer_norm(x, {x.size(-1)}, weight, leaves_.at(name + ".bias"), model_.norm_eps);
+    if (model_.traits().layer_norm)
+      return at::layer_norm(x, {x.size(-1)}, weight, leaves_.at(name + ".bias"), model_.norm_eps);
     return x * at::rsqrt(x.square().mean(-1, true) + model_.norm_eps) * weight;
   }
   at::Tensor drop(const at::Tensor& x, const nn::Microbatch& m, const std::string& site) {
@@ -119,7 +124,8 @@ class Reference {
       return linear(x, name + part).view({x.size(0), x.size(1), -1, model_.head_size});
     };
     at::Tensor q = heads(".q"), k = heads(".k"), v = heads(".v");
-    if (!gpt2()) q = rotate(q), k = rotate(k);
+    if (model_.qk_norm) q = norm(q, name + ".q_norm"), k = norm(k, name + ".k_norm");
+    if (!model_.traits().learned_positions) q = rotate(q), k = rotate(k);
     const int64_t group = model_.heads / model_.kv_heads;
     k = k.repeat_interleave(group, 2).permute({0, 2, 3, 1});
     v = v.repeat_interleave(group, 2).transpose(1, 2);
@@ -129,7 +135,8 @@ class Reference {
   }
   at::Tensor mlp(const at::Tensor& x, const std::string& name) {
     const at::Tensor up = linear(x, name + ".up");
-    return linear(gpt2() ? at::gelu(up, "tanh") : at::silu(linear(x, name + ".gate")) * up, name + ".down");
+    const bool gated = model_.traits().gated_mlp;
+    return linear(gated ? at::silu(linear(x, name + ".gate")) * up : at::gelu(up, "tanh"), name + ".down");
   }
 
   arch::ModelConfig model_;
@@ -142,7 +149,9 @@ std::string title(const arch::ModelConfig& model) {
 
 const std::vector<arch::ModelConfig> kModels = {
     model_of(Family::kGpt2, true),   model_of(Family::kGpt2, false),     model_of(Family::kLlama, true),
-    model_of(Family::kLlama, false), model_of(Family::kGpt2, true, 0.2), model_of(Family::kLlama, false, 0.2)};
+    model_of(Family::kLlama, false), model_of(Family::kGpt2, true, 0.2), model_of(Family::kLlama, false, 0.2),
+    model_of(Family::kQwen2, true),  model_of(Family::kQwen3, false),
+    with_all_biases(model_of(Family::kQwen3, true, 0.2))};
 
 TEST(Model, LossAndGradientsOfTwoMicrobatchesMatchAutograd) {
   for (const arch::ModelConfig& model : kModels) {
@@ -172,7 +181,7 @@ TEST(Model, LossAndGradientsOfTwoMicrobatchesMatchAutograd) {
 }
 
 TEST(Model, AnyCutOfTheBatchGivesTheSameSums) {
-  for (const Family family : {Family::kGpt2, Family::kLlama}) {
+  for (const Family family : {Family::kGpt2, Family::kLlama, Family::kQwen3}) {
     const arch::ModelConfig model = model_of(family, true, 0.2);
     const nn::Microbatch whole = random_microbatch(model, 4, 7, 3);
     const auto part = [&](int64_t begin, int64_t size) {
@@ -247,7 +256,7 @@ TEST(Model, DropoutIsOffWhenNotTraining) {
 
 // bf16 has 8 bits; the error of a gradient through two blocks stays within a few of them.
 TEST(Model, Bf16FollowsFp32) {
-  for (const Family family : {Family::kGpt2, Family::kLlama}) {
+  for (const Family family : {Family::kGpt2, Family::kLlama, Family::kQwen2, Family::kQwen3}) {
     const arch::ModelConfig model = model_of(family, true);
     ModelParameters exact(model, kSeed), rounded(model, kSeed, at::kBFloat16);
     for (const arch::ParamSpec& spec : exact.table()) {
