@@ -18,6 +18,7 @@ class RunDirectory {
   std::filesystem::path environment() const { return root_ / "env.json"; }
   std::filesystem::path metrics() const { return root_ / "metrics.jsonl"; }
   std::filesystem::path tokenizer() const { return root_ / "tokenizer.json"; }  // a copy; none for data without one
+  std::filesystem::path hf_config() const { return root_ / "hf_config.json"; }  // a copy of model.from's config.json
   std::filesystem::path checkpoints() const { return root_ / "checkpoints"; }
   std::filesystem::path done() const { return root_ / "DONE"; }
   std::filesystem::path log(int rank) const;  // logs/rank-0003.log

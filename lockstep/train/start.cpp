@@ -7,10 +7,12 @@
 #include <cstdio>
 #include <iterator>
 
+#include "lockstep/arch/hf_config.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/hash.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/checkpoint/hf_import.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep::train {
@@ -48,6 +50,10 @@ HeaderTable run_header(const TrainJob& job, const engine::Executor& executor) {
   HeaderTable table{.title = cat("lockstep train ", config.run.name, "  ->  ", config.run.dir), .rows = {}};
   const auto row = [&](const char* name, const std::string& value) { table.rows.emplace_back(name, value); };
   row("model", arch::describe(layout.model));
+  if (const auto folder = arch::hf_folder(config.model)) {
+    row("from", folder->string());
+    for (const std::string& note : arch::load_hf_config(*folder).notes) row("", note);
+  }
   row("layout", program::describe(layout));
   row("ranks", cat(job.world.size(), " on ", job.world.backend(), ", started by ", job.launcher, ", ", at::get_num_threads(),
                    " compute threads each"));
@@ -86,9 +92,22 @@ std::string activity_report(const Activity& activity, int calls) {
   return cat(text, "stack, innermost first:\n", activity.stack);
 }
 
-void keep_tokenizer(const config::RunConfig& config, const RunDirectory& directory) {
-  if (config.data.tokenizer.empty()) return;
-  write_file(directory.tokenizer(), read_file(config.data.tokenizer));
+void keep_sources(const config::RunConfig& config, const RunDirectory& directory) {
+  std::filesystem::path tokenizer = config.data.tokenizer;
+  if (const auto folder = arch::hf_folder(config.model)) {
+    write_file(directory.hf_config(), read_file(*folder / "config.json"));
+    if (tokenizer.empty() && std::filesystem::exists(*folder / "tokenizer.json")) tokenizer = *folder / "tokenizer.json";
+  }
+  if (!tokenizer.empty()) write_file(directory.tokenizer(), read_file(tokenizer));
+}
+
+bool load_start_values(const config::RunConfig& config, engine::Executor& executor) {
+  const auto folder = arch::hf_folder(config.model);
+  if (!folder) return false;
+  const std::vector<engine::StateTensor> state = executor.store().state();
+  checkpoint::import_hf(*folder, executor.layout().model, state);
+  executor.store().loaded();
+  return true;
 }
 
 }  // namespace lockstep::train

@@ -34,7 +34,12 @@ struct Activity {
 };
 std::string activity_report(const Activity& activity, int calls);
 
-// Copies the tokenizer into the run directory, so that the run can be generated from by itself.
-void keep_tokenizer(const config::RunConfig& config, const RunDirectory& directory);
+// Copies what the run starts from into its directory, so that it can be generated from and exported by itself: the
+// tokenizer (data.tokenizer, else that of model.from) and the config.json of model.from.
+void keep_sources(const config::RunConfig& config, const RunDirectory& directory);
+
+// The weights of model.from in place of the initial values: every rank reads its own pieces, master weights included.
+// False, and nothing done, where model.from is not set. Throws as checkpoint::import_hf.
+bool load_start_values(const config::RunConfig& config, engine::Executor& executor);
 
 }  // namespace lockstep::train

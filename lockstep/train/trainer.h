@@ -53,7 +53,7 @@ class Trainer {
   struct Console0;  // what only rank 0 has
 
   void open_run_directory();
-  void resume();
+  bool resume();  // false: there is nothing to go on from
   void check_resumed(const checkpoint::Resumed& resumed);
   Request train();
   Request agree_on_request();
