@@ -40,6 +40,7 @@ struct CostInput {
   int64_t element_size = 4;  // of activations and compute weights: 4 fp32, 2 bf16
   int threads = 1;           // compute threads: kernels have a scratch area per thread
   TensorShard tensor{};      // whose part of the layer
+  bool overlap = false;      // with tp: in action B weight gradients run beside the communication, not behind it
 };
 LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input);
 

@@ -152,6 +152,31 @@ TEST(TensorParallel, WeightGradientsMayRunLater) {
   }
 }
 
+TEST(TensorParallel, MeasuredMemoryIsThePredictedOneWithinFivePercent) {
+  install_memory_tracking();
+  for (const char* preset : {"gpt2-test", "llama-test", "gpt2-10m"})
+    for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16})
+      for (const bool sequence_parallel : {true, false})
+        for (const bool overlap : {true, false}) {
+          const Case c{.preset = preset, .dp = 1, .precision = precision, .overlap = overlap, .seq_len = 64,
+                       .dropout = overlap ? 0.1 : 0, .tp = 2, .sequence_parallel = sequence_parallel};
+          const program::Layout layout = layout_for(c, 4);
+          lockstep::testing::run_ranks(2, [&](comm::World& world) {
+            Groups groups(world, layout);
+            Executor executor({.layout = layout}, groups);
+            executor.step(executor.load([&] { return microbatches(layout, world.rank(), 0); }), 1, 1e-3);
+            const program::MemoryBytes predicted = program::predict_memory(layout, executor.program(), world.rank());
+            const program::MemoryBytes measured = executor.measured_memory();
+            for (size_t i = 0; i < program::kNumMemoryCategories; ++i) {
+              const auto expected = static_cast<double>(predicted.bytes[i]);
+              EXPECT_NEAR(static_cast<double>(measured.bytes[i]), expected, 0.05 * expected)
+                  << text(c) << " rank " << world.rank() << " "
+                  << program::category_name(static_cast<MemoryCategory>(i));
+            }
+          });
+        }
+}
+
 // Partial sums are rounded to bf16 before they are added over ranks: 2^-8 relative to the largest term.
 TEST(TensorParallel, Bf16WithinItsRounding) {
   for (const char* preset : {"gpt2-test", "llama-test"})

@@ -19,7 +19,7 @@ class Walk {
   Walk(const Layout& layout, int rank, const std::vector<Action>& actions) : actions_(actions) {
     const arch::CostInput input{
         .batch = layout.micro_batch, .seq_len = layout.seq_len, .element_size = layout.element_size(),
-        .threads = layout.threads, .tensor = layout.tensor_shard(rank)};
+        .threads = layout.threads, .tensor = layout.tensor_shard(rank), .overlap = layout.overlap};
     std::map<arch::LayerKind, arch::LayerCost> of_kind;  // all blocks cost the same
     for (const arch::LayerSpec& layer : arch::layer_table(layout.model)) {
       if (!of_kind.contains(layer.kind)) of_kind[layer.kind] = arch::layer_cost(layout.model, layer, input);

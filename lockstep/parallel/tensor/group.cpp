@@ -11,10 +11,6 @@
 namespace lockstep::parallel {
 namespace {
 
-comm::CallOptions call(const std::string& site, program::Collective collective, const at::Tensor& whole) {
-  return {.site = site, .algorithm = program::tensor_algorithm(collective, static_cast<int64_t>(whole.nbytes()))};
-}
-
 // `rows` as a buffer of `padded` rows; the same memory where nothing is to be added.
 at::Tensor padded(const at::Tensor& rows, int64_t padded_rows) {
   if (rows.size(0) == padded_rows) return rows;
@@ -41,39 +37,45 @@ nn::Pending TensorGroup::pending(comm::Work work, const char* what, at::Tensor r
   };
 }
 
-nn::Pending TensorGroup::start_all_reduce(const at::Tensor& tensor, const std::string& site) {
-  return pending(communicator_.all_reduce(tensor, call(site, program::Collective::kAllReduce, tensor)), "all_reduce",
-                 tensor);
+comm::CallOptions TensorGroup::call(const std::string& site, program::Collective collective, const at::Tensor& whole,
+                                    When when) const {
+  return {.site = site,
+          .algorithm = program::tensor_algorithm(collective, static_cast<int64_t>(whole.nbytes())),
+          .blocking = when == When::kNow || !options_.overlap};
 }
 
-void TensorGroup::all_reduce(const at::Tensor& tensor, const std::string& site) { start_all_reduce(tensor, site)(); }
+nn::Pending TensorGroup::all_reduce(const at::Tensor& tensor, const std::string& site, When when) {
+  comm::Work work = communicator_.all_reduce(tensor, call(site, program::Collective::kAllReduce, tensor, when));
+  return pending(std::move(work), "all_reduce", tensor);
+}
 
-nn::Pending TensorGroup::start_gather_rows(const at::Tensor& local, int64_t rows, const std::string& site) {
+nn::Pending TensorGroup::gather_rows(const at::Tensor& local, int64_t rows, const std::string& site, When when) {
   LOCKSTEP_CHECK_EQ(local.size(0), local_rows(rows).size(), site, ": of ", rows, " rows");
   const int64_t part = mesh::padded_part(rows, size());
   const at::Tensor whole = at::empty({part * size(), local.size(1)}, local.options());
   comm::Work work =
-      communicator_.all_gather(padded(local, part), whole, call(site, program::Collective::kAllGather, whole));
+      communicator_.all_gather(padded(local, part), whole, call(site, program::Collective::kAllGather, whole, when));
   return pending(std::move(work), "all_gather", whole.narrow(0, 0, rows));
 }
 
-nn::Pending TensorGroup::start_scatter_rows(const at::Tensor& whole, const std::string& site) {
+nn::Pending TensorGroup::scatter_rows(const at::Tensor& whole, const std::string& site, When when) {
   const int64_t rows = whole.size(0), part = mesh::padded_part(rows, size());
   const at::Tensor source = padded(whole, part * size());
   const at::Tensor local = at::empty({part, whole.size(1)}, whole.options());
   comm::Work work =
-      communicator_.reduce_scatter(source, local, call(site, program::Collective::kReduceScatter, source));
+      communicator_.reduce_scatter(source, local, call(site, program::Collective::kReduceScatter, source, when));
   return pending(std::move(work), "reduce_scatter", local.narrow(0, 0, local_rows(rows).size()));
 }
 
-nn::Pending TensorGroup::start_reduce_output(const at::Tensor& partial, const std::string& site) {
-  return options_.sequence_parallel ? start_scatter_rows(nn::flatten_rows(partial), site)
-                                    : start_all_reduce(partial, site);
+nn::Pending TensorGroup::reduce_output(const at::Tensor& partial, const std::string& site, When when) {
+  return options_.sequence_parallel ? scatter_rows(nn::flatten_rows(partial), site, when)
+                                    : all_reduce(partial, site, when);
 }
 
 at::Tensor TensorGroup::all_gather(const at::Tensor& tensor, const std::string& site) {
   const at::Tensor all = at::empty({size(), tensor.numel()}, tensor.options());
-  comm::Work work = communicator_.all_gather(tensor, all, call(site, program::Collective::kAllGather, all));
+  comm::Work work =
+      communicator_.all_gather(tensor, all, call(site, program::Collective::kAllGather, all, When::kNow));
   return pending(std::move(work), "all_gather", all)();
 }
 

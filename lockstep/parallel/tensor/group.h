@@ -36,19 +36,22 @@ class TensorGroup {
   // This rank's part of `rows`.
   mesh::Range local_rows(int64_t rows) const;
 
+  // kNow: the result is there when the call returns. kBeside: with options.overlap the caller has other work to do until
+  // it asks for the result.
+  enum class When { kNow, kBeside };
+
   // The sum over the ranks, in place.
-  nn::Pending start_all_reduce(const at::Tensor& tensor, const std::string& site);
-  void all_reduce(const at::Tensor& tensor, const std::string& site);
+  nn::Pending all_reduce(const at::Tensor& tensor, const std::string& site, When when = When::kNow);
 
   // forward: all_gather(rows) / backward: reduce_scatter(rows).
   // local [rows here, N] of every rank -> [rows, N]
-  nn::Pending start_gather_rows(const at::Tensor& local, int64_t rows, const std::string& site);
+  nn::Pending gather_rows(const at::Tensor& local, int64_t rows, const std::string& site, When when = When::kNow);
   // whole [rows, N] of every rank, summed -> [rows here, N]
-  nn::Pending start_scatter_rows(const at::Tensor& whole, const std::string& site);
+  nn::Pending scatter_rows(const at::Tensor& whole, const std::string& site, When when = When::kNow);
 
   // The output of a layer whose sum is spread over the ranks: with sequence parallelism [rows, N] -> [rows here, N], else
   // summed in place and shaped as it is.
-  nn::Pending start_reduce_output(const at::Tensor& partial, const std::string& site);
+  nn::Pending reduce_output(const at::Tensor& partial, const std::string& site, When when = When::kNow);
 
   // Equal tensors [n] side by side: [size, n].
   at::Tensor all_gather(const at::Tensor& tensor, const std::string& site);
@@ -57,6 +60,8 @@ class TensorGroup {
   std::map<std::string, double> take_exposed();
 
  private:
+  comm::CallOptions call(const std::string& site, program::Collective collective, const at::Tensor& whole,
+                         When when) const;
   nn::Pending pending(comm::Work work, const char* what, at::Tensor result);
 
   comm::Communicator& communicator_;

@@ -29,7 +29,7 @@ at::Tensor VocabParallelHead::forward(const at::Tensor& x, const nn::Microbatch&
   const at::Tensor h = norm_->forward(x, saved ? &kept->norm : nullptr);
   const at::Tensor targets = microbatch.targets.reshape({-1});
   const at::Tensor rows = group_.sequence_parallel()
-                              ? group_.start_gather_rows(h, targets.size(0), "head forward")()
+                              ? group_.gather_rows(h, targets.size(0), "head forward")()
                               : flatten_rows(h);
   at::Tensor loss = at::zeros({}, rows.options().dtype(at::kFloat));
   for (int64_t begin = 0; begin < rows.size(0); begin += chunk_rows_) {
@@ -50,7 +50,7 @@ at::Tensor VocabParallelHead::forward(const at::Tensor& x, const nn::Microbatch&
 
 at::Tensor VocabParallelHead::backward_input(const at::Tensor&, nn::Saved& saved) {
   auto& kept = static_cast<Kept&>(saved);
-  const at::Tensor dh = group_.start_reduce_output(std::exchange(kept.dh, {}), "head backward")();
+  const at::Tensor dh = group_.reduce_output(std::exchange(kept.dh, {}), "head backward")();
   return norm_->backward_input(dh, kept.norm);
 }
 

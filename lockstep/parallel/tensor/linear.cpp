@@ -17,7 +17,7 @@ ColumnParallelLinear::ColumnParallelLinear(nn::Parameter weight, nn::Parameter b
 at::Tensor ColumnParallelLinear::forward_rows(const at::Tensor& x, int64_t rows, Saved* saved) {
   if (!group_.sequence_parallel()) return Linear::forward_rows(x, rows, saved);
   if (saved) saved->x = x;
-  const at::Tensor whole = group_.start_gather_rows(x, rows, name_ + " forward")();
+  const at::Tensor whole = group_.gather_rows(x, rows, name_ + " forward")();
   return nn::multiply(whole, weight_.value.t(), bias_.value);
 }
 
@@ -25,10 +25,10 @@ nn::Pending ColumnParallelLinear::start_backward_input(const at::Tensor& dy, Sav
   saved.dy = dy;
   const at::Tensor rows = flatten_rows(dy);
   if (group_.sequence_parallel()) {
-    saved.whole_x = group_.start_gather_rows(std::exchange(saved.x, {}), rows.size(0), name_ + " gather");
+    saved.whole_x = group_.gather_rows(saved.x, rows.size(0), name_ + " gather", TensorGroup::When::kBeside);
   }
   const at::Tensor dx = nn::multiply(rows, weight_.value);
-  return group_.start_reduce_output(unflatten_rows(dx, dy), name_ + " backward");
+  return group_.reduce_output(unflatten_rows(dx, dy), name_ + " backward", TensorGroup::When::kBeside);
 }
 
 void ColumnParallelLinear::backward_weight(Saved& saved) {
@@ -44,13 +44,13 @@ at::Tensor RowParallelLinear::forward_rows(const at::Tensor& x, int64_t, Saved* 
   // The bias enters the sum once.
   const at::Tensor bias = group_.rank() == 0 ? bias_.value : at::Tensor();
   const at::Tensor partial = nn::multiply(flatten_rows(x), weight_.value.t(), bias);
-  return group_.start_reduce_output(unflatten_rows(partial, x), name_ + " forward")();
+  return group_.reduce_output(unflatten_rows(partial, x), name_ + " forward")();
 }
 
 nn::Pending RowParallelLinear::start_backward_input(const at::Tensor& dy, Saved& saved) {
   if (!group_.sequence_parallel()) return Linear::start_backward_input(dy, saved);
   const int64_t rows = flatten_rows(saved.x).size(0);
-  return Linear::start_backward_input(group_.start_gather_rows(dy, rows, name_ + " backward")(), saved);
+  return Linear::start_backward_input(group_.gather_rows(dy, rows, name_ + " backward")(), saved);
 }
 
 void RowParallelLinear::backward_weight(Saved& saved) {

@@ -1,0 +1,311 @@
+// The memory of a layer, step by step as nn/, model/ and parallel/ allocate and release.
+#include <algorithm>
+
+#include "lockstep/arch/cost_sizes.h"
+
+namespace lockstep::arch {
+namespace {
+
+// Bytes alive while a layer runs, in the order in which the code of nn/ and model/ allocates and releases.
+class Memory {
+ public:
+  explicit Memory(int64_t now) : now_(now), peak_(now) {}
+  void take(int64_t bytes) { peak_ = std::max(peak_, now_ += bytes); }
+  void drop(int64_t bytes) { now_ -= bytes; }
+  void scratch(int64_t bytes) { take(bytes), drop(bytes); }
+  int64_t now() const { return now_; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t now_;
+  int64_t peak_;
+};
+
+// Each function stands for the one of the same name in nn/.
+
+void norm_forward(const Sizes& s, Memory& memory) {
+  memory.take(s.hidden + s.statistics);
+}
+
+// Leaves dx; the statistics and both operands stay for W.
+void norm_backward_input(const Sizes& s, Memory& memory) {
+  memory.take(s.hidden);
+}
+
+// Sums over rows are taken in this many pieces first (nn/norm_cpu.cpp, nn/accumulate_cpu.cpp).
+int64_t pieces(int64_t rows) { return std::min<int64_t>(16, rows); }
+
+void norm_backward_weight(const Sizes& s, Memory& memory) { memory.scratch(pieces(s.rows) * 2 * 4 * s.model.hidden); }
+
+// Packing areas of a bf16 product (oneDNN): bounded, whatever the sizes.
+constexpr int64_t kPackingBytes = 128 * 1024;
+
+// y = x W^T, sums of `in` terms. An fp32 one (nn/gemm.cpp) packs 64 columns of the weight at a time.
+void linear(const Sizes& s, int64_t in, int64_t bytes_out, Memory& memory) {
+  memory.take(bytes_out);
+  if (!s.fp32) memory.scratch(kPackingBytes);
+  if (s.fp32 && s.tokens > 1) memory.scratch(4 * 64 * in);
+}
+
+// dx = dy W: the weight lies as the product reads it.
+void linear_backward_input(const Sizes& s, int64_t bytes_out, Memory& memory) {
+  memory.take(bytes_out);
+  if (!s.fp32) memory.scratch(kPackingBytes);
+}
+
+// The product is added straight into an fp32 gradient when the operands are fp32.
+void linear_backward_weight(const Sizes& s, int64_t in, int64_t out, bool has_bias, Memory& memory) {
+  if (has_bias) memory.scratch(pieces(s.tokens) * 4 * out);
+  if (!s.fp32) memory.scratch(in * out * s.input.element_size + kPackingBytes);
+}
+
+// What nn/attention_cpu packs, per thread: of a head keys and values, backward their gradients too, and some blocks of 48
+// rows and of scores.
+struct AttentionScratch {
+  int64_t sequences, blocks, scores;
+};
+constexpr AttentionScratch kAttentionForward{.sequences = 2, .blocks = 3, .scores = 2};
+constexpr AttentionScratch kAttentionBackward{.sequences = 4, .blocks = 5, .scores = 2};
+
+int64_t attention_scratch(const Sizes& s, const AttentionScratch& scratch) {
+  const auto round_up = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
+  const int64_t rows = scratch.sequences * round_up(s.input.seq_len, 48) + scratch.blocks * 48;
+  return s.input.threads * 4 * (rows * round_up(s.model.head_size, 16) + scratch.scores * 48 * 48);
+}
+
+// The mask, kept, and for the product a copy of it in the dtype of x.
+void dropout_forward(const Sizes& s, Memory& memory) {
+  memory.take(s.mask);
+  if (s.mask > 0) memory.scratch(s.hidden);
+}
+
+// A masked copy of dy; nothing without dropout. Releases the mask.
+void dropout_backward(const Sizes& s, Memory& memory) {
+  if (s.mask == 0) return;
+  memory.take(s.hidden);
+  memory.scratch(s.hidden);
+  memory.drop(s.mask);
+}
+
+// Norms of query and key heads: what came in, copied, and a statistic a head. Nothing where the model has none.
+int64_t head_norm_kept(const Sizes& s) {
+  if (!s.model.qk_norm) return 0;
+  const int64_t heads = s.model.heads + s.model.kv_heads;
+  return s.activations(heads * s.model.head_size) + 4 * s.tokens * heads;
+}
+
+void head_norm_forward(const Sizes& s, Memory& memory) {
+  if (s.model.qk_norm) memory.take(head_norm_kept(s)), memory.scratch(s.activations(s.model.kv_heads * s.model.head_size));
+}
+
+// The gradients, copied, stay for W; those of what came in go back to their place.
+void head_norm_backward_input(const Sizes& s, Memory& memory) {
+  if (!s.model.qk_norm) return;
+  for (const int64_t heads : {s.model.heads, s.model.kv_heads}) {
+    memory.take(s.activations(heads * s.model.head_size));
+    memory.scratch(s.activations(heads * s.model.head_size));
+  }
+}
+
+void head_norm_backward_weight(const Sizes& s, Memory& memory) {
+  if (!s.model.qk_norm) return;
+  memory.scratch(16 * 2 * 4 * s.model.head_size);
+  memory.drop(head_norm_kept(s) + s.activations((s.model.heads + s.model.kv_heads) * s.model.head_size));
+}
+
+int64_t block_kept(const Sizes& s) {
+  const int64_t attention = s.hidden + s.statistics + s.hidden + s.qkv + s.q + s.logsumexp;  // x, norm, q k v, mixed
+  const int64_t mlp = s.hidden + s.statistics + s.hidden + s.up + s.ffn;
+  return attention + head_norm_kept(s) + mlp + 2 * s.mask;
+}
+
+// The linear at the end of a half: with sequence parallelism all rows of its sum, of which this rank keeps its own.
+void row_linear(const Sizes& s, int64_t in, Memory& memory) {
+  linear(s, in, s.sequence ? s.whole : s.hidden, memory);
+  if (s.sequence) memory.take(s.hidden), memory.drop(s.whole);
+}
+
+int64_t block_forward_peak(const Sizes& s) {
+  Memory memory(s.hidden);  // x
+  norm_forward(s, memory);
+  memory.take(s.whole);
+  linear(s, s.model.hidden, s.qkv, memory);
+  memory.drop(s.whole);
+  head_norm_forward(s, memory);
+  memory.take(s.q + s.logsumexp);
+  memory.scratch(attention_scratch(s, kAttentionForward));
+  row_linear(s, s.q_width, memory);  // becomes the sum after attention
+  dropout_forward(s, memory);
+  norm_forward(s, memory);
+  memory.take(s.whole);
+  linear(s, s.model.hidden, s.up, memory);
+  memory.drop(s.whole);
+  memory.take(s.ffn);
+  row_linear(s, s.model.ffn, memory);  // becomes the output
+  dropout_forward(s, memory);
+  return memory.peak();
+}
+
+// dx of the first linear of a half: with sequence parallelism its x is gathered once more, and dx is summed into the rows
+// here; the unsummed one goes when the sum has come (finish).
+void column_backward_input(const Sizes& s, Memory& memory) {
+  memory.take(s.whole);
+  linear_backward_input(s, s.sequence ? s.whole : s.hidden, memory);
+  if (s.sequence) memory.take(s.hidden);
+}
+
+void finish(const Sizes& s, Memory& memory) { memory.drop(s.whole); }
+
+// The end of a half, backwards: with sequence parallelism all rows of dy are gathered, and W keeps those.
+void row_backward_input(const Sizes& s, Memory& memory) {
+  dropout_backward(s, memory);
+  memory.take(s.whole);
+}
+
+// A half's dy without the dropped elements is a copy that only this half sees, unless W keeps it.
+void drop_masked(const Sizes& s, Memory& memory) {
+  if (s.sequence && s.mask > 0) memory.drop(s.hidden);
+}
+
+// Until the gradient of the first linear's x is on its way.
+void mlp_backward_input(const Sizes& s, Memory& memory) {
+  row_backward_input(s, memory);
+  linear_backward_input(s, s.ffn, memory);  // of the nonlinearity's output
+  memory.drop(s.ffn);
+  column_backward_input(s, memory);
+  drop_masked(s, memory);
+}
+
+void attention_backward_input(const Sizes& s, Memory& memory) {
+  row_backward_input(s, memory);
+  linear_backward_input(s, s.q, memory);  // of mixed
+  memory.scratch(attention_scratch(s, kAttentionBackward));  // dq, dk, dv take the place of q, k, v
+  memory.drop(s.logsumexp);
+  head_norm_backward_input(s, memory);
+  memory.drop(s.q);
+  column_backward_input(s, memory);
+  drop_masked(s, memory);
+}
+
+// Its x: with sequence parallelism that of all rows has taken the place of the part that was kept.
+void column_backward_weight(const Sizes& s, int64_t out, bool has_bias, Memory& memory) {
+  if (s.sequence) memory.drop(s.hidden);
+  linear_backward_weight(s, s.model.hidden, out, has_bias, memory);
+  memory.drop(s.sequence ? s.whole : s.hidden);
+}
+
+void mlp_backward_weight(const Sizes& s, Memory& memory) {
+  const ModelConfig& m = s.model;
+  linear_backward_weight(s, m.ffn, m.hidden, m.mlp_bias, memory);  // down
+  memory.drop(s.ffn + (s.sequence ? s.whole : s.mask > 0 ? s.hidden : 0));
+  column_backward_weight(s, s.up_width, m.mlp_bias, memory);
+  memory.drop(s.up);
+}
+
+void mlp_norm_backward_weight(const Sizes& s, Memory& memory) {
+  norm_backward_weight(s, memory);
+  memory.drop(2 * s.hidden + s.statistics);
+}
+
+void attention_backward_weight(const Sizes& s, Memory& memory) {
+  const ModelConfig& m = s.model;
+  linear_backward_weight(s, s.q_width, m.hidden, m.out_bias, memory);
+  memory.drop(s.q + (s.sequence ? s.whole : s.hidden));
+  head_norm_backward_weight(s, memory);
+  column_backward_weight(s, s.qkv_width, m.qkv_bias, memory);
+  memory.drop(s.qkv);
+}
+
+void block_backward(const Sizes& s, Memory& memory) {
+  mlp_backward_input(s, memory);
+  finish(s, memory);
+  norm_backward_input(s, memory);
+  attention_backward_input(s, memory);
+  finish(s, memory);
+  norm_backward_input(s, memory);
+  if (s.sequence) memory.drop(s.hidden);  // the gradient between the halves; W of attention keeps it otherwise
+  mlp_backward_weight(s, memory);
+  mlp_norm_backward_weight(s, memory);
+  attention_backward_weight(s, memory);
+  norm_backward_weight(s, memory);
+}
+
+// The order of model::Block::backward where weight gradients run beside the communication.
+void block_backward_overlapped(const Sizes& s, Memory& memory) {
+  mlp_backward_input(s, memory);
+  mlp_backward_weight(s, memory);
+  finish(s, memory);
+  norm_backward_input(s, memory);
+  attention_backward_input(s, memory);
+  mlp_norm_backward_weight(s, memory);
+  attention_backward_weight(s, memory);
+  finish(s, memory);
+  norm_backward_input(s, memory);
+  norm_backward_weight(s, memory);
+}
+
+// Ids relative to the first one here, and which of them are: of a vocabulary that is cut.
+int64_t local_ids(const Sizes& s) { return s.input.tensor.size > 1 ? (2 * 8 + 3) * s.tokens : 0; }
+
+}  // namespace
+
+void block_memory(const Sizes& s, LayerCost& cost) {
+  cost.kept = block_kept(s);
+  cost.output = s.hidden;
+  cost.forward_workspace = block_forward_peak(s) - cost.kept - cost.output;
+  Memory memory(cost.kept + cost.output);  // with dy
+  if (s.input.tensor.size > 1 && s.input.overlap)
+    block_backward_overlapped(s, memory);
+  else
+    block_backward(s, memory);
+  cost.backward_workspace = memory.peak() - cost.kept - 2 * cost.output;
+}
+
+void embedding_memory(const Sizes& s, LayerCost& cost) {
+  cost.kept = s.mask;
+  cost.output = s.hidden;
+  Memory forward(0);
+  forward.take(s.sequence ? s.whole : s.hidden);
+  forward.scratch(local_ids(s));
+  if (s.sequence) {
+    forward.take(s.hidden), forward.drop(s.whole);
+    if (s.model.traits().learned_positions) forward.scratch(s.hidden);
+  }
+  dropout_forward(s, forward);
+  cost.forward_workspace = forward.peak() - cost.kept - cost.output;
+  Memory memory(cost.kept + cost.output);
+  dropout_backward(s, memory);
+  const int64_t fp32_rows = s.fp32 ? 0 : 4 * s.model.hidden;  // of bf16 rows that are added up, a copy
+  if (s.model.traits().learned_positions)
+    memory.scratch(s.sequence ? s.rows * fp32_rows : 4 * s.input.seq_len * s.model.hidden);
+  memory.take(s.whole);
+  // With a cut vocabulary the rows of tokens that live here: that share of them, if tokens are spread evenly.
+  const int64_t size = s.input.tensor.size, here = s.tokens / size;
+  if (size > 1) memory.take(here * s.model.hidden * s.input.element_size + 2 * 8 * s.tokens);
+  memory.scratch((size > 1 ? here : s.tokens) * fp32_rows);
+  cost.backward_workspace = memory.peak() - cost.kept - cost.output;  // no dx
+}
+
+void head_memory(const Sizes& s, LayerCost& cost) {
+  const ModelConfig& m = s.model;
+  const int64_t tp = s.input.tensor.size;
+  const int64_t rows = std::min(head_chunk_rows(mesh::padded_part(s.vocab_size, tp)), s.tokens);  // of a chunk
+  const int64_t dh = s.sequence ? s.whole : s.hidden;  // gradient of the norm's output
+  cost.kept = s.hidden + s.statistics + dh;            // with x
+  cost.output = 4;
+  Memory forward(s.hidden);
+  norm_forward(s, forward);
+  forward.take(s.whole);
+  forward.take(rows * m.vocab_size * s.input.element_size);  // the logits, overwritten with their gradient
+  if (tp > 1) forward.take(4 * 3 * rows * (1 + tp));          // softmax, of this rank and of all
+  if (!s.fp32) forward.scratch(2 * m.vocab_size * m.hidden + kPackingBytes);
+  forward.scratch(rows * m.hidden * s.input.element_size + (s.fp32 ? 0 : kPackingBytes));  // their rows' gradient
+  cost.forward_workspace = forward.peak() - cost.kept;
+  Memory backward(cost.kept);
+  if (s.sequence) backward.take(s.hidden), backward.drop(s.whole);
+  norm_backward_input(s, backward);
+  norm_backward_weight(s, backward);
+  cost.backward_workspace = backward.peak() - cost.kept - s.hidden;
+}
+
+}  // namespace lockstep::arch
