@@ -170,7 +170,9 @@ Request Trainer::train() {
     const auto begin = Clock::now();
     const engine::StepResult result = train_step(lr);
     if (result.skipped.empty()) {
-      log_step(result, lr, seconds_since(begin));
+      const double seconds = seconds_since(begin);
+      exposed_.add(result, seconds);
+      log_step(result, lr, seconds);
       evaluate_if_due();
       save_if_due();
     } else {
@@ -282,16 +284,17 @@ void Trainer::log_step(const engine::StepResult& result, double lr, double secon
                     .eta_seconds = seconds * static_cast<double>(config().train.steps - step_)};
   if (!logged) return rank0_->console.live(row);
   rank0_->console.row(row);
-  rank0_->metrics.step(step_, consumed_tokens_,
-                       {{"train/loss", result.loss},
-                        {"train/grad_norm", result.grad_norm},
-                        {"train/lr", lr},
-                        {"perf/tokens_per_s", tokens / seconds},
-                        {"perf/step_ms", seconds * 1000},
-                        {"perf/mfu", mfu},
-                        {"perf/exposed_comm", result.exposed_comm_seconds / seconds},
-                        {"data/wait", data_seconds_ / seconds},
-                        {"mem/peak_gib", memory_gib}});
+  Values values = {{"train/loss", result.loss},
+                   {"train/grad_norm", result.grad_norm},
+                   {"train/lr", lr},
+                   {"perf/tokens_per_s", tokens / seconds},
+                   {"perf/step_ms", seconds * 1000},
+                   {"perf/mfu", mfu},
+                   {"perf/exposed_comm", result.exposed_comm_seconds / seconds},
+                   {"data/wait", data_seconds_ / seconds},
+                   {"mem/peak_gib", memory_gib}};
+  for (const auto& [what, share] : exposed_shares(result, seconds)) values.emplace_back(what, share);
+  rank0_->metrics.step(step_, consumed_tokens_, values);
   if (step_ == resumed_at_ + 1) compare_memory();
 }
 
@@ -367,6 +370,7 @@ void Trainer::finish() {
     save();
   }
   report_saved(saver_.wait());
+  if (const std::string waited = exposed_.text(); !waited.empty()) note(waited);
   if (!rank0_) return;
   rank0_->metrics.event("stop", step_, {{"code", 0}});
   directory_.finish(step_, last_loss_);

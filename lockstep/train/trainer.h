@@ -16,6 +16,7 @@
 #include "lockstep/engine/executor.h"
 #include "lockstep/program/layout.h"
 #include "lockstep/train/console.h"
+#include "lockstep/train/exposed.h"
 #include "lockstep/train/metrics.h"
 #include "lockstep/train/run_directory.h"
 #include "lockstep/train/stack_dump.h"
@@ -96,6 +97,7 @@ class Trainer {
   int64_t resumed_at_ = 0;
   int64_t saved_at_ = -1;
   double last_loss_ = 0;
+  ExposedTotals exposed_;  // since the start
   double data_seconds_ = 0;
   double gemm_rate_ = 0;  // FLOP/s of this rank
   const Clock::time_point began_ = Clock::now();

@@ -19,6 +19,7 @@
 #include "lockstep/optim/lr_schedule.h"
 #include "lockstep/train/batches.h"
 #include "lockstep/train/executor_options.h"
+#include "lockstep/train/start.h"
 
 namespace lockstep::train {
 namespace {
@@ -164,6 +165,8 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
     twin = std::make_unique<engine::Executor>(executor_options(config, one_rank), *twin_groups);
   }
 
+  load_start_values(config, executor);
+  if (twin) load_start_values(config, *twin);
   const data::Sampler sampler = open_training_data(config, layout);
   VerifyReport report{.world_size = world.size(), .layout = program::describe(layout),
                       .tolerances = tolerances_of(layout.precision)};
