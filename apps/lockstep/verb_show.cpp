@@ -1,4 +1,4 @@
-// lockstep show program|layout|memory|traffic: what a configuration will run, without running it.
+// lockstep show program|layout|block|memory|traffic: what a configuration will run, without running it.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -143,7 +143,9 @@ std::string traffic_page(const Shown& shown, const CommandLine& command_line) {
     text += cat(ranks_text(shown.ranks[kinds], shown.ranks.back()), ": gradients as on rank ", shown.ranks[kinds - 1],
                 server ? "" : ", each to the next rank of the ring", "\n\n");
   }
-  return text + program::traffic_summary(shown.layout);
+  // Without data parallelism no gradient is synchronised.
+  const bool tensor_alone = shown.layout.mesh.degree(mesh::kDataAxes) == 1 && shown.layout.mesh.world_size() > 1;
+  return tensor_alone ? text : text + program::traffic_summary(shown.layout);
 }
 
 OrderedJson bytes_json(const program::MemoryBytes& bytes) {
@@ -173,6 +175,7 @@ OrderedJson rank_json(const Shown& shown, int rank, const std::string& what) {
   if (what == "layout" || what == "memory") {
     json["bytes"] = bytes_json(program::predict_memory(layout, shown.program, rank));
   }
+  if (what == "block") json["block"] = split(program::draw_block(layout, rank), '\n');
   if (what != "traffic") return json;
   json["calls"] = OrderedJson::array();
   const program::Ledger ledger = program::predict_ledger(layout, shown.program, rank);
@@ -214,10 +217,10 @@ std::string json_page(const Shown& shown, const std::string& what) {
 int verb_show(const CommandLine& command_line) {
   const std::vector<std::string> words = command_line.words();
   const std::string what = words.size() == 1 ? words[0] : "";
-  if (what != "program" && what != "layout" && what != "memory" && what != "traffic") {
+  if (what != "program" && what != "layout" && what != "block" && what != "memory" && what != "traffic") {
     throw ConfigError({.code = "LS1004",
                        .what = cat("lockstep show '", join(words, " "), "'"),
-                       .way_out = "write one of program, layout, memory, traffic"});
+                       .way_out = "write one of program, layout, block, memory, traffic"});
   }
   const Shown shown = prepare(command_line);
   std::string text;
@@ -227,6 +230,9 @@ int verb_show(const CommandLine& command_line) {
     text = program_page(shown, command_line);
   } else if (what == "layout") {
     text = header(shown) + program::layout_table(shown.program, shown.layout, shown.ranks);
+  } else if (what == "block") {
+    text = header(shown) + cat("block 0 on ", ranks_text(shown.ranks[0], shown.ranks[0]), "\n\n") +
+           program::draw_block(shown.layout, shown.ranks[0]);
   } else if (what == "memory") {
     text = memory_page(shown);
   } else {

@@ -71,7 +71,7 @@ const std::vector<Verb>& verbs() {
        .function = verb_launch},
       {.name = "show",
        .help = "print what will run: the program of a rank, who holds what, predicted memory and traffic",
-       .usage = "program|layout|memory|traffic [run.toml...] [-n N] [--rank R]",
+       .usage = "program|layout|block|memory|traffic [run.toml...] [-n N] [--rank R]",
        .flags = {{"rank", "R", "this rank alone"},
                  {"full", "", "every layer of a long program, every bucket of the traffic, by itself"},
                  {"draw", "", "with program: a drawing of computing and communication over time"}},

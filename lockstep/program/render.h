@@ -32,6 +32,11 @@ std::string program_text(const Program& program, const Layout& layout, int rank,
 // scale: every action is one slot. Communication starts once all its ranks have come to it, one call after the other.
 std::string draw_program(const Program& program, const Layout& layout, int max_ranks = 4);
 
+// One block as the ranks of a tp group hold it: its matrices [out, in], every cell marked with the rank that holds it (the
+// first of several), and where the block communicates, with the bytes of the whole tensor. Rows and heads are those of
+// `rank`. A matrix that is cut into more parts than are drawn shows some of them.
+std::string draw_block(const Layout& layout, int rank);
+
 // Who holds what, for `ranks`: coordinates, layers, sequences of the global batch, predicted bytes by category. Beyond
 // `max_rows` they are left out, with a line that says so.
 std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks,
