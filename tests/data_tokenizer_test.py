@@ -1,14 +1,13 @@
 """The tokenizer and its trainer against Hugging Face `tokenizers`.
 
-data_tokenizer_test.py PATH_OF_LOCKSTEP [MORE_TEXT...]
+data_tokenizer_test.py PATH_OF_LOCKSTEP PATH_OF_TOKENIZER_DUMP [MORE_TEXT...]
 
-On the excerpt and on text that is hard for tokenizers: the trained vocabulary and merges, the ids, the decoded text;
-and for files in the style of GPT-2, Llama 3 and Qwen, which the library itself writes, the ids. MORE_TEXT are files to
-train on and compare whole, such as those of `lockstep data demo`.
+The trained vocabulary and merges; ids with and without special tokens, decoded and streamed text, for files in the
+style of GPT-2, Llama 3, Qwen, Llama 2 and others, which the library itself writes, on text that is hard on tokenizers;
+and which characters each class of a regular expression holds. MORE_TEXT are files to train on and compare whole.
 """
 import json
 import random
-import struct
 import subprocess
 import sys
 import tempfile
@@ -16,34 +15,14 @@ import unicodedata
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, normalizers
 
-LOCKSTEP = sys.argv[1]
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+from tokenizer_styles import (END, HARD, byte_level, byte_level_model, byte_level_styles, mixed_text, random_text,
+                              sentencepiece_styles)
+
+LOCKSTEP, DUMP = sys.argv[1:3]
 EXCERPT = Path(__file__).parent / "fixtures" / "austen-64k.txt"
-END = "<|endoftext|>"
-LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-          r"|\s+(?!\S)|\s+")
-QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-
-HARD = [
-    " ", "   \n\n  \t x  ", "I'll don't we've O'BRIEN'S 'TIS 'tis",
-    "na\u00efve caf\u00e9 cafe\u0301 \u1e69 s\u0323\u0307",
-    "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0\u3002\ud55c\uad6d\uc5b4",
-    "\U0001F600\U0001F468\u200d\U0001F469\u200d\U0001F467 \U0001F1E9\U0001F1EA \u2764\ufe0f",
-    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947",
-    "a\u00a0b\u2003c\u3000d\u200be\u180ef\u0085g\u2028h", "1234567890 \u0661\u0662\u0663 \u00bd \u2167 x\u00b2",
-    "nul\0byte \x01\x7f", f"{END} a{END}b <|endoftext {END}{END}", "tabs\tand\r\nlines\r\n\r\n  indented\n",
-    "!!!??? ... --- ___ \u2014 \u2026 \u201cquoted\u201d", "a" * 5000, " " * 3000, "\n" * 2000 + "x", "ab" * 2000,
-]
-
-
-def random_text(seed, length):
-    """Code points of many blocks, assigned ones or not, without surrogates."""
-    draw = random.Random(seed)
-    blocks = [(0x20, 0x7E)] * 4 + [(0x0, 0x1F), (0xA0, 0x24F), (0x300, 0x36F), (0x370, 0x52F), (0x5D0, 0x6FF),
-                                   (0x900, 0xDFF), (0x2000, 0x206F), (0x2190, 0x2BFF), (0x3040, 0x30FF),
-                                   (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x1F300, 0x1F64F)]
-    return "".join(chr(draw.randint(*draw.choice(blocks))) for _ in range(length))
 
 
 def lockstep(*arguments):
@@ -52,36 +31,38 @@ def lockstep(*arguments):
     return done.stdout
 
 
-def lockstep_ids(folder, tokenizer_file, texts):
-    """The ids lockstep gives each text: one JSONL line each, read back from the .bin/.idx."""
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    lockstep("prepare", folder / "texts.jsonl", "--tokenizer", tokenizer_file, "--out", folder / "texts",
-             "--no-append-eod")
-    header = (folder / "texts.idx").read_bytes()
-    assert header[:9] == b"MMIDIDX\0\0" and struct.unpack_from("<QB", header, 9)[0] == 1
-    kind = {8: np.uint16, 4: np.int32}[header[17]]
-    count, = struct.unpack_from("<Q", header, 18)
-    lengths = np.frombuffer(header, np.int32, count, 34)
-    tokens = np.fromfile(folder / "texts.bin", kind)
-    assert count == len(texts) and lengths.sum() == len(tokens)
-    return [part.tolist() for part in np.split(tokens, np.cumsum(lengths)[:-1])]
+def dump(folder, jobs):
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    done = subprocess.run([DUMP, folder / "jobs.json"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
-def compare(folder, tokenizer_file, texts, what):
-    reference = Tokenizer.from_file(str(tokenizer_file))
-    for text, ids in zip(texts, lockstep_ids(folder, tokenizer_file, texts)):
-        expected = reference.encode(text, add_special_tokens=False).ids
-        assert ids == expected, f"{what}: {text[:80]!r}: {ids[:20]} but tokenizers gives {expected[:20]}"
-    print(f"{what}: {len(texts)} texts, the same ids")
+def random_ids(seed, size):
+    draw = random.Random(seed)
+    return [[draw.randrange(size) for _ in range(draw.randrange(60))] for _ in range(30)]
 
 
-def reference_trained(text, vocab_size):
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[END], show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator([text], trainer)
-    return json.loads(tokenizer.to_str())["model"]
+def compare(folder, files, texts_of, what):
+    """Ids and texts of each tokenizer.json in `files` (name -> path), with and without special tokens."""
+    jobs, expected = [], []
+    for name, path in files.items():
+        reference = Tokenizer.from_file(str(path))
+        known = set(reference.get_vocab().values())
+        texts = texts_of(name)
+        for special in (False, True):
+            ids = [reference.encode(text, add_special_tokens=special).ids for text in texts]
+            lists = ids[:300] + [[i for i in row if i in known] for row in random_ids(len(name), max(known) + 1)]
+            jobs.append(dict(tokenizer=str(path), texts=texts, ids=lists, special=special))
+            expected.append((name, ids, [reference.decode(row, skip_special_tokens=special) for row in lists]))
+    for job, (name, ids, decoded), found in zip(jobs, expected, dump(folder, jobs)):
+        assert "error" not in found, f"{what}, {name}: {found}"
+        for text, mine, theirs in zip(job["texts"], found["ids"], ids, strict=True):
+            assert mine == theirs, f"{what}, {name}: {text[:200]!r}: {mine[:40]} but tokenizers gives {theirs[:40]}"
+        for row, mine, part, theirs in zip(job["ids"], found["texts"], found["streamed"], decoded, strict=True):
+            assert mine == theirs, f"{what}, {name}: {row[:40]}: {mine[:200]!r} but tokenizers gives {theirs[:200]!r}"
+            assert part == mine, f"{what}, {name}: {row[:40]}: streamed {part[:200]!r}, decoded {mine[:200]!r}"
+    print(f"{what}: {len(files)} tokenizers, {sum(len(job['texts']) for job in jobs)} texts: the same ids and texts")
 
 
 def test_trainer(folder):
@@ -90,7 +71,8 @@ def test_trainer(folder):
         (folder / "corpus.txt").write_bytes(corpus.encode())
         out = folder / f"{name}.json"
         lockstep("tokenizer", folder / "corpus.txt", "--vocab-size", vocab_size, "--out", out)
-        made, expected = json.loads(out.read_text())["model"], reference_trained(corpus, vocab_size)
+        made = json.loads(out.read_text())["model"]
+        expected = json.loads(byte_level_model(corpus, vocab_size).to_str())["model"]
         assert made["vocab"] == expected["vocab"], f"{name}: vocabularies differ"
         assert made["merges"] == expected["merges"], f"{name}: merges differ"
         loaded = Tokenizer.from_file(str(out))
@@ -99,54 +81,78 @@ def test_trainer(folder):
         print(f"trainer, {name}: the same {vocab_size} tokens and {len(made['merges'])} merges")
 
 
-def test_more_text(folder, files):
-    out = folder / "more.json"
-    lockstep("tokenizer", *files, "--vocab-size", 4096, "--out", out)
-    compare(folder, out, [Path(file).read_bytes().decode() for file in files], "more text")
+def same_tables(text):
+    """False where a character is newer than Unicode 14, Python's and PCRE2's, or the library's normal forms are older."""
+    assigned = all(unicodedata.category(c) != "Cn" for c in text)
+    return assigned and all(reference.normalize_str(text) == unicodedata.normalize(form, text) for form, reference in
+                            (("NFC", normalizers.NFC()), ("NFKC", normalizers.NFKC()), ("NFD", normalizers.NFD())))
 
 
-def nfc_agrees(text):
-    """False for characters newer than the tables of `tokenizers`, such as U+0C3C of Unicode 14."""
-    return normalizers.NFC().normalize_str(text) == unicodedata.normalize("NFC", text)
+def assigned(text):
+    """`text` without the characters that `same_tables` refuses."""
+    return text if same_tables(text) else "".join(c for c in text if same_tables(c))
 
 
 def test_styles(folder, texts):
-    """Files of the library's own making, in the styles of published models."""
-    model = reference_trained(EXCERPT.read_bytes().decode() + "".join(HARD), 1500)
-    split = lambda pattern: pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    styles = {
-        "gpt2": dict(pre=pre_tokenizers.ByteLevel(add_prefix_space=False)),
-        "prefix space": dict(pre=pre_tokenizers.ByteLevel(add_prefix_space=True)),
-        "llama3": dict(pre=split(LLAMA3), ignore_merges=True),
-        "qwen2": dict(pre=split(QWEN2), normalizer=normalizers.NFC()),
-        "digits removed": dict(pre=pre_tokenizers.Sequence([
-            pre_tokenizers.Split(Regex(r"\d"), "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)])),
-        "merged with next": dict(pre=pre_tokenizers.Sequence([
-            pre_tokenizers.Split("a", "merged_with_next"), pre_tokenizers.ByteLevel(add_prefix_space=False)])),
-        "merged with previous": dict(pre=pre_tokenizers.Sequence([
-            pre_tokenizers.Split(" ", "merged_with_previous"), pre_tokenizers.ByteLevel(add_prefix_space=False)])),
-    }
-    for name, style in styles.items():
-        merges = [tuple(pair) for pair in model["merges"]]
-        tokenizer = Tokenizer(models.BPE(model["vocab"], merges, ignore_merges=style.get("ignore_merges", False)))
-        tokenizer.pre_tokenizer = style["pre"]
-        tokenizer.decoder = decoders.ByteLevel()
-        if "normalizer" in style:
-            tokenizer.normalizer = style["normalizer"]
-        tokenizer.add_special_tokens([END])
-        tokenizer.add_tokens([AddedToken("Bennet", normalized=True), AddedToken("caf\u00e9", normalized=True)])
-        file = folder / f"{name.replace(' ', '-')}.json"
-        tokenizer.save(str(file))
-        kept = texts if "normalizer" not in style else [text for text in texts if nfc_agrees(text)]
-        assert len(kept) > 0.95 * len(texts)
-        compare(folder, file, kept, name)
-        old = json.loads(file.read_text())
-        if not any(" " in side for pair in old["model"]["merges"] for side in pair):
-            old["model"]["merges"] = [" ".join(pair) for pair in old["model"]["merges"]]
-            file.write_text(json.dumps(old))
-            compare(folder, file, texts[:4], f"{name}, merges as strings")
+    text = EXCERPT.read_bytes().decode()
+    model = json.loads(byte_level_model(text + "".join(HARD), 1500).to_str())["model"]
+    made = {name: byte_level(model, style) for name, style in byte_level_styles().items()}
+    files = {}
+    for name, tokenizer in made.items():
+        files[name] = folder / f"{name.replace(' ', '-')}.json"
+        tokenizer.save(str(files[name]))
+    # The three kinds that models are published in see every text, the others a part.
+    main = ("gpt2", "llama3", "qwen2")
+    compare(folder, files, lambda name: texts if name in main else texts[:60] + texts[60::11], "byte level")
+
+    strings = {}
+    for name in main:   # merges as they were written before tokenizers 0.20
+        old = json.loads(files[name].read_text())
+        old["model"]["merges"] = [" ".join(pair) for pair in old["model"]["merges"]]
+        strings[name] = folder / f"{name}-strings.json"
+        strings[name].write_text(json.dumps(old))
+    compare(folder, strings, lambda name: texts[:100], "merges as strings")
+
+    files = {}
+    for name, tokenizer in sentencepiece_styles(text + "".join(HARD)).items():
+        files[name] = folder / f"{name.replace(' ', '-')}.json"
+        tokenizer.save(str(files[name]))
+    compare(folder, files, lambda name: texts[:60] + texts[60::8], "code points")
+
+
+PATTERNS = [
+    r"\w", r"\W", r"\d", r"\s", r"\S", r"[^\S\n]", r"\h", r".", r"\p{L}", r"\p{N}", r"\p{M}", r"\p{P}", r"\p{S}", r"\p{Lu}",
+    r"\p{Ll}", r"\p{Lt}", r"\p{Lm}", r"\p{Lo}", r"\p{^L}", r"\P{N}", r"\p{Han}", r"\p{Alphabetic}", "[[:alpha:]]",
+    "[[:punct:]]", "[[:space:][:digit:]]", r"[\p{L}\p{M}\w]", r"(?i:[k-s\u00e9])", r"\b\w", r"\B\w", r"\w$", r"^.",
+]
+
+
+def test_classes(folder):
+    """For each code point of Unicode 14: whether a class holds it. Each code point is a text that a Split cuts or not."""
+    points = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs")]
+    text = "".join(points)
+    base = json.loads((folder / "excerpt.json").read_text())
+    base["added_tokens"] = []
+    jobs, expected = [], []
+    for i, pattern in enumerate(PATTERNS):
+        base["normalizer"] = {"type": "Replace", "pattern": {"Regex": pattern}, "content": ""}
+        base["post_processor"] = None
+        path = folder / f"class-{i}.json"
+        path.write_text(json.dumps(base))
+        left = normalizers.Replace(Regex(pattern), "").normalize_str(text)
+        jobs.append(dict(tokenizer=str(path), texts=[text], ids=[], special=False))
+        expected.append((pattern, left))
+    reference = Tokenizer.from_file(str(folder / "excerpt.json"))
+    for (pattern, left), found in zip(expected, dump(folder, jobs)):
+        assert "error" not in found, f"{pattern}: {found}"
+        mine = reference.decode(found["ids"][0], skip_special_tokens=False)
+        if mine != left:
+            wrong = sorted(set(mine) ^ set(left))
+            # Marks that became alphabetic in Unicode 15 and 16.
+            if pattern in (r"\p{Alphabetic}", "[[:alpha:]]") and all(unicodedata.category(c)[0] == "M" for c in wrong):
+                continue
+            raise AssertionError(f"{pattern}: {len(wrong)} characters differ: {[hex(ord(c)) for c in wrong[:20]]}")
+    print(f"{len(jobs)} regular expressions hold the same of {len(points)} code points")
 
 
 def test_malformed_utf8(folder):
@@ -163,20 +169,27 @@ def test_malformed_utf8(folder):
     print("malformed UTF-8: the same ids as errors='replace'")
 
 
+def test_more_text(folder, files):
+    out = folder / "more.json"
+    lockstep("tokenizer", *files, "--vocab-size", 4096, "--out", out)
+    compare(folder, {"more": out}, lambda name: [Path(file).read_bytes().decode() for file in files], "more text")
+
+
 def main():
     text = EXCERPT.read_bytes().decode()
-    texts = [text, *HARD,
-             *[part for part in text.split("\n\n")[:200] if part],
-             *[random_text(i, 400) for i in range(100)]]
+    texts = [*HARD, text, *[part for part in text.split("\n\n")[:200] if part],
+             *[assigned(random_text(i, 200)) for i in range(250)], *[mixed_text(i, 30) for i in range(1200)]]
+    assert sum(map(same_tables, texts)) > 0.95 * len(texts)
+    texts = [part for part in texts if same_tables(part)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         test_trainer(folder)
-        compare(folder, folder / "excerpt.json", texts, "trained on the excerpt")
-        compare(folder, folder / "hard.json", texts, "trained on hard text")
+        compare(folder, {"excerpt": folder / "excerpt.json", "hard": folder / "hard.json"}, lambda name: texts, "own files")
+        test_classes(folder)
         test_styles(folder, texts)
         test_malformed_utf8(folder)
-        if sys.argv[2:]:
-            test_more_text(folder, sys.argv[2:])
+        if sys.argv[3:]:
+            test_more_text(folder, sys.argv[3:])
 
 
 if __name__ == "__main__":

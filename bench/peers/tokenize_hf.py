@@ -1,7 +1,7 @@
 """Times Hugging Face `tokenizers` on one thread: tokenize_hf.py TOKENIZER.json DOCUMENTS.json SECONDS.
 
-Of encode (one text at a time) and encode_batch_fast (all texts, no offsets) the seconds of each pass; one line of JSON.
-Its caller sets RAYON_NUM_THREADS=1.
+Of encode (one text at a time), encode_batch_fast (all texts, no offsets), decode and decode_batch the seconds of each pass;
+one line of JSON. Its caller sets RAYON_NUM_THREADS=1.
 """
 
 import json
@@ -12,28 +12,30 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 
-def passes(encode, seconds):
+def passes(work, seconds):
     taken, end = [], time.perf_counter() + seconds
     while not taken or time.perf_counter() < end:
         begin = time.perf_counter()
-        tokens = encode()
+        result = work()
         taken.append(time.perf_counter() - begin)
-    return tokens, taken
+    return result, taken
 
 
 def main(tokenizer_path, documents_path, seconds):
     tokenizer = Tokenizer.from_file(tokenizer_path)
     documents = json.loads(Path(documents_path).read_text())
-
-    def one_by_one():
-        return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in documents)
-
-    def as_batch():
-        return sum(map(len, tokenizer.encode_batch_fast(documents, add_special_tokens=False)))
-
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in documents]
+    works = {
+        "encode": lambda: sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in documents),
+        "encode_batch_fast": lambda: sum(map(len, tokenizer.encode_batch_fast(documents, add_special_tokens=False))),
+        "decode": lambda: sum(len(tokenizer.decode(row, skip_special_tokens=False)) for row in ids),
+        "decode_batch": lambda: sum(map(len, tokenizer.decode_batch(ids, skip_special_tokens=False))),
+    }
     report = {"bytes": sum(len(text.encode()) for text in documents)}
-    for name, encode in (("encode", one_by_one), ("encode_batch_fast", as_batch)):
-        report["tokens"], report[name] = passes(encode, float(seconds) / 2)
+    for name, work in works.items():
+        result, report[name] = passes(work, float(seconds) / len(works))
+        if name.startswith("encode"):
+            report["tokens"] = result
     print(json.dumps(report))
     return 0
 

@@ -57,10 +57,10 @@ std::string inspect_tokens(const fs::path& prefix) {
 
 std::string inspect_tokenizer(const fs::path& path) {
   const Tokenizer tokenizer = Tokenizer::load(path);
-  std::string text = cat(path.string(), ": tokenizer (byte-level BPE)\n");
+  std::string text = cat(path.string(), ": tokenizer (", tokenizer.byte_level() ? "byte-level " : "", "BPE)\n");
   text += row("vocabulary", cat(tokenizer.vocab_size(), " ids"));
   const auto eos = tokenizer.eos_id();
-  return text + row("end of text", eos ? cat(kEndOfText, " = ", *eos) : cat("no ", kEndOfText));
+  return text + row("end of text", eos ? cat(*tokenizer.token_of(*eos), " = ", *eos) : cat("no ", kEndOfText));
 }
 
 using Header = std::array<int32_t, kHeaderNumbers>;

@@ -3,43 +3,17 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
+#include <atomic>
 #include <optional>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/data/regex_syntax.h"
 #include "lockstep/data/utf8.h"
 
 namespace lockstep::data {
 namespace {
-
-// Unicode White_Space as the inside of a character class.
-constexpr std::string_view kWhiteSpace =
-    R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
-
-// `\s` and `\S` spelled out, except `\S` inside a class, where it cannot be.
-std::string with_unicode_white_space(std::string_view pattern) {
-  std::string out;
-  bool in_class = false;
-  for (size_t i = 0; i < pattern.size(); ++i) {
-    const char c = pattern[i];
-    if (c == '\\' && i + 1 < pattern.size()) {
-      const char escaped = pattern[++i];
-      if (escaped == 's') {
-        out += in_class ? std::string(kWhiteSpace) : cat("[", kWhiteSpace, "]");
-      } else if (escaped == 'S' && !in_class) {
-        out += cat("[^", kWhiteSpace, "]");
-      } else {
-        out += c;
-        out += escaped;
-      }
-      continue;
-    }
-    if (c == '[') in_class = true;
-    if (c == ']') in_class = false;
-    out += c;
-  }
-  return out;
-}
 
 std::string error_text(int code) {
   PCRE2_UCHAR buffer[256];
@@ -52,6 +26,8 @@ PCRE2_SPTR bytes_of(std::string_view text) {
 }
 
 constexpr size_t kJitStackBytes = 64 << 20;  // reserved, committed only as far as a match uses it
+constexpr size_t kLeastSteps = 10'000'000;    // PCRE2's own limit for one match
+constexpr size_t kStepsPerByte = 16;
 
 }  // namespace
 
@@ -59,17 +35,24 @@ struct Regex::Code {
   std::string pattern;
   pcre2_code* code = nullptr;
   bool jit = false;
-  ~Code() { pcre2_code_free(code); }
+  mutable std::atomic<pcre2_match_data*> spare{nullptr};  // of the last scan, for the next
+  ~Code() {
+    pcre2_code_free(code);
+    pcre2_match_data_free(spare.load());
+  }
 };
 
 Regex::Regex(std::string_view pattern, Kind kind) : code_(std::make_unique<Code>()) {
   code_->pattern = pattern;
   const bool literal = kind == Kind::kLiteral;
-  const std::string source = literal ? std::string(pattern) : with_unicode_white_space(pattern);
-  const uint32_t options = PCRE2_UTF | (literal ? PCRE2_LITERAL : PCRE2_UCP);
+  const std::string source = literal ? std::string(pattern) : pcre2_pattern(pattern);
+  const uint32_t options = PCRE2_UTF | (literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_MULTILINE);
+  const std::unique_ptr<pcre2_compile_context, decltype(&pcre2_compile_context_free)> context(
+      pcre2_compile_context_create(nullptr), &pcre2_compile_context_free);
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   size_t offset = 0;
-  code_->code = pcre2_compile(bytes_of(source), source.size(), options, &error, &offset, nullptr);
+  code_->code = pcre2_compile(bytes_of(source), source.size(), options, &error, &offset, context.get());
   if (code_->code == nullptr)
     throw DataError({.code = "LS1213",
                      .what = cat("malformed regular expression ", pattern, ": ", error_text(error), " after \"",
@@ -85,13 +68,13 @@ struct Regex::Scan::State {
   const Code& code;
   std::string_view text;
   pcre2_match_data* data = nullptr;
-  pcre2_match_context* context = nullptr;  // only after a match needed more stack than the default
+  pcre2_match_context* context = nullptr;  // only after a match needed more than the default stack or steps
   pcre2_jit_stack* stack = nullptr;
   size_t at = 0;
   std::optional<size_t> last_end{};
 
   ~State() {
-    pcre2_match_data_free(data);
+    pcre2_match_data_free(code.spare.exchange(data));
     pcre2_match_context_free(context);
     pcre2_jit_stack_free(stack);
   }
@@ -101,16 +84,20 @@ struct Regex::Scan::State {
     return run(code.code, bytes_of(text), text.size(), at, PCRE2_NO_UTF_CHECK, data, context);
   }
 
-  int search_with_large_stack() {
+  // A run of white space is walked back once: steps in proportion to the text are no sign of a bad pattern.
+  int search_with_larger_limits() {
     context = pcre2_match_context_create(nullptr);
     stack = pcre2_jit_stack_create(64 << 10, kJitStackBytes, nullptr);
     pcre2_jit_stack_assign(context, nullptr, stack);
+    const size_t steps = std::clamp<size_t>(text.size(), kLeastSteps / kStepsPerByte, UINT32_MAX / kStepsPerByte);
+    pcre2_set_match_limit(context, static_cast<uint32_t>(steps * kStepsPerByte));
     return search();
   }
 };
 
 Regex::Scan::Scan(const Regex& regex, std::string_view text) : state_(new State{.code = *regex.code_, .text = text}) {
-  state_->data = pcre2_match_data_create(1, nullptr);
+  state_->data = state_->code.spare.exchange(nullptr);
+  if (state_->data == nullptr) state_->data = pcre2_match_data_create(1, nullptr);
 }
 
 Regex::Scan::~Scan() = default;
@@ -119,7 +106,8 @@ bool Regex::Scan::next(Match& match) {
   State& s = *state_;
   while (s.at <= s.text.size()) {
     int found = s.search();
-    if (found == PCRE2_ERROR_JIT_STACKLIMIT && s.context == nullptr) found = s.search_with_large_stack();
+    if ((found == PCRE2_ERROR_JIT_STACKLIMIT || found == PCRE2_ERROR_MATCHLIMIT) && s.context == nullptr)
+      found = s.search_with_larger_limits();
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0)
       throw DataError({.code = "LS1214",
@@ -138,6 +126,18 @@ bool Regex::Scan::next(Match& match) {
     return true;
   }
   return false;
+}
+
+std::string replace_all(const Regex& pattern, std::string_view text, std::string_view by) {
+  std::string out;
+  Regex::Scan scan(pattern, text);
+  size_t at = 0;
+  for (Match match; scan.next(match); at = match.end) {
+    out += text.substr(at, match.begin - at);
+    out += by;
+  }
+  out += text.substr(at);
+  return out;
 }
 
 }  // namespace lockstep::data

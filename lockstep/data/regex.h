@@ -15,8 +15,8 @@ struct Match {
 class Regex {
  public:
   enum class Kind { kPattern, kLiteral };
-  // DataError LS1213 with the position where the pattern is malformed. `\s` is Unicode White_Space, as in the
-  // tokenizers library; PCRE2's own also takes U+180E.
+  // A pattern is in the syntax of tokenizer.json, which is Oniguruma's (regex_syntax.h). DataError LS1213 with the
+  // position where it is malformed, LS1215 for a construct that PCRE2 reads differently.
   explicit Regex(std::string_view pattern, Kind kind = Kind::kPattern);
   ~Regex();
   Regex(Regex&&) noexcept;
@@ -42,5 +42,8 @@ class Regex {
   struct Code;
   std::unique_ptr<Code> code_;
 };
+
+// `text` with every match replaced by `by`, as it stands.
+std::string replace_all(const Regex& pattern, std::string_view text, std::string_view by);
 
 }  // namespace lockstep::data

@@ -1,33 +1,48 @@
-// Finds the added tokens of a tokenizer in a text: leftmost, then longest.
+// Finds the added tokens of a tokenizer in a text: leftmost, then longest, without overlap.
+// Aho, Corasick: Efficient String Matching: An Aid to Bibliographic Search (CACM 1975).
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <optional>
 #include <string_view>
-#include <unordered_map>
+#include <vector>
+
+#include "lockstep/data/pair_table.h"
 
 namespace lockstep::data {
 
 class TokenTrie {
  public:
-  void add(std::string_view token, int32_t id);
-  bool empty() const { return num_nodes_ == 1; }
-
+  struct Token {
+    uint32_t size = 0;  // bytes
+    uint32_t value = 0;
+  };
   struct Found {
     size_t begin = 0, end = 0;
-    int32_t id = 0;
+    uint32_t value = 0;
   };
-  // The first token at or after `from`. Time is linear in the text times the length of the longest token.
-  std::optional<Found> find(std::string_view text, size_t from) const;
+
+  // Of two equal tokens the first counts. Call build() behind the last.
+  void add(std::string_view token, uint32_t value);
+  void build();
+  bool empty() const { return nodes_.size() == 1; }
+
+  // The tokens of `text` in its order, into `found`. Time and memory are linear in the text, whatever the tokens are;
+  // the result is the number of steps made.
+  uint64_t find_all(std::string_view text, std::vector<Found>& found) const;
 
  private:
-  static constexpr uint32_t kNone = ~uint32_t{0};
-  uint32_t child(uint32_t node, char byte) const;
+  // The automaton reads tokens and text backwards: having read down to a place, it knows the longest token that starts
+  // there, and that is what the leftmost, longest match needs.
+  struct Node {
+    uint32_t fail = 0;     // the node of the longest proper suffix of what was read
+    Token longest{};       // the longest token that ends (backwards) here; size 0 = none
+  };
+  uint32_t child(uint32_t node, char byte) const;  // 0 = none
 
-  std::unordered_map<uint64_t, uint32_t> children_;  // node * 256 + byte -> node; node 0 is the root
-  std::unordered_map<uint32_t, int32_t> ids_;        // node -> the token that ends there
-  bool starts_[256] = {};
-  uint32_t num_nodes_ = 1;
+  std::vector<Node> nodes_ = std::vector<Node>(1);
+  PairTable<uint32_t> children_;  // (node, byte) -> node
+  std::array<uint32_t, 256> of_root_{};
 };
 
 }  // namespace lockstep::data

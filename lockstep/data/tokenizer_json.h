@@ -4,8 +4,10 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/base/json.h"
+#include "lockstep/data/regex.h"
 
 namespace lockstep::data {
 
@@ -24,6 +26,14 @@ class Component {
   std::string text(std::string_view name) const;
   bool flag(std::string_view name, bool if_absent) const;
   Component child(std::string_view name) const;
+  // A whole number from `low` to `high`.
+  int64_t integer(std::string_view name, int64_t low, int64_t high) const;
+  // The objects of a list.
+  std::vector<Component> list(std::string_view name) const;
+  // {"Regex": ...} or {"String": ...}.
+  Regex pattern(std::string_view name) const;
+  // A string of one code point.
+  std::string letter(std::string_view name) const;
 
   // LS1210: the file is malformed. LS1211: it asks for something that is not supported.
   [[noreturn]] void malformed(const std::string& what) const;

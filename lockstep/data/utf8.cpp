@@ -26,16 +26,6 @@ Lead lead_of(uint8_t byte) {
   return {};
 }
 
-// The first byte at or after `at` that is not ASCII.
-size_t skip_ascii(std::string_view text, size_t at) {
-  for (uint64_t word; at + sizeof word <= text.size(); at += sizeof word) {
-    std::memcpy(&word, text.data() + at, sizeof word);
-    if (word & 0x8080808080808080u) break;
-  }
-  while (at < text.size() && static_cast<uint8_t>(text[at]) < 0x80) ++at;
-  return at;
-}
-
 // The first malformed sequence at or after `at`.
 size_t find_invalid(std::string_view text, size_t at) {
   while ((at = skip_ascii(text, at)) < text.size()) {
@@ -76,6 +66,34 @@ std::string replace_invalid_utf8(std::string_view text) {
     at = bad + utf8_sequence(text, bad).size;
   }
   return out;
+}
+
+size_t skip_ascii(std::string_view text, size_t at) {
+  for (uint64_t word; at + sizeof word <= text.size(); at += sizeof word) {
+    std::memcpy(&word, text.data() + at, sizeof word);
+    if (word & 0x8080808080808080u) break;
+  }
+  while (at < text.size() && static_cast<uint8_t>(text[at]) < 0x80) ++at;
+  return at;
+}
+
+char32_t decode_utf8(std::string_view text, size_t& at) {
+  const auto byte = [&](size_t i) { return static_cast<char32_t>(static_cast<uint8_t>(text[at + i])); };
+  const char32_t first = byte(0);
+  char32_t point = first;
+  size_t size = 1;
+  if (first >= 0xF0) {
+    point = (first & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F);
+    size = 4;
+  } else if (first >= 0xE0) {
+    point = (first & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F);
+    size = 3;
+  } else if (first >= 0xC0) {
+    point = (first & 0x1F) << 6 | (byte(1) & 0x3F);
+    size = 2;
+  }
+  at += size;
+  return point;
 }
 
 void append_utf8(char32_t code_point, std::string& out) {

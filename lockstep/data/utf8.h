@@ -23,6 +23,12 @@ bool is_valid_utf8(std::string_view text);
 // `text` with each malformed sequence replaced by U+FFFD.
 std::string replace_invalid_utf8(std::string_view text);
 
+// The first byte at or after `at` that is not ASCII.
+size_t skip_ascii(std::string_view text, size_t at);
+
+// The code point at `text[at]` of valid UTF-8; `at` moves behind it.
+char32_t decode_utf8(std::string_view text, size_t& at);
+
 void append_utf8(char32_t code_point, std::string& out);
 
 // The alphabet of GPT-2's tokenizer: byte b is written as one printable code point. Bytes 33-126, 161-172 and 174-255
