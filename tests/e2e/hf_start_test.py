@@ -1,0 +1,110 @@
+"""Training that starts from a Hugging Face model directory: model.from = "hf:DIR"."""
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+import support
+
+SEQ, BATCH = 32, 8
+MODELS = {
+    "gpt2": transformers.GPT2Config(vocab_size=512, n_positions=48, n_embd=24, n_layer=2, n_head=4, resid_pdrop=0.1,
+                                    bos_token_id=0, eos_token_id=0),
+    "qwen3": transformers.Qwen3Config(vocab_size=512, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+                                      num_key_value_heads=2, head_dim=8, intermediate_size=40, max_position_embeddings=64,
+                                      tie_word_embeddings=True, bos_token_id=0, eos_token_id=0),
+    "mistral": transformers.MistralConfig(vocab_size=512, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+                                          num_key_value_heads=2, intermediate_size=40, max_position_embeddings=64,
+                                          sliding_window=40, bos_token_id=0, eos_token_id=0),
+}
+
+
+def write_model(folder, config):
+    """Random weights, of a size at which a wrong one would show."""
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return model
+
+
+class StartsFromHuggingFace(support.LockstepTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.models = {}
+        for name, config in MODELS.items():
+            cls.models[name] = write_model(cls.folder / name, config)
+            shutil.copy(cls.folder / "tok.json", cls.folder / name / "tokenizer.json")
+        text = support.CONFIG.replace('tokenizer = "tok.json"\n', "shuffle = false\n").replace('preset = "gpt2-test"\n', "")
+        (cls.folder / "from.toml").write_text(text)
+
+    def start(self, verb, model, *arguments, ranks=2):
+        return self.do(verb, "from.toml", f"--model.from=hf:{model}", "-n", ranks, *arguments)
+
+    def first_loss(self, name):
+        tokens = np.fromfile(self.folder / "austen.bin", dtype="<u2").astype(np.int64)[:SEQ * BATCH + 1]
+        inputs, targets = (torch.from_numpy(tokens[i:i + SEQ * BATCH].reshape(BATCH, SEQ)) for i in (0, 1))
+        with torch.no_grad():
+            logits = self.models[name](input_ids=inputs).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+
+    def test_the_first_loss_is_that_of_transformers(self):
+        for name in MODELS:
+            for ranks in (1, 2):
+                run = f"{name}-{ranks}"
+                result = self.start("train", name, f"--run.name={run}", "--train.steps=1", ranks=ranks)
+                self.assertIn(f"starts from hf:{name}", result.out + result.err)
+                self.assert_close({1: self.losses(run)[1]}, {1: self.first_loss(name)}, 1e-5)
+
+    def test_the_run_keeps_what_it_came_from_and_goes_on_from_its_checkpoint(self):
+        self.start("train", "qwen3", "--run.name=kept", "--train.steps=2")
+        for ours, theirs in (("hf_config.json", "config.json"), ("tokenizer.json", "tokenizer.json")):
+            self.assertEqual((self.run_folder("kept") / ours).read_bytes(), (self.folder / "qwen3" / theirs).read_bytes())
+        result = self.start("train", "qwen3", "--run.name=kept", "--train.steps=4")
+        self.assertIn("resumed from", result.out + result.err)
+        self.assertNotIn("starts from hf:", result.out + result.err)
+        self.start("train", "qwen3", "--run.name=straight", "--train.steps=4")
+        self.assert_close(self.losses("kept"), self.losses("straight"), 1e-6)
+
+    def test_what_has_no_effect_is_said(self):
+        result = self.start("train", "gpt2", "--run.name=notes", "--train.steps=1")
+        self.assertIn("resid_pdrop = 0.1 is not taken", result.out + result.err)
+
+    def test_verify_starts_both_sides_from_the_weights(self):
+        for arguments in ([], ["--parallel.tp=2"], ["--parallel.tp=2", "--parallel.sequence_parallel=false"]):
+            self.assertTrue(self.start("verify", "qwen3", "--steps=2", "--json", *arguments).json()["ok"])
+
+    def test_show_knows_the_model_without_its_weights(self):
+        shown = self.do("show", "layout", "from.toml", "--model.from=hf:mistral", "-n", 2).out
+        self.assertIn("mistral 2 x 24, 4 heads (2 kv), ffn 40, vocab 512", shown)
+
+    def test_bad_input_is_refused_before_anything_starts(self):
+        def refused(code, *arguments):
+            result = self.lockstep("train", "from.toml", "--run.name=refused", *arguments)
+            self.assertIn(f"error {code}", result.err, result)
+            self.assertFalse(self.run_folder("refused").exists())
+            return result.err
+
+        refused("LS1115", "--model.from=gpt2")
+        refused("LS1115", "--model.from=hf:nowhere")
+        self.assertIn("model.layers beside model.from", refused("LS1116", "--model.from=hf:gpt2", "--model.layers=3"))
+        self.assertIn("the model has learned so many positions",
+                      refused("LS1121", "--model.from=hf:gpt2", "--train.seq_len=49"))
+        self.assertIn("sliding window", refused("LS1121", "--model.from=hf:mistral", "--train.seq_len=41"))
+        broken = self.folder / "broken"
+        shutil.copytree(self.folder / "gpt2", broken)
+        text = (broken / "config.json").read_text().replace("gelu_new", "relu")
+        (broken / "config.json").write_text(text)
+        self.assertIn('activation_function = "relu"', refused("LS1118", "--model.from=hf:broken"))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    support.main()
