@@ -24,7 +24,7 @@ class Planner {
     if (action.layer >= 0) {
       for (const TensorCall& call : tensor_calls(layout_, action))
         over(kTensorAxis, "tp",
-             {call.site, call.collective, tensor_algorithm(call.collective, call.numel * call.element_size),
+             {call.site, call.collective, tensor_algorithm(call.collective, call.numel * call.element_size, tensor_ranks()),
               call.numel, call.element_size});
       return std::move(calls_);
     }
@@ -58,6 +58,7 @@ class Planner {
   }
 
  private:
+  int tensor_ranks() const { return layout_.mesh.degree(mesh::Axis::kTp); }
   int64_t bucket(const Action& action) const { return program_.buckets.at(static_cast<size_t>(action.bucket)).numel(); }
 
   void over_data(const Call& call) { over(mesh::kDataAxes, "dp", call); }

@@ -7,8 +7,6 @@
 namespace lockstep::program {
 namespace {
 
-constexpr int64_t kSmall = 64 << 10;  // bytes
-
 class Calls {
  public:
   Calls(const Layout& layout, const Action& action)
@@ -84,6 +82,8 @@ std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action)
   return Calls(layout, action).of(arch::layer_table(layout.model).at(static_cast<size_t>(action.layer)));
 }
 
-Algorithm tensor_algorithm(Collective, int64_t bytes) { return bytes <= kSmall ? Algorithm::kDirect : Algorithm::kRing; }
+Algorithm tensor_algorithm(Collective collective, int64_t bytes, int ranks) {
+  return collective == Collective::kAllReduce ? prompt_all_reduce(bytes, ranks) : Algorithm::kDirect;
+}
 
 }  // namespace lockstep::program

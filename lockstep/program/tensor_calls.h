@@ -25,7 +25,7 @@ struct TensorCall {
 //                       I: the mirror, and all_gather [M, D] of each first linear's x once more for its weight gradient
 std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action);
 
-// How such a call is made: small ones for latency, each rank with every other; large ones around the ring.
-Algorithm tensor_algorithm(Collective collective, int64_t bytes);
+// How such a call of `bytes` over `ranks` is made: the rank has little else to do until it is done.
+Algorithm tensor_algorithm(Collective collective, int64_t bytes, int ranks);
 
 }  // namespace lockstep::program

@@ -40,7 +40,7 @@ nn::Pending TensorGroup::pending(comm::Work work, const char* what, at::Tensor r
 comm::CallOptions TensorGroup::call(const std::string& site, program::Collective collective, const at::Tensor& whole,
                                     When when) const {
   return {.site = site,
-          .algorithm = program::tensor_algorithm(collective, static_cast<int64_t>(whole.nbytes())),
+          .algorithm = program::tensor_algorithm(collective, static_cast<int64_t>(whole.nbytes()), size()),
           .blocking = when == When::kNow || !options_.overlap};
 }
 
