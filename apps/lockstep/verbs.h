@@ -33,6 +33,7 @@ std::string help_text(const Verb& verb);
 int verb_config(const CommandLine& command_line);
 int verb_data(const CommandLine& command_line);
 int verb_doctor(const CommandLine& command_line);
+int verb_generate(const CommandLine& command_line);
 int verb_launch(const CommandLine& command_line);
 int verb_show(const CommandLine& command_line);
 int verb_train(const CommandLine& command_line);

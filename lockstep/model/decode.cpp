@@ -3,15 +3,17 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+
 #include "lockstep/base/check.h"
 #include "lockstep/model/parts.h"
 
 namespace lockstep::model {
 
-KvCache::KvCache(const arch::ModelConfig& model, int64_t slots, int64_t capacity, const at::TensorOptions& options)
-    : lengths_(static_cast<size_t>(slots)), capacity_(capacity) {
-  for (int64_t i = 0; i < model.layers; ++i) {
-    const auto empty = [&] { return at::empty({slots, model.kv_heads, capacity, model.head_size}, options); };
+KvCache::KvCache(const Shape& shape, const at::TensorOptions& options)
+    : lengths_(static_cast<size_t>(shape.slots)), capacity_(shape.capacity) {
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    const auto empty = [&] { return at::empty({shape.slots, shape.kv_heads, shape.capacity, shape.head_size}, options); };
     layers_.push_back({.k = empty(), .v = empty()});
   }
 }
@@ -27,9 +29,11 @@ void KvCache::truncate(int64_t slot, int64_t length) {
   lengths_[static_cast<size_t>(slot)] = length;
 }
 
-Decoder::Decoder(const arch::ModelConfig& model, nn::ParameterSource& source)
-    : model_(model), options_(source.parameter("embed.tokens.weight").value.options()) {
-  const ModelOptions options{.training = false};
+Decoder::Decoder(const arch::ModelConfig& model, nn::ParameterSource& source, parallel::TensorGroup* tensor)
+    : model_(model),
+      kv_heads_(std::max<int64_t>(1, model.kv_heads / (tensor ? tensor->size() : 1))),
+      options_(source.parameter("embed.tokens.weight").value.options()) {
+  const ModelOptions options{.training = false, .tensor = tensor};
   PartsBuilder parts(model, source, options);
   embedding_ = parts.embedding();
   for (int i = 0; i < model.layers; ++i) blocks_.push_back(parts.block(i));
@@ -38,7 +42,12 @@ Decoder::Decoder(const arch::ModelConfig& model, nn::ParameterSource& source)
 
 KvCache Decoder::new_cache(int64_t slots, int64_t capacity) const {
   LOCKSTEP_CHECK(capacity <= model_.max_seq_len, "capacity ", capacity, ", max_seq_len ", model_.max_seq_len);
-  return KvCache(model_, slots, capacity, options_);
+  return KvCache({.layers = model_.layers,
+                  .kv_heads = kv_heads_,
+                  .head_size = model_.head_size,
+                  .slots = slots,
+                  .capacity = capacity},
+                 options_);
 }
 
 at::Tensor Decoder::append(const at::Tensor& tokens, std::span<const int64_t> slots, KvCache& cache) {

@@ -13,13 +13,21 @@
 #include "lockstep/nn/embedding.h"
 #include "lockstep/nn/head.h"
 #include "lockstep/nn/layer.h"
+#include "lockstep/parallel/tensor/group.h"
 
 namespace lockstep::model {
 
 // Keys and values of every block for the sequences of `slots` slots, each of its own length and at most `capacity` tokens.
 class KvCache {
  public:
-  KvCache(const arch::ModelConfig& model, int64_t slots, int64_t capacity, const at::TensorOptions& options);
+  struct Shape {
+    int64_t layers = 0;
+    int64_t kv_heads = 0;  // of this rank
+    int64_t head_size = 0;
+    int64_t slots = 0;
+    int64_t capacity = 0;
+  };
+  KvCache(const Shape& shape, const at::TensorOptions& options);
 
   int64_t slots() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t length(int64_t slot) const { return lengths_.at(static_cast<size_t>(slot)); }
@@ -38,11 +46,13 @@ class KvCache {
 // The training layers' parts over the same parameters, without dropout. Holds views of the parameters, not copies.
 class Decoder {
  public:
-  Decoder(const arch::ModelConfig& model, nn::ParameterSource& source);
+  // `tensor`: the ranks that hold the model together, without sequence parallelism; outlives this. Null: one rank.
+  Decoder(const arch::ModelConfig& model, nn::ParameterSource& source, parallel::TensorGroup* tensor = nullptr);
 
-  // A cache on the parameters' device and in their dtype. capacity <= max_seq_len.
+  // A cache on the parameters' device and in their dtype, of this rank's key/value heads. capacity <= max_seq_len.
   KvCache new_cache(int64_t slots, int64_t capacity) const;
 
+  // Collective over `tensor`: the same call on every rank, which all get all logits.
   // Appends row b of tokens [B, T] int64 to the sequence in slots[b] (all different) and returns the logits after each
   // row's last token, fp32 [B, V]. In fp32 on the CPU with B <= nn::kFewRows and T = 1 a sequence's logits do not depend,
   // to the bit, on those beside it.
@@ -52,6 +62,7 @@ class Decoder {
   at::Tensor embed(const at::Tensor& tokens, std::span<const nn::CacheSpan> spans) const;
 
   arch::ModelConfig model_;
+  int64_t kv_heads_ = 0;  // of this rank
   at::TensorOptions options_;
   std::unique_ptr<nn::Embedding> embedding_;
   std::vector<std::unique_ptr<Block>> blocks_;

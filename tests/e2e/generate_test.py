@@ -1,4 +1,6 @@
 """`lockstep generate`: from the checkpoint of a run. generate_test.py BUILD_FOLDER"""
+import json
+
 import support
 
 PROMPT = "Anne had been"
@@ -13,10 +15,14 @@ class GenerateTest(support.LockstepTest):
             cls.train(preset, f"--model.preset={preset}", "--train.steps=40", "--optimizer.lr=3e-3", ranks=2)
 
     def generate(self, *arguments, run="gpt2-test"):
+        """The answer, less its timing and what both kinds of prompt share."""
         result = self.do("generate", f"runs/{run}", "--json", *arguments)
         self.assertEqual(result.err, "")
         answer = result.json()
-        self.assertEqual(list(answer), ["ids", "text"])
+        timing = answer.pop("timing")
+        self.assertGreater(timing["first_token_seconds"], 0)
+        if "results" not in answer:
+            self.assertEqual(list(answer), ["ids", "text", "prompt_tokens", "stopped_by"])
         return answer
 
     def test_greedy_is_the_same_each_time(self):
@@ -70,14 +76,58 @@ class GenerateTest(support.LockstepTest):
         result = self.do("generate", "runs/gpt2-test", "--prompt", PROMPT, "--max-new-tokens", COUNT)
         expected = self.generate("--prompt", PROMPT, "--max-new-tokens", COUNT)["text"]
         self.assertEqual(result.out, expected + "\n")
-        self.assertEqual(result.err, "")
+        self.assertRegex(result.err, r"^first token after .* s; prompt \d+ tokens, .* tok/s; then \d+ tokens, .* tok/s\n$")
 
     def test_run_step_and_toml_name_the_same(self):
         expected = self.generate("--prompt", PROMPT, "--max-new-tokens", COUNT)
         for words in (["runs/gpt2-test/"], ["runs/gpt2-test/checkpoints"], ["runs/gpt2-test/checkpoints/step-00000040"],
                       ["run.toml", "--run.name=gpt2-test"]):
-            result = self.do("generate", *words, "--json", "--prompt", PROMPT, "--max-new-tokens", COUNT)
-            self.assertEqual(result.json(), expected)
+            result = self.do("generate", *words, "--json", "--prompt", PROMPT, "--max-new-tokens", COUNT).json()
+            result.pop("timing")
+            self.assertEqual(result, expected)
+
+    def test_a_batch_gives_each_prompt_what_it_gets_alone(self):
+        """More prompts than a step takes, of several lengths, sampled and greedy, from flags and files."""
+        prompts = [" ".join(["Anne had been", "to the sea", "with her father", "and"][:1 + i % 4]) + "!" * (i % 5) for i in range(19)]
+        (self.folder / "prompts.txt").write_text("\n".join(prompts) + "\n")
+        (self.folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+        for run in ("gpt2-test", "llama-test"):
+            for options in ([], ["--temperature", 1, "--top-p", 0.9, "--repetition-penalty", 1.2]):
+                options = ["--max-new-tokens", COUNT, *options]
+                together = self.generate("--prompt-file", "prompts.txt", *options, run=run)["results"]
+                self.assertEqual(self.generate("--prompt-file", "prompts.jsonl", *options, run=run)["results"], together)
+                for i in (0, 3, 17):
+                    self.assertEqual(self.generate("--prompt", prompts[i], *options, run=run), together[i])
+                some = self.generate("--prompt", prompts[5], "--prompt-ids", "1,2,3", "--prompt", prompts[2], *options, run=run)
+                self.assertEqual([some["results"][0], some["results"][2]], [together[5], together[2]])
+
+    def test_stop_texts(self):
+        text = self.generate("--prompt", PROMPT, "--max-new-tokens", 20)["text"]
+        stop = text[len(PROMPT) + 5:len(PROMPT) + 9]
+        answer = self.generate("--prompt", PROMPT, "--max-new-tokens", 20, "--stop", "never in it", "--stop", stop)
+        self.assertEqual(answer["text"], text[:text.index(stop, len(PROMPT))])
+        self.assertEqual(answer["stopped_by"], "stop")
+        shown = self.do("generate", "runs/gpt2-test", "--prompt", PROMPT, "--max-new-tokens", 20, "--stop", stop)
+        self.assertEqual(shown.out, answer["text"] + "\n")
+
+    def test_ranks_that_hold_the_model_together_say_the_same(self):
+        """gpt2-test has 12 heads; llama-test fewer key/value heads than 4 ranks: some are shared."""
+        for run in ("gpt2-test", "llama-test"):
+            alone = self.generate("--prompt", PROMPT, "--prompt", "It", "--max-new-tokens", COUNT, run=run)
+            for ranks in (["-n", 2], ["--parallel.tp=4"]):
+                result = self.do("generate", f"runs/{run}", "--json", "--prompt", PROMPT, "--prompt", "It", "--max-new-tokens", COUNT,
+                                 *ranks, "--threads", 1).json()
+                timing = result.pop("timing")
+                self.assertEqual(result, alone)
+                self.assertEqual(timing["ranks"], int(str(ranks[-1])[-1]))
+                self.assertTrue(0 < timing["communication_share"] < 1, timing)
+
+    def test_heads_that_the_ranks_cannot_share_are_refused(self):
+        for words, arguments in ((["heads(12) % tp(5) = 2"], ["-n", 5]), (["parallel.tp(2) != -n 3"], ["-n", 3, "--parallel.tp=2"])):
+            refused = self.lockstep("generate", "runs/gpt2-test", "--prompt", PROMPT, *arguments)
+            self.assertEqual(refused.code, 2, refused)
+            for word in ["LS1007", *words]:
+                self.assertIn(word, refused.err)
 
     def test_a_run_without_tokenizer_speaks_in_ids(self):
         lines = [line for line in support.CONFIG.splitlines() if not line.startswith("tokenizer")]

@@ -10,8 +10,9 @@ namespace {
 
 const std::vector<RuntimeVerbRow>& runtime_verbs() {
   static const std::vector<RuntimeVerbRow> table = {
+      {"chat", verb_chat},
       {"checkpoint", verb_checkpoint},
-      {"generate", verb_generate},
+      {"generate", verb_generate_on_rank},
       {"train", verb_train_on_rank},
       {"verify", verb_verify_on_rank},
   };

@@ -2,9 +2,11 @@
 
 #include <cstdio>
 
+#include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/model_json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/directory.h"
+#include "lockstep/checkpoint/hf_import.h"
 #include "lockstep/checkpoint/load.h"
 
 namespace lockstep::apps {
@@ -41,10 +43,12 @@ std::string named_model(const CommandLine& command_line) {
     throw ConfigError({.code = "LS1004",
                        .what = cat("lockstep ", command_line.verb, " needs one run, step, run.toml or hf:DIR")});
   if (by_config) return load_config(command_line).config.run.dir;
-  if (!command_line.overrides.empty())
-    throw ConfigError({.code = "LS1002",
-                       .what = cat("--", command_line.overrides.front().key, " changes a run.toml, and none was named"),
-                       .way_out = "the checkpoint says what the model is"});
+  for (const config::Override& change : command_line.overrides) {
+    if (change.key != "parallel.tp")
+      throw ConfigError({.code = "LS1002",
+                         .what = cat("--", change.key, " changes a run.toml, and none was named"),
+                         .way_out = "the checkpoint says what the model is"});
+  }
   return names[0];
 }
 
@@ -52,6 +56,15 @@ std::string named_model(const CommandLine& command_line) {
 
 ModelSource find_model(const CommandLine& command_line) {
   const std::string name = named_model(command_line);
+  if (name.starts_with("hf:")) {
+    const fs::path folder = name.substr(3);
+    const arch::HfConfig config = arch::load_hf_config(folder);
+    return {.folder = folder,
+            .hugging_face = true,
+            .tokenizer = folder / "tokenizer.json",
+            .model = config.model,
+            .stop_tokens = config.eos_token_ids};
+  }
   const Step step = find_step(name);
   const checkpoint::TrainState train_state =
       checkpoint::read_train_state(step.folder, checkpoint::read_manifest(step.folder));
@@ -61,7 +74,12 @@ ModelSource find_model(const CommandLine& command_line) {
 }
 
 void load_parameters(const ModelSource& source, engine::ParameterStore& store) {
-  checkpoint::load_parameters_only(source.folder, store.state());
+  if (!source.hugging_face) {
+    checkpoint::load_parameters_only(source.folder, store.state());
+    return;
+  }
+  checkpoint::import_hf(source.folder, source.model, store.state());
+  store.loaded();
 }
 
 }  // namespace lockstep::apps

@@ -21,7 +21,7 @@ struct ModelSource {
 };
 
 // What --model, the one argument or the run.toml names. ConfigError LS1002, LS1004, CheckpointError LS1310 and what
-// reading the model's description throws.
+// reading the model's description throws. Of overrides without a run.toml only parallel.tp is taken.
 ModelSource find_model(const CommandLine& command_line);
 
 void load_parameters(const ModelSource& source, engine::ParameterStore& store);

@@ -1,10 +1,12 @@
 // `lockstep generate`: prompts continued by the model of a run or of a Hugging Face directory.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <optional>
 
 #include "apps/lockstep/runtime/generate_options.h"
+#include "apps/lockstep/runtime/loaded_model.h"
 #include "apps/lockstep/runtime/model_source.h"
 #include "apps/lockstep/runtime/verbs.h"
 #include "lockstep/base/json.h"
@@ -91,24 +93,34 @@ struct Text {
   infer::StopText stop;
 };
 
-OrderedJson timing_json(const infer::Timing& timing) {
+OrderedJson timing_json(const infer::Timing& timing, LoadedModel& loaded) {
   const auto rate = [](int64_t tokens, double seconds) { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0; };
-  return {{"first_token_seconds", timing.first_token_seconds},
-          {"prefill_tokens", timing.prompt_tokens},
-          {"prefill_tokens_per_second", rate(timing.prompt_tokens, timing.prefill_seconds)},
-          {"decode_tokens", timing.decode_tokens},
-          {"decode_tokens_per_second", rate(timing.decode_tokens, timing.decode_seconds)},
-          {"decode_steps", timing.decode_steps}};
+  OrderedJson json = {{"first_token_seconds", timing.first_token_seconds},
+                      {"prefill_tokens", timing.prompt_tokens},
+                      {"prefill_tokens_per_second", rate(timing.prompt_tokens, timing.prefill_seconds)},
+                      {"decode_tokens", timing.decode_tokens},
+                      {"decode_tokens_per_second", rate(timing.decode_tokens, timing.decode_seconds)},
+                      {"decode_steps", timing.decode_steps}};
+  if (loaded.ranks() == 1) return json;
+  const double all = timing.prefill_seconds + timing.decode_seconds;
+  json["ranks"] = loaded.ranks();
+  json["communication_share"] = all > 0 ? loaded.take_communication_seconds() / all : 0.0;
+  return json;
 }
 
-std::string timing_text(const infer::Timing& timing) {
-  const OrderedJson json = timing_json(timing);
-  char line[200];
-  std::snprintf(line, sizeof line, "first token after %.3g s; prompt %lld tokens, %.3g tok/s; %lld more, %.3g tok/s\n",
-                timing.first_token_seconds, static_cast<long long>(timing.prompt_tokens),
-                json["prefill_tokens_per_second"].get<double>(), static_cast<long long>(timing.decode_tokens),
-                json["decode_tokens_per_second"].get<double>());
-  return line;
+std::string timing_text(const OrderedJson& timing) {
+  const auto number = [&](const char* key) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.3g", timing.at(key).get<double>());
+    return std::string(text);
+  };
+  std::string line = cat("first token after ", number("first_token_seconds"), " s; prompt ", timing["prefill_tokens"], " tokens, ",
+                         number("prefill_tokens_per_second"), " tok/s; then ", timing["decode_tokens"], " tokens, ",
+                         number("decode_tokens_per_second"), " tok/s");
+  if (timing.contains("ranks"))
+    line += cat("; ", timing["ranks"], " ranks, ", std::lround(100 * timing["communication_share"].get<double>()),
+                " % of the time in communication");
+  return line + "\n";
 }
 
 std::string_view name_of(infer::StopReason reason) {
@@ -140,13 +152,15 @@ class Output {
     return !text.stop.stopped();
   }
 
-  void finish(const infer::Generated& generated) {
+  void be_silent(bool silent) { silent_ = silent; }
+
+  void finish(const infer::Generated& generated, const OrderedJson& timing) {
     for (size_t i = 0; i < texts_.size(); ++i) {
       Text& text = texts_[i];
       if (text.decoder && !text.stop.stopped()) add(i, text.stop.push(text.decoder->finish()));
       if (text.decoder) add(i, text.stop.finish());
     }
-    if (json_) return write(cat(object(generated).dump(-1, ' ', false, OrderedJson::error_handler_t::replace), "\n"));
+    if (json_) return write(cat(object(generated, timing).dump(-1, ' ', false, OrderedJson::error_handler_t::replace), "\n"));
     if (streams()) return write("\n");
     for (size_t i = 0; i < prompts_.size(); ++i)
       write(cat(i > 0 && tokenizer_ ? "\n" : "",
@@ -155,7 +169,8 @@ class Output {
 
  private:
   bool streams() const { return tokenizer_ && !json_ && prompts_.size() == 1; }
-  static void write(const std::string& text) {
+  void write(const std::string& text) const {
+    if (silent_) return;
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   }
@@ -174,7 +189,7 @@ class Output {
     ids.insert(ids.end(), generated.continuations[i].ids.begin(), generated.continuations[i].ids.end());
     return ids;
   }
-  OrderedJson object(const infer::Generated& generated) const {
+  OrderedJson object(const infer::Generated& generated, const OrderedJson& timing) const {
     OrderedJson results = OrderedJson::array();
     for (size_t i = 0; i < prompts_.size(); ++i)
       results.push_back({{"ids", all(generated, i)},
@@ -182,11 +197,11 @@ class Output {
                          {"prompt_tokens", prompts_[i].size()},
                          {"stopped_by", name_of(generated.continuations[i].stopped_by)}});
     OrderedJson object = prompts_.size() == 1 ? results[0] : OrderedJson{{"results", results}};
-    object["timing"] = timing_json(generated.timing);
+    object["timing"] = timing;
     return object;
   }
 
-  bool json_, started_ = false;
+  bool json_, started_ = false, silent_ = false;
   const MaybeTokenizer& tokenizer_;
   const std::vector<Ids>& prompts_;
   std::vector<Text> texts_;
@@ -206,12 +221,7 @@ infer::GenerateOptions options_of(const CommandLine& command_line, const ModelSo
 
 }  // namespace
 
-int verb_generate(const CommandLine& command_line) {
-  if (command_line.ranks.value_or(1) != 1)
-    throw ConfigError({.code = "LS1005",
-                       .what = cat("-n ", *command_line.ranks, ": lockstep generate runs on one rank"),
-                       .way_out = "leave -n out; one rank reads what any number of ranks saved"});
-  set_threads(command_line);
+int verb_generate_on_rank(const CommandLine& command_line) {
   const ModelSource source = find_model(command_line);
   MaybeTokenizer tokenizer;
   if (fs::exists(source.tokenizer)) tokenizer.emplace(data::Tokenizer::load(source.tokenizer));
@@ -223,16 +233,18 @@ int verb_generate(const CommandLine& command_line) {
   Output output(command_line, tokenizer, prompts);
   for (const Ids& prompt : prompts) infer::check_prompt(source.model, prompt, options.max_new_tokens, limit);
 
-  engine::ParameterStore store(arch::param_table(source.model), {.training = false});
-  load_parameters(source, store);
-  model::Decoder decoder(source.model, store);
-  const int64_t slots = std::min(static_cast<int64_t>(prompts.size()), nn::kFewRows);
-  infer::Generator generator(decoder, source.model, slots, length + options.max_new_tokens);
-  const infer::Generated generated =
-      generator.generate(prompts, options, [&](size_t index, int64_t id) { return output.on_token(index, id); });
-  output.finish(generated);
-  if (!command_line.json) std::fputs(timing_text(generated.timing).c_str(), stderr);
-  return 0;
+  LoadedModel loaded(command_line, source);
+  return loaded.guarded([&] {
+    output.be_silent(!loaded.is_first());
+    const int64_t slots = std::min(static_cast<int64_t>(prompts.size()), nn::kFewRows);
+    infer::Generator generator(loaded.decoder(), source.model, slots, length + options.max_new_tokens);
+    const infer::Generated generated =
+        generator.generate(prompts, options, [&](size_t index, int64_t id) { return output.on_token(index, id); });
+    const OrderedJson timing = timing_json(generated.timing, loaded);
+    output.finish(generated, timing);
+    if (!command_line.json && loaded.is_first()) std::fputs(timing_text(timing).c_str(), stderr);
+    return 0;
+  });
 }
 
 }  // namespace lockstep::apps

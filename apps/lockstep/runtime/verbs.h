@@ -10,8 +10,9 @@ struct RuntimeVerbRow {
   int (*function)(const CommandLine&);
 };
 
+int verb_chat(const CommandLine& command_line);
 int verb_checkpoint(const CommandLine& command_line);
-int verb_generate(const CommandLine& command_line);
+int verb_generate_on_rank(const CommandLine& command_line);
 int verb_train_on_rank(const CommandLine& command_line);
 int verb_verify_on_rank(const CommandLine& command_line);
 

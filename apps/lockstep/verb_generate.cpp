@@ -1,0 +1,95 @@
+// `lockstep generate`: judges how many ranks hold the model before any is started.
+#include <algorithm>
+#include <charconv>
+
+#include "apps/lockstep/ranks.h"
+#include "apps/lockstep/verbs.h"
+#include "lockstep/arch/hf_config.h"
+#include "lockstep/arch/model_json.h"
+#include "lockstep/base/json.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+// --parallel.tp, or -n; both say the same.
+int wanted_ranks(const CommandLine& command_line) {
+  std::optional<int> tp;
+  for (const config::Override& change : command_line.overrides) {
+    if (change.key != "parallel.tp") continue;
+    int value = 0;
+    const char* end = change.value.data() + change.value.size();
+    const auto read = std::from_chars(change.value.data(), end, value);
+    if (read.ec != std::errc() || read.ptr != end || value < 1 || value > 1024)
+      throw ConfigError({.code = "LS1005", .what = cat("--parallel.tp ", change.value, ": 1 to 1024 is needed")});
+    tp = value;
+  }
+  const int ranks = command_line.ranks.value_or(tp.value_or(1));
+  if (tp && *tp != ranks)
+    throw ConfigError({.code = "LS1007",
+                       .what = cat("parallel.tp(", *tp, ") != -n ", ranks, ": the ranks of lockstep generate hold one model"),
+                       .way_out = "give one of the two"});
+  return ranks;
+}
+
+// The newest step of a run that says what its model is; nothing where there is none to be seen from here.
+std::optional<arch::ModelConfig> model_of_step(const fs::path& step) {
+  const fs::path file = step / "train_state.json";
+  std::error_code problem;
+  if (!fs::is_regular_file(file, problem)) return std::nullopt;
+  const Json state = read_json(file);
+  if (!state.is_object() || !state.contains("model")) return std::nullopt;
+  return arch::parse_model_json(state["model"], step.string());
+}
+
+std::optional<arch::ModelConfig> model_of_run(fs::path run) {
+  run = run.lexically_normal();
+  if (!run.has_filename()) run = run.parent_path();
+  if (auto model = model_of_step(run)) return model;
+  const fs::path checkpoints = run.filename() == "checkpoints" ? run : run / "checkpoints";
+  std::vector<fs::path> steps;
+  std::error_code problem;
+  for (const auto& entry : fs::directory_iterator(checkpoints, problem)) {
+    if (entry.path().filename().string().starts_with("step-")) steps.push_back(entry.path());
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  for (const fs::path& step : steps) {
+    if (auto model = model_of_step(step)) return model;
+  }
+  return std::nullopt;
+}
+
+std::optional<arch::ModelConfig> model_of(const CommandLine& command_line) {
+  if (!command_line.config_files().empty()) return model_of_run(load_config(command_line).config.run.dir);
+  std::vector<std::string> names = command_line.words();
+  if (command_line.has("model")) names.push_back(command_line.value("model"));
+  if (names.size() != 1) return std::nullopt;  // the verb itself tells
+  if (names[0].starts_with("hf:")) return arch::load_hf_config(names[0].substr(3)).model;
+  return model_of_run(names[0]);
+}
+
+void check_heads(const arch::ModelConfig& model, int64_t tp) {
+  if (model.heads % tp != 0)
+    throw ConfigError({.code = "LS1007",
+                       .what = cat("heads(", model.heads, ") % tp(", tp, ") = ", model.heads % tp, ": ranks hold whole heads"),
+                       .way_out = "take a number of ranks that divides the heads"});
+  if (model.kv_heads % tp != 0 && tp % model.kv_heads != 0)
+    throw ConfigError({.code = "LS1007",
+                       .what = cat("neither of kv_heads(", model.kv_heads, ") and tp(", tp, ") divides the other"),
+                       .way_out = cat("take ", model.kv_heads, " ranks, or a divisor of it")});
+}
+
+}  // namespace
+
+int verb_generate(const CommandLine& command_line) {
+  config::RunConfig config;
+  config.parallel.tp = is_rank(command_line) ? command_line.identity.world_size : wanted_ranks(command_line);
+  if (!is_checked(command_line) && config.parallel.tp > 1) {
+    if (const auto model = model_of(command_line)) check_heads(*model, config.parallel.tp);
+  }
+  return run_on_ranks(command_line, config, {.ranks = config.parallel.tp});
+}
+
+}  // namespace lockstep::apps
