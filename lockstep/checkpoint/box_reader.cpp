@@ -1,8 +1,9 @@
 #include "lockstep/checkpoint/box_reader.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "lockstep/base/check.h"
 #include "lockstep/checkpoint/copy_values.h"
@@ -33,7 +34,10 @@ class MatrixReader {
     const bool through = (width_ - width) * element_ < kPage;
     const Box wide = through ? Box{{box.offset[0], 0}, {height, width_}} : box;
     const int64_t rows = std::clamp<int64_t>(kBufferBytes / (wide.shape[1] * element_), 1, height);
-    const at::Tensor buffer = at::empty({rows, wide.shape[1]}, at::TensorOptions().dtype(type_));
+    // Not at::empty: glibc does not reuse aligned blocks of this size, and a process that reads many boxes would grow.
+    const auto memory = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(rows * wide.shape[1] * element_));
+    const at::Tensor buffer =
+        at::from_blob(memory.get(), {rows, wide.shape[1]}, at::TensorOptions().dtype(type_));
     for (int64_t row = 0; row < height; row += rows) {
       const int64_t count = std::min(rows, height - row);
       read_rows({{wide.offset[0] + row, wide.offset[1]}, {count, wide.shape[1]}},

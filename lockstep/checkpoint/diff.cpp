@@ -114,8 +114,8 @@ std::string line_of(const TensorDifference& tensor) {
     return cat(tensor.name, "   ", shape_text(tensor.shape_a), " and ", shape_text(tensor.shape_b));
   std::string text = cat(tensor.name, "   ", tensor.dtype_a, tensor.dtype_a == tensor.dtype_b ? "" : " and " + tensor.dtype_b);
   if (tensor.elements == 0) return text + ", equal values";
-  return cat(text, ", ", tensor.elements, " of ", volume(tensor.shape_a), " values differ, at most by ",
-             number_text(tensor.largest), " (", number_text(tensor.value_a), " and ", number_text(tensor.value_b), ")");
+  const std::string most = std::isnan(tensor.largest) ? "one of them not a number" : "at most by " + number_text(tensor.largest);
+  return cat(text, ", ", tensor.elements, " of ", volume(tensor.shape_a), " values differ, ", most, " (", number_text(tensor.value_a), " and ", number_text(tensor.value_b), ")");
 }
 
 }  // namespace

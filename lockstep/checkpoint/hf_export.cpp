@@ -135,7 +135,9 @@ class Exporter {
 
   at::Tensor make(const PlannedTensor& planned) {
     const arch::HfTensor& tensor = tensors_.at(planned.name);
-    const at::Tensor stored = at::empty(planned.shape, at::TensorOptions().dtype(planned.dtype));
+    const int64_t bytes = volume(planned.shape) * static_cast<int64_t>(c10::elementSize(planned.dtype));
+    if (space_.numel() < bytes) space_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+    const at::Tensor stored = space_.narrow(0, 0, bytes).view(planned.dtype).view(planned.shape);
     const at::Tensor ours = tensor.transposed ? stored.t() : stored;
     for (const arch::HfPart& part : tensor.parts)
       step_.read(part.name, ours.narrow(0, part.row, part.shape[0]), precise_);
@@ -165,6 +167,7 @@ class Exporter {
   std::vector<std::string> order_;
   std::map<std::string, arch::HfTensor> tensors_;
   fs::path folder_;
+  at::Tensor space_ = at::empty({0}, at::TensorOptions().dtype(at::kByte));  // of the tensor that is being made
   HfExportResult result_;
 };
 

@@ -1,6 +1,8 @@
 #include "lockstep/checkpoint/piece_reader.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <memory>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash.h"
@@ -67,7 +69,9 @@ void PieceReader::read(const std::string& name, const Piece& piece,
   const int64_t row_bytes = static_cast<int64_t>(entry.end - entry.begin) / rows;
   const int64_t chunk_rows = std::min(rows, std::max<int64_t>(1, kChunkBytes / row_bytes));
   const auto options = at::TensorOptions().dtype(scalar_type(entry.dtype).value());
-  const at::Tensor buffer = at::empty(rows_of(piece.box, 0, chunk_rows).shape, options);
+  // Not at::empty: glibc does not reuse aligned blocks of this size, and a process that reads many pieces would grow.
+  const auto memory = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(chunk_rows * row_bytes));
+  const at::Tensor buffer = at::from_blob(memory.get(), rows_of(piece.box, 0, chunk_rows).shape, options);
   Hasher hasher;
   for (int64_t row = 0; row < rows; row += chunk_rows) {
     const Box chunk = rows_of(piece.box, row, std::min(chunk_rows, rows - row));
