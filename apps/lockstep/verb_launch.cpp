@@ -8,6 +8,7 @@
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/hash.h"
 #include "lockstep/base/text.h"
+#include "lockstep/config/check.h"
 #include "lockstep/base/units.h"
 #include "lockstep/launch/backend_choice.h"
 #include "lockstep/launch/script.h"
@@ -109,7 +110,7 @@ int verb_launch(const CommandLine& command_line) {
   const System& system = system_of(command_line);
   const config::LoadedConfig loaded = load_config(command_line);
   const config::RunConfig& config = loaded.config;
-  const int ranks = command_line.ranks.value_or(std::max(1, config.parallel.dp));
+  const int ranks = command_line.ranks.value_or(config::ranks_wanted(config));
   (void)program::layout_of(loaded, ranks);
   const int nodes = nodes_of(command_line, ranks);
 
