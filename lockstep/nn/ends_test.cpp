@@ -57,22 +57,37 @@ TEST(Embedding, MatchesAutogradWithAndWithoutPositions) {
   }
 }
 
+// Of the step's global batch: `batch` sequences of `seq` tokens from sequence `first` on.
+Microbatch place(int64_t batch, int64_t seq, int64_t first, int64_t step = 4) {
+  Microbatch m = microbatch(batch, seq);
+  m.step = step;
+  m.first_sample = first;
+  return m;
+}
+
 TEST(Dropout, MaskIsAFunctionOfTheGlobalIndexAlone) {
-  const Dropout dropout({.probability = 0.3, .seed = 5, .site = "embed"});
-  const Microbatch whole{.tokens = {}, .targets = {}, .step = 4, .first_sample = 8};
-  const Microbatch second{.tokens = {}, .targets = {}, .step = 4, .first_sample = 10};
-  const Microbatch other_step{.tokens = {}, .targets = {}, .step = 5, .first_sample = 8};
+  const DropoutOptions options{.probability = 0.3, .seed = 5, .site = "embed"};
+  const Dropout dropout(options);
+  const Microbatch whole = place(4, 5, 8);
   const at::Tensor mask = dropout.mask(whole, {4, 5, 6});
-  EXPECT_TRUE(mask.narrow(0, 2, 2).equal(dropout.mask(second, {2, 5, 6})));
-  EXPECT_FALSE(mask.equal(dropout.mask(other_step, {4, 5, 6})));
+  EXPECT_TRUE(mask.narrow(0, 2, 2).equal(dropout.mask(place(2, 5, 10), {2, 5, 6})));
+  EXPECT_FALSE(mask.equal(dropout.mask(place(4, 5, 8, 5), {4, 5, 6})));
   EXPECT_FALSE(mask.equal(Dropout({.probability = 0.3, .seed = 5, .site = "b"}).mask(whole, {4, 5, 6})));
-  const double share = dropout.mask(whole, {8, 100, 100}).to(at::kFloat).mean().item<double>();
+  // 20 rows in three parts: 7, 7 and 6.
+  for (int part = 0; part < 3; ++part) {
+    DropoutOptions of_part = options;
+    of_part.row_parts = 3;
+    of_part.row_part = part;
+    const int64_t rows = part < 2 ? 7 : 6;
+    EXPECT_TRUE(mask.view({20, 6}).narrow(0, 7 * part, rows).equal(Dropout(of_part).mask(whole, {rows, 6}))) << part;
+  }
+  const double share = dropout.mask(place(8, 100, 8), {8, 100, 100}).to(at::kFloat).mean().item<double>();
   EXPECT_NEAR(share, 0.7, 0.01);  // standard deviation 0.0016
 }
 
 TEST(Dropout, ForwardAndBackwardUseOneMask) {
   const Dropout dropout({.probability = 0.3, .seed = 5, .site = "embed"});
-  const Microbatch m{.tokens = {}, .targets = {}, .step = 4, .first_sample = 8};
+  const Microbatch m = place(2, 7, 8);
   const at::Tensor x = leaf(random("x", {2, 7, 6}));
   const at::Tensor expected = x * dropout.mask(m, x.sizes()) / 0.7;
   const at::Tensor dy = random("dy", x.sizes());
