@@ -96,6 +96,89 @@ TEST(ParamTableTest, LlamaHasGroupedHeadsNoBiasesAndItsOwnHead) {
   EXPECT_THAT(find(table, "head.weight").shape, ElementsAre(512, 48));
 }
 
+// How often each element of a parameter of two dimensions at most lies in a piece of the ranks of a tp group.
+std::vector<int> times_held(const ModelConfig& model, int size, size_t param) {
+  std::vector<int> times(static_cast<size_t>(param_table(model)[param].numel()));
+  for (int rank = 0; rank < size; ++rank) {
+    const ParamSpec spec = param_table(model, {.size = size, .rank = rank})[param];
+    const bool matrix = spec.shape.size() == 2;
+    const int64_t width = matrix ? spec.shape[1] : 1, left = matrix ? spec.local_offset[1] : 0;
+    for (int64_t row = 0; row < spec.local_shape[0]; ++row)
+      for (int64_t column = 0; column < (matrix ? spec.local_shape[1] : 1); ++column)
+        times.at(static_cast<size_t>((spec.local_offset[0] + row) * width + left + column)) += 1;
+  }
+  return times;
+}
+
+TEST(TensorShardTest, PiecesOfAllRanksHoldEachElementOncePerCopy) {
+  config::ModelSection odd{.preset = "llama-test"};
+  odd.kv_heads = 2;
+  odd.vocab_size = 511;
+  ModelConfig with_norms = resolve_model(odd);
+  with_norms.qk_norm = with_norms.qkv_bias = true;
+  for (const ModelConfig& model : {preset("gpt2-test"), preset("llama-test"), with_norms})
+    for (int size : {1, 2, 4, 12}) {
+      const auto first = param_table(model, {.size = size});
+      for (size_t param = 0; param < first.size(); ++param)
+        EXPECT_THAT(times_held(model, size, param), testing::Each(first[param].copies)) << first[param].name << size;
+    }
+}
+
+TEST(TensorShardTest, CopiesAreNeighboursAndCountFromTheFirst) {
+  config::ModelSection section{.preset = "llama-test"};
+  section.kv_heads = 2;
+  const ModelConfig model = resolve_model(section);
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto table = param_table(model, {.size = 4, .rank = rank});
+    const ParamSpec& k = find(table, "blocks.0.attention.k.weight");
+    EXPECT_THAT(k.local_shape, ElementsAre(4, 48));
+    EXPECT_THAT(k.local_offset, ElementsAre(rank / 2 * 4, 0));
+    EXPECT_EQ(k.copies, 2);
+    EXPECT_EQ(k.copy, rank % 2);
+    EXPECT_TRUE(k.partial);
+    EXPECT_EQ(k.placements.at(mesh::Axis::kTp), mesh::Placement::shard(0, 2));
+    const ParamSpec& norm = find(table, "head.norm.weight");
+    EXPECT_EQ(norm.copies, 4);
+    EXPECT_EQ(norm.copy, rank);
+    EXPECT_THAT(norm.local_shape, ElementsAre(48));
+    EXPECT_TRUE(norm.placements.empty());
+    const ParamSpec& q = find(table, "blocks.0.attention.q.weight");
+    EXPECT_THAT(q.local_offset, ElementsAre(rank * 12, 0));
+    EXPECT_EQ(q.copies, 1);
+    EXPECT_THAT(find(table, "blocks.0.attention.out.weight").local_offset, ElementsAre(0, rank * 12));
+    EXPECT_THAT(find(table, "blocks.0.mlp.down.weight").local_shape, ElementsAre(48, 36));
+  }
+}
+
+TEST(TensorShardTest, WhatIsAPartOfASum) {
+  ModelConfig model = preset("llama-test");
+  model.qk_norm = true;
+  for (const bool sequence : {true, false})
+    for (const ParamSpec& spec : param_table(model, {.size = 2, .sequence_parallel = sequence})) {
+      const bool by_rows = spec.cut == TensorCut::kNone && sequence;
+      EXPECT_EQ(spec.partial, by_rows || spec.per_head) << spec.name;
+    }
+  for (const ParamSpec& spec : param_table(model, {.size = 1, .sequence_parallel = true}))
+    EXPECT_FALSE(spec.partial) << spec.name;
+}
+
+TEST(TensorShardTest, UnitsHaveTheSamePlaceOnEveryRank) {
+  config::ModelSection section{.preset = "gpt2-test"};
+  section.vocab_size = 511;
+  section.ffn = 190;
+  const ModelConfig model = resolve_model(section);
+  const FlatLayout first = flat_layout(param_table(model, {.size = 4}));
+  for (int rank = 1; rank < 4; ++rank) {
+    const FlatLayout flat = flat_layout(param_table(model, {.size = 4, .rank = rank}));
+    EXPECT_EQ(flat.numel, first.numel);
+    ASSERT_EQ(flat.units.size(), first.units.size());
+    for (size_t i = 0; i < flat.units.size(); ++i) {
+      EXPECT_EQ(flat.units[i].begin, first.units[i].begin);
+      EXPECT_EQ(flat.units[i].end, first.units[i].end);
+    }
+  }
+}
+
 void expect_sound(const std::vector<ParamSpec>& table, int shards) {
   const FlatLayout flat = flat_layout(table, shards);
   std::set<int> seen;

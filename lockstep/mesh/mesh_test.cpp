@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "lockstep/base/error.h"
@@ -78,6 +79,9 @@ TEST(PlacementTest, Describes) {
   EXPECT_EQ(Placement::shard(1).describe(), "Shard(1)");
   EXPECT_EQ(Placement::partial().describe(), "Partial");
   EXPECT_NE(Placement::shard(0), Placement::shard(1));
+  EXPECT_EQ(Placement::shard(0, 2).describe(), "Shard(0) in 2 copies");
+  EXPECT_EQ(Placement::shard(0, 2).copies(), 2);
+  EXPECT_NE(Placement::shard(0, 2), Placement::shard(0));
 }
 
 TEST(ShardRangeTest, PartsAreContiguousAndDifferByAtMostOne) {
@@ -93,6 +97,32 @@ TEST(ShardRangeTest, PartsAreContiguousAndDifferByAtMostOne) {
       EXPECT_EQ(next, length);
     }
   }
+}
+
+TEST(PaddedRangeTest, EqualBuffersSideBySideHoldTheWhole) {
+  for (int64_t length : {0, 1, 5, 7, 8, 15, 1023}) {
+    for (int parts : {1, 2, 3, 4, 8}) {
+      const int64_t part = padded_part(length, parts);
+      EXPECT_GE(part * parts, length);
+      EXPECT_LT(part * parts, length + parts) << "no buffer is longer than it must be";
+      int64_t next = 0;
+      for (int i = 0; i < parts; ++i) {
+        const Range range = padded_range(length, parts, i);
+        EXPECT_EQ(range.begin, next);
+        EXPECT_EQ(range.begin, std::min(i * part, length)) << "where it stands in the gathered buffer";
+        EXPECT_TRUE(range.size() == part || range.end == length) << "padding is behind the last element alone";
+        next = range.end;
+      }
+      EXPECT_EQ(next, length);
+    }
+  }
+}
+
+TEST(PaddedRangeTest, TheLastPartsMayBeShortOrEmpty) {
+  EXPECT_EQ(padded_range(15, 4, 3), (Range{12, 15}));
+  EXPECT_EQ(padded_range(5, 4, 2), (Range{4, 5}));
+  EXPECT_EQ(padded_range(5, 4, 3), (Range{5, 5}));
+  EXPECT_EQ(padded_range(8, 4, 3), shard_range(8, 4, 3));
 }
 
 }  // namespace

@@ -91,6 +91,66 @@ TEST(PredictLedgerTest, LossAndNorm) {
   EXPECT_THAT(norm.sent, ElementsAre(Pair(1, 8), Pair(2, 8)));
 }
 
+Layout tensor_layout(int tp, int dp, bool sequence_parallel) {
+  Layout layout = layout_of("gpt2-test", dp, 1);  // 2 blocks, hidden 48; 2 sequences of 32 tokens: 64 rows
+  mesh::PerAxis degrees = mesh::PerAxis::ones();
+  degrees[mesh::Axis::kDpReplicate] = dp;
+  degrees[mesh::Axis::kTp] = tp;
+  layout.mesh = mesh::Mesh(degrees);
+  layout.sequence_parallel = sequence_parallel;
+  return layout;
+}
+
+// 64 rows of 48 fp32 are 12288 bytes; each of 4 ranks sends a quarter of it to each of the three others.
+TEST(PredictLedgerTest, SequenceParallelCallsByHand) {
+  const Layout layout = tensor_layout(4, 1, true);
+  const Ledger ledger = predict_ledger(layout, build_program(layout), 1);
+  const auto entry = [&](const std::string& site, Collective collective) {
+    return ledger.entries().at({.site = site, .collective = collective, .axis = "tp", .algorithm = Algorithm::kDirect});
+  };
+  constexpr auto kGather = Collective::kAllGather, kScatter = Collective::kReduceScatter;
+  for (const auto& [site, collective] :
+       {std::pair("embed forward", kScatter), {"blocks.0.attention.qkv forward", kGather},
+        {"blocks.0.attention.out forward", kScatter}, {"blocks.1.mlp.up forward", kGather},
+        {"blocks.1.mlp.down forward", kScatter}, {"head forward", kGather}, {"head backward", kScatter},
+        {"blocks.1.mlp.down backward", kGather}, {"blocks.1.mlp.up gather", kGather},
+        {"blocks.1.mlp.up backward", kScatter}, {"blocks.0.attention.out backward", kGather},
+        {"blocks.0.attention.qkv gather", kGather}, {"blocks.0.attention.qkv backward", kScatter},
+        {"embed backward", kGather}}) {
+    EXPECT_EQ(entry(site, collective).count, 1) << site;
+    EXPECT_EQ(entry(site, collective).payload, 12288) << site;
+    EXPECT_THAT(entry(site, collective).sent, ElementsAre(Pair(0, 3072), Pair(2, 3072), Pair(3, 3072))) << site;
+  }
+  // Three fp32 of each of the 64 rows.
+  EXPECT_THAT(entry("head softmax", kGather).sent, ElementsAre(Pair(0, 768), Pair(2, 768), Pair(3, 768)));
+  // Two norms of a block and the last: 5 weights and 5 biases; two biases behind sums a block: 4; 64 positions: 78 rows.
+  const LedgerEntry& partial = ledger.entries().at({.site = "reduce_partial", .collective = Collective::kAllReduce,
+                                                    .axis = "tp", .algorithm = Algorithm::kRing});
+  EXPECT_EQ(partial.payload, 78 * 48 * 4);
+  EXPECT_THAT(partial.sent, ElementsAre(Pair(2, 2 * 3 * 78 * 48 * 4 / 4)));
+  EXPECT_EQ(sent(layout, build_program(layout), 1, "reduce_grad"), 0);
+}
+
+// Without it, an all_reduce of the 12288 bytes behind each half of a block and of dx before it: between 2 ranks each sends
+// all of it or, in halves, as much.
+TEST(PredictLedgerTest, TensorParallelCallsByHand) {
+  const Layout layout = tensor_layout(2, 2, false);
+  const Program program = build_program(layout);
+  for (const char* site : {"embed forward", "blocks.0.attention.out forward", "blocks.0.attention.qkv backward",
+                           "blocks.1.mlp.down forward", "blocks.1.mlp.up backward", "head backward"}) {
+    EXPECT_EQ(sent(layout, program, 0, site), 12288) << site;
+    EXPECT_EQ(sent(layout, program, 0, site, 1), 12288) << site;
+  }
+  for (const char* site : {"embed backward", "blocks.0.attention.qkv gather", "blocks.0.attention.out backward",
+                           "head forward", "reduce_partial"})
+    EXPECT_EQ(sent(layout, program, 0, site), 0) << site;
+  // Buckets hold this rank's pieces, padded to those of the largest: what is cut is halved.
+  int64_t here = 0;
+  for (const arch::ParamSpec& spec : layout.param_table(0)) here += spec.largest_numel;
+  EXPECT_EQ(sent(layout, program, 0, "reduce_grad"), sent(layout, program, 0, "reduce_grad", 2));
+  EXPECT_EQ(sent(layout, program, 0, "reduce_grad") + sent(layout, program, 2, "reduce_grad"), 2 * 4 * here);
+}
+
 TEST(PredictLedgerTest, OneRankCommunicatesNothing) {
   for (DataParallel kind : {DataParallel::kRing, DataParallel::kParameterServer}) {
     const Layout layout = layout_of("gpt2-test", 1, 2, kind);

@@ -134,6 +134,56 @@ TEST(ProgramTextTest, WrapsBetweenActions) {
             "    LOSS | NORM | STEP");
 }
 
+// The same over tp: kv_heads 0 = as many as heads.
+Layout tensor_layout(int tp, int dp = 1, DataParallel kind = DataParallel::kRing, int64_t kv_heads = 0) {
+  config::ModelSection section{.preset = "llama-test"};
+  section.layers = 1;
+  if (kv_heads > 0) section.kv_heads = kv_heads;
+  Layout layout = small_layout(1, dp, 1, kind);
+  layout.model = arch::resolve_model(section);
+  mesh::PerAxis degrees = mesh::PerAxis::ones();
+  degrees[mesh::Axis::kDpReplicate] = dp;
+  degrees[mesh::Axis::kTp] = tp;
+  layout.mesh = mesh::Mesh(degrees);
+  return layout;
+}
+
+TEST(TensorProgramTest, PartialGradientsAreSummedOnceBehindAllReductions) {
+  const std::string layers = "F embed m0 | F b0 m0 | F head m0 | B head m0 | B b0 m0 | B embed m0 | ";
+  for (int rank : {0, 1}) EXPECT_EQ(text_of(tensor_layout(2), rank), layers + "LOSS | REDUCE_PARTIAL | NORM | STEP");
+  EXPECT_EQ(text_of(tensor_layout(2, 2), 3),
+            "F embed m0 | F b0 m0 | F head m0 | B head m0 | REDUCE_GRAD head | B b0 m0 | REDUCE_GRAD b0 | B embed m0 | "
+            "REDUCE_GRAD embed | LOSS | REDUCE_PARTIAL | NORM | STEP");
+}
+
+// Nothing is a part of a sum, but for key/value heads that ranks share.
+TEST(TensorProgramTest, WithoutSequenceParallelismOnlySharedHeadsAreSummed) {
+  Layout layout = tensor_layout(2);
+  layout.sequence_parallel = false;
+  EXPECT_THAT(text_of(layout), HasSubstr("LOSS | NORM | STEP"));
+  layout = tensor_layout(4, 1, DataParallel::kRing, 2);
+  layout.sequence_parallel = false;
+  EXPECT_THAT(text_of(layout), HasSubstr("LOSS | REDUCE_PARTIAL | NORM | STEP"));
+}
+
+TEST(TensorProgramTest, OnlyTheServersGroupSumsAndSteps) {
+  const Layout layout = tensor_layout(2, 2, DataParallel::kParameterServer);
+  for (int rank : {0, 1}) EXPECT_THAT(text_of(layout, rank), HasSubstr("LOSS | REDUCE_PARTIAL | NORM | STEP | PULL"));
+  for (int rank : {2, 3}) EXPECT_THAT(text_of(layout, rank), HasSubstr("LOSS | NORM | PULL"));
+}
+
+TEST(TensorProgramTest, EveryLayoutIsSound) {
+  for (DataParallel kind : {DataParallel::kRing, DataParallel::kParameterServer})
+    for (int tp : {2, 4})
+      for (int dp : {1, 2, 3})
+        for (int64_t kv_heads : {1, 2, 4})
+          for (bool sequence : {true, false}) {
+            Layout layout = tensor_layout(tp, dp, kind, kv_heads);
+            layout.sequence_parallel = sequence;
+            EXPECT_THAT(verify(build_program(layout), layout), IsEmpty());
+          }
+}
+
 // A broken program, and the rule that must name it.
 struct Mutant {
   const char* rule;
@@ -223,6 +273,45 @@ TEST(VerifyTest, NamesWhatIsWrongWithEachMutant) {
     mutant.breaks(program);
     const std::string found = join(verify(program, layout), "\n");
     EXPECT_THAT(found, HasSubstr(cat("[", mutant.rule, "]"))) << mutant.what;
+  }
+}
+
+const Mutant kTensorMutants[] = {
+    {"partial", "parts of a sum never summed", kRing,
+     [](Program& p) { erase(rank(p, 0), find(rank(p, 0), K::kReducePartial)); }},
+    {"partial", "summed twice", kRing,
+     [](Program& p) {
+       const size_t i = find(rank(p, 3), K::kReducePartial);
+       rank(p, 3).insert(rank(p, 3).begin() + static_cast<int64_t>(i), rank(p, 3)[i]);
+     }},
+    {"partial", "summed after the norm", kRing,
+     [](Program& p) { move(rank(p, 1), find(rank(p, 1), K::kReducePartial), find(rank(p, 1), K::kNorm)); }},
+    {"partial", "summed before the last reduction over dp", kRing,
+     [](Program& p) { move(rank(p, 2), find(rank(p, 2), K::kReducePartial), find(rank(p, 2), K::kLoss) - 1); }},
+    {"partial", "summed before the last backward", kRing,
+     [](Program& p) { move(rank(p, 2), find(rank(p, 2), K::kReducePartial), find(rank(p, 2), K::kBackward, 0)); }},
+    {"partial", "a worker sums", kServer,
+     [](Program& p) { rank(p, 2).insert(rank(p, 2).end() - 4, {.kind = K::kReducePartial}); }},
+    {"partial", "the server does not sum", kServer,
+     [](Program& p) { erase(rank(p, 1), find(rank(p, 1), K::kReducePartial)); }},
+    // Both replicas alike, so that each data group agrees.
+    {"deadlock", "ranks of a tp group run their layers in another order", kRing,
+     [](Program& p) {
+       for (int r : {1, 3}) std::swap(rank(p, r)[1], rank(p, r)[2]);
+     }},
+    {"deadlock", "one rank of a tp group reduces later", kRing,
+     [](Program& p) {
+       for (int r : {0, 2}) move(rank(p, r), find(rank(p, r), K::kReduceGrad), find(rank(p, r), K::kReduceGrad) + 1);
+     }},
+};
+
+TEST(TensorProgramTest, VerifyNamesWhatIsWrongWithEachMutant) {
+  for (const Mutant& mutant : kTensorMutants) {
+    const Layout layout = tensor_layout(2, 2, mutant.kind);
+    Program program = build_program(layout);
+    ASSERT_THAT(verify(program, layout), IsEmpty());
+    mutant.breaks(program);
+    EXPECT_THAT(join(verify(program, layout), "\n"), HasSubstr(cat("[", mutant.rule, "]"))) << mutant.what;
   }
 }
 
