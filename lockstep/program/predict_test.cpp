@@ -106,7 +106,8 @@ TEST(PredictLedgerTest, SequenceParallelCallsByHand) {
   const Layout layout = tensor_layout(4, 1, true);
   const Ledger ledger = predict_ledger(layout, build_program(layout), 1);
   const auto entry = [&](const std::string& site, Collective collective) {
-    return ledger.entries().at({.site = site, .collective = collective, .axis = "tp", .algorithm = Algorithm::kDirect});
+    return ledger.entries().at(
+        {.site = site, .collective = collective, .axis = "tp", .algorithm = Algorithm::kDirect});
   };
   constexpr auto kGather = Collective::kAllGather, kScatter = Collective::kReduceScatter;
   for (const auto& [site, collective] :
@@ -123,7 +124,7 @@ TEST(PredictLedgerTest, SequenceParallelCallsByHand) {
   }
   // Three fp32 of each of the 64 rows.
   EXPECT_THAT(entry("head softmax", kGather).sent, ElementsAre(Pair(0, 768), Pair(2, 768), Pair(3, 768)));
-  // Two norms of a block and the last: 5 weights and 5 biases; two biases behind sums a block: 4; 64 positions: 78 rows.
+  // Two norms a block and the last: 5 weights, 5 biases; two biases behind sums a block: 4; 64 positions: 78 rows.
   const LedgerEntry& partial = ledger.entries().at({.site = "reduce_partial", .collective = Collective::kAllReduce,
                                                     .axis = "tp", .algorithm = Algorithm::kRing});
   EXPECT_EQ(partial.payload, 78 * 48 * 4);
@@ -131,7 +132,7 @@ TEST(PredictLedgerTest, SequenceParallelCallsByHand) {
   EXPECT_EQ(sent(layout, build_program(layout), 1, "reduce_grad"), 0);
 }
 
-// Without it, an all_reduce of the 12288 bytes behind each half of a block and of dx before it: between 2 ranks each sends
+// Without it, an all_reduce of the 12288 bytes behind each half of a block and of dx before it: of 2 ranks each sends
 // all of it or, in halves, as much.
 TEST(PredictLedgerTest, TensorParallelCallsByHand) {
   const Layout layout = tensor_layout(2, 2, false);

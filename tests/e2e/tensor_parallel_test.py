@@ -1,4 +1,4 @@
-"""Training with tensor parallelism through the program: what transformers says of an exported model, runs that go on with
+"""Training with tensor parallelism through the program: what transformers says of an exported model, runs that move to
 another layout, refusals, lost ranks. tensor_parallel_test.py BUILD_FOLDER
 
 verify_test.py holds its gradients against one rank, hf_start_test.py those of a model that starts from weights."""
