@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import collectives
+import generate
 import tokenizer
 from cases import DEFAULT_GROUPS, GROUPS, VOCABULARY, cases_of, training_rows
 from gemm import products_of
@@ -26,7 +27,7 @@ from token_files import write_random_tokens
 from training import Measurements, Rounds, case_row, check_twins, comparison, measure
 
 CORES = 2  # one rank with two threads, or several ranks with one
-PROGRAMS = ("lockstep", "bench_collectives", "bench_tokenize")
+PROGRAMS = {"collectives": "bench_collectives", "tokenizer": "bench_tokenize"}  # that a group needs beside `lockstep`
 
 
 def parse_arguments():
@@ -45,12 +46,12 @@ def parse_arguments():
 
 
 def check(arguments):
-    for name in PROGRAMS:
-        if not os.access(arguments.build / name, os.X_OK):
-            raise BenchError(f"{arguments.build / name} is not a program: `make bench` builds it")
     for group in arguments.groups:
         if group not in GROUPS:
             raise BenchError(f"--group {group}: one of {', '.join(GROUPS)}")
+    for name in ("lockstep", *(PROGRAMS[group] for group in arguments.groups if group in PROGRAMS)):
+        if not os.access(arguments.build / name, os.X_OK):
+            raise BenchError(f"{arguments.build / name} is not a program: `make bench` builds it")
     if arguments.rounds < 1:
         raise BenchError("--rounds is 1 or more")
     if len(os.sched_getaffinity(0)) < CORES:
@@ -128,6 +129,8 @@ def measure_all(arguments, setting):
     report["collectives"] = collectives.rows(found) if found else []
     found = tokenizer.measure(setting, rounds) if "tokenizer" in arguments.groups else None
     report["tokenizer"] = tokenizer.rows(found) if found else []
+    found = generate.measure(setting, rounds) if "generate" in arguments.groups else None
+    report["generate"] = generate.rows(found, setting) if found else []
     report |= training_report(*train(arguments, setting, begin + arguments.seconds), setting)
     return report | {"seconds": time.monotonic() - begin, "load_after": os.getloadavg()[0]}
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cases import VOCABULARY
+from cases import CHANGES, VOCABULARY
 
 PEERS = Path(__file__).parent / "peers"
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
@@ -39,6 +39,7 @@ class Result:
     step_seconds: list  # after the warm-up
     step_faults: list = field(default_factory=list)  # minor page faults of the same steps; empty: not measured
     startup: float = 0.0  # seconds from starting the process to the beginning of the first step
+    exposed: dict = field(default_factory=dict)  # Lockstep, rank 0: what it waited for -> its share of each timed step
     data_wait: float | None = None  # Lockstep: share of the timed steps spent fetching the batch
     report: dict | None = None  # the PyTorch twin's report
 
@@ -85,13 +86,17 @@ def run_peer(script, options, setting, threads):
 
 def lockstep_options(case, setting):
     work = case.work
+    preset, changes = CHANGES.get(work.model, (work.model, ()))
+    split = [f"--parallel.tp={case.tp}", f"--parallel.sequence_parallel={str(case.sequence_parallel).lower()}"]
     return [
-        f"--model.preset={work.model}",
+        f"--model.preset={preset}",
+        *changes,
+        *(split if case.tp > 1 else []),
         f"--model.vocab_size={VOCABULARY[work.model]}",
         f"--data.train={setting.scratch / work.model}",
         f"--train.seq_len={work.seq_len}",
         f"--train.global_batch={work.batch}",
-        f"--train.micro_batch={work.batch // case.ranks}",
+        f"--train.micro_batch={work.batch // case.replicas()}",
         f"--train.precision={case.precision}",
         f"--train.threads={case.threads}",
         f"--parallel.data_parallel={case.how}",
@@ -136,6 +141,13 @@ def watch(process, metrics, steps, deadline):
             return rows[:steps], faults[:steps]
 
 
+def exposed_shares(rows):
+    """{what rank 0 waited for: its share of each step}, from perf/exposed_comm/*; 0 where a step has none."""
+    prefix = "perf/exposed_comm/"
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith(prefix))
+    return {name.removeprefix(prefix): [row.get(name, 0.0) for row in rows] for name in names}
+
+
 def run_lockstep(case, setting):
     """Ends the program once its steps are done: the checkpoint at the end of a run is not measured."""
     directory = setting.scratch / "run"
@@ -159,6 +171,7 @@ def run_lockstep(case, setting):
     return Result(
         [row["perf/step_ms"] / 1000 for row in timed],
         step_faults=[b - a for a, b in zip(faults[setting.warmup - 1 :], faults[setting.warmup :])] if case.ranks == 1 else [],
+        exposed=exposed_shares(timed),
         startup=rows[0]["time"] - rows[0]["perf/step_ms"] / 1000 - begin,
         data_wait=sum(row["data/wait"] * row["perf/step_ms"] for row in timed) / seconds,
     )
@@ -166,13 +179,15 @@ def run_lockstep(case, setting):
 
 def run_torch(case, setting):
     work = case.work
-    options = ["--model", work.model, "--precision", case.precision, "--tokens", f"{setting.scratch / work.model}.bin"]
+    options = ["--model", work.model, "--tokens", f"{setting.scratch / work.model}.bin"]
     options += ["--batch", work.batch, "--seq-len", work.seq_len, "--ranks", case.ranks, "--threads", case.threads]
     options += ["--warmup", setting.warmup, "--steps", work.steps]
-    if case.how == "compile":
-        options.append("--compile")
+    script = "train_torch.py" if case.tp == 1 else "train_tp_torch.py"
+    options += ["--precision", case.precision] if case.tp == 1 else ["--tp", case.tp]
+    options += ["--compile"] if case.how == "compile" else []
+    options += ["--sequence-parallel"] if case.sequence_parallel else []
     begin = time.time()
-    report = run_peer("train_torch.py", options, setting, case.threads)
+    report = run_peer(script, options, setting, case.threads)
     faults = report["step_faults"] if case.ranks == 1 else []
     return Result(report["step_seconds"], faults, report["first_step_begin"] - begin, report=report)
 

@@ -44,7 +44,7 @@ def ranks(report):
     heads = ["work", "ranks", "data parallel", "ms", "of our own 1x2", "of our ring", "busiest rank's links", "times as fast as DDP"]
     rows = []
     for row in report["comparisons"]:
-        if row["layout"] == "1x2" or "share_of" not in row:
+        if row["layout"] == "1x2" or row["tp"] > 1 or "share_of" not in row:
             continue
         shares = {name: ratio(found) for name, found in row["share_of"].items()}
         ring = next((text for name, text in shares.items() if "ring" in name), "-")
@@ -67,6 +67,58 @@ def ddp(report):
         [row["work"], row["layout"], number(row["median_ms"]), percent(alone[row["work"]] / row["median_ms"])] for row in found
     ]
     return table(["work", "ranks", "PyTorch DDP ms", "of PyTorch eager 1x2"], rows)
+
+
+def verdict(found, mark):
+    missing = mark - found["ratio"]
+    return f"{mark:.2f} reached" if missing <= 0 else f"{mark:.2f} short by {missing:.3f}"
+
+
+def tensor(report):
+    heads = ["work", "ranks", "ms", "of our own 1x2", "mark", "waiting", "busiest rank's links"]
+    heads += ["DTensor ms", "of PyTorch eager 1x2", "times as fast"]
+    waits = {(row["work"], row["layout"]): row["exposed"] for row in report["cases"] if row["tp"] > 1 and row["exposed"]}
+    rows = []
+    for row in report["comparisons"]:
+        if row["tp"] == 1:
+            continue
+        share = row["share_of"]["lockstep 1x2"]
+        waited = waits.get((row["work"], row["layout"]), {})
+        rows.append(
+            [
+                row["work"], row["layout"], number(row["median_ms"]), ratio(share), verdict(share, row["mark"]),
+                f"{sum(waited.values()):.1%}", f"{row['busiest_rank_bytes'] / 1e6:.0f} MB a step",
+                number(row["peer_ms"]), ratio(row["peer_share"]), ratio(row["times_as_fast"]),
+            ]
+        )
+    return table(heads, rows)
+
+
+def exposed(report):
+    rows = [
+        [row["work"], row["layout"], what, f"{share:.1%}", number(share * row["median_ms"], 1)]
+        for row in report["cases"]
+        if row["tp"] > 1
+        for what, share in row["exposed"].items()
+    ]
+    return table(["work", "ranks", "rank 0 waits for", "of a step", "ms"], rows)
+
+
+def generation(report):
+    heads = ["model", "batch", "program", "ranks", "prefill ms", "tokens/s", "of transformers", "of our own 1x2", "mark"]
+    heads.append("in communication")
+    rows = []
+    for row in report["generate"]:
+        over_peer, over_one = row.get("over_peer"), row.get("over_one_rank")
+        mark = verdict(over_one or over_peer, row["mark"][1]) if "mark" in row else "-"
+        rows.append(
+            [
+                row["model"], str(row["batch"]), row["program"], row["layout"], number(row["prefill_ms"]),
+                number(row["tokens_per_s"]), ratio(over_peer) if over_peer else "-", ratio(over_one) if over_one else "-",
+                mark, percent(row.get("communication")),
+            ]
+        )
+    return table(heads, rows)
 
 
 def cases(report):
@@ -146,6 +198,9 @@ PARTS = (
     ("One rank, two threads", single),
     ("Several ranks of one thread on the same two cores", ranks),
     ("What ranks cost PyTorch", ddp),
+    ("One copy of the model on several ranks of one thread", tensor),
+    ("What its ranks wait for", exposed),
+    ("Generation, greedy", generation),
     ("All-reduce between processes", collectives),
     ("Tokenizer, one thread", tokenizer),
     ("Start-up, page faults, data", startup),

@@ -101,18 +101,29 @@ def case_row(case, measurements):
         "work": case.work.name(),
         "precision": case.dtype(),
         "layout": case.layout(),
+        "tp": case.tp,
         "program": case.kind(),
         "median_ms": median(steps) * 1000,
         "fastest_ms": min(steps) * 1000,
         "tokens_per_s": case.work.tokens() / median(steps),
         "limit_ms": limit * 1000 if limit else None,
         "share_of_limit": limit / median(steps) if limit else None,
+        "exposed": exposed(case, measurements),
         "startup_s": median(measurements.each_round(case, "startup")),
         "faults_per_step": median(faults) if faults else None,
         "data_wait": median(waits) if case.program == "lockstep" else None,
         "rounds": len(measurements.rounds[case]),
         "step_ms": [seconds * 1000 for seconds in steps],
     }
+
+
+def exposed(case, measurements):
+    """{what rank 0 waited for: the median of its shares of a step}, largest first."""
+    shares = defaultdict(list)
+    for of_round in measurements.each_round(case, "exposed"):
+        for what, found in of_round.items():
+            shares[what] += found
+    return dict(sorted(((what, median(found)) for what, found in shares.items()), key=lambda item: -item[1]))
 
 
 def spread(ratios):
@@ -123,6 +134,7 @@ def comparison(row, measurements, setting):
     """Ours beside the fastest peer and beside our own bases."""
     ours, best = row.ours, measurements.fastest(row.peers)
     found = {"work": ours.work.name(), "precision": ours.precision, "layout": ours.layout(), "program": ours.kind()}
+    found |= {"tp": ours.tp, "mark": row.mark}
     found["median_ms"] = measurements.step(ours) * 1000
     limit = measurements.limits.seconds(ours.work, ours.precision)
     found["share_of_limit"] = limit / measurements.step(ours) if limit else None
@@ -130,6 +142,8 @@ def comparison(row, measurements, setting):
         found |= {"peer": best.kind(), "peer_ms": measurements.step(best) * 1000}
         found["peer_share_of_limit"] = limit / measurements.step(best) if limit else None
         found["times_as_fast"] = spread(measurements.ratios(ours, best))
+    if best and row.peer_base:
+        found["peer_share"] = spread(measurements.ratios(best, row.peer_base))
     if row.bases:
         found["share_of"] = {
             f"{base.kind()} {base.layout()}": spread(measurements.ratios(ours, base)) for base in row.bases

@@ -1,7 +1,7 @@
 """Greedy generation by Hugging Face transformers, fp32 on the CPU: generate_hf.py MODEL_DIR [--prompt-tokens N] ...
 
 Prints one line of JSON: the seconds to the first token (prefill and one choice) and the tokens per second of those after it,
-median of the repetitions. All sequences of the batch run to --max-new-tokens: the end token is not heeded.
+medians of the repetitions. All sequences of the batch run to --max-new-tokens: the end token is not heeded.
 """
 
 import argparse
@@ -29,6 +29,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="a directory with config.json and safetensors")
     parser.add_argument("--prompt-ids", help="token ids, separated by commas; drawn at random unless given")
+    parser.add_argument("--prompt-file", help='JSON lines of {"ids": [...]}, all of one length: the batch')
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1)
@@ -38,6 +39,9 @@ def parse_arguments():
 
 
 def prompts(arguments, vocabulary):
+    if arguments.prompt_file:
+        with open(arguments.prompt_file) as file:
+            return torch.tensor([json.loads(line)["ids"] for line in file])
     if arguments.prompt_ids:
         row = torch.tensor([int(word) for word in arguments.prompt_ids.split(",")])
         return row.repeat(arguments.batch, 1)
@@ -67,21 +71,21 @@ def main():
     model.eval()
     model.generation_config.eos_token_id = None
     ids = prompts(arguments, model.config.vocab_size)
-    firsts, steps = [], []
+    firsts, steps, rates = [], [], []
     with torch.inference_mode():
         for repetition in range(arguments.repetitions + 1):
             first, others, tokens = generate(model, ids, arguments.max_new_tokens)
             if repetition > 0:
                 firsts.append(first)
                 steps += others
-    step = statistics.median(steps) if steps else None
+                rates += [ids.shape[0] * len(others) / sum(others)] if others else []
     report = {
         "first_token_seconds": statistics.median(firsts),
-        "step_seconds": step,
-        "tokens_per_s": arguments.batch / step if step else None,
+        "step_seconds": statistics.median(steps) if steps else None,
+        "tokens_per_s": statistics.median(rates) if rates else None,
         "prompt_tokens": ids.shape[1],
         "new_tokens": tokens.shape[1],
-        "batch": arguments.batch,
+        "batch": ids.shape[0],
         "threads": arguments.threads,
         "tokens": tokens.tolist(),
         "parameters": sum(p.numel() for p in model.parameters()),

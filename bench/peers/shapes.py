@@ -1,6 +1,6 @@
 """The sizes of the models that are measured, and the FLOPs that follow from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -35,3 +35,4 @@ SHAPES = {
     "gpt2-10m": Shape("gpt2", layers=4, hidden=384, heads=12, ffn=1536, vocab_size=8192, max_seq_len=512),
     "llama-15m": Shape("llama", layers=6, hidden=288, heads=6, ffn=768, vocab_size=32000, max_seq_len=256),
 }
+SHAPES["llama-15m-12h"] = replace(SHAPES["llama-15m"], heads=12)  # heads that divide by 4 ranks
