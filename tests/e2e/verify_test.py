@@ -14,7 +14,7 @@ def relative(ours, reference):
     return abs(ours - reference) / abs(reference)
 
 
-class VerifyTest(support.LockstepTest):
+class VerifyTestCase(support.LockstepTest):
     def on_ranks(self, ranks, *arguments):
         """`lockstep ARGUMENTS` on so many ranks; mpi_verify_test.py has them started by mpirun."""
         return self.lockstep(*arguments, "-n", ranks)
@@ -55,6 +55,8 @@ class VerifyTest(support.LockstepTest):
             self.assertLessEqual(step["max_gradient_error"], BOUND)
         return report
 
+
+class VerifyTest(VerifyTestCase):
     # global_batch 24 = micro_batch 2 x dp x 6, 4 or 3 microbatches: the gradients of several are accumulated.
     def check_layouts(self, preset):
         for ranks, kind in itertools.product((2, 3, 4), ("ring", "parameter_server")):
@@ -88,7 +90,19 @@ class VerifyTest(support.LockstepTest):
                 for step in report["steps"]:
                     self.assertLessEqual(step["max_gradient_error"], report["tolerances"]["gradient"])
 
-    # 3 sequences of 31 tokens in a microbatch: 93 rows, which none of the degrees divides.
+    def test_bf16_over_tp(self):
+        report = self.verify(2, "--model.preset=llama-test", "--parallel.tp=2", "--train.precision=bf16", steps=1)
+        self.assertIn("bf16", report["layout"])
+
+    def test_the_text_for_people(self):
+        result = self.on_ranks(2, "verify", "run.toml", "--steps", 1)
+        self.assertEqual(result.code, 0, result)
+        self.assertIn("ok: the layout computes what one rank computes", result.out)
+        self.assertIn("dp 2 (ring)", result.out)
+
+
+class TensorParallelVerifyTest(VerifyTestCase):
+    # 3 sequences of 31 tokens in a microbatch: 93 rows, which neither 2 nor 4 divides.
     def check_tensor_parallel(self, preset, degrees):
         for (ranks, tp), sequence in itertools.product(degrees, ("true", "false")):
             with self.subTest(ranks=ranks, tp=tp, sequence_parallel=sequence):
@@ -108,16 +122,6 @@ class VerifyTest(support.LockstepTest):
         for ranks, kv_heads in ((3, 1), (4, 2)):
             self.verify_fp32(ranks, "--model.preset=llama-test", f"--model.kv_heads={kv_heads}",
                              f"--parallel.tp={ranks}", "--optimizer.eps=1e-3")
-
-    def test_bf16_over_tp(self):
-        report = self.verify(2, "--model.preset=llama-test", "--parallel.tp=2", "--train.precision=bf16", steps=1)
-        self.assertIn("bf16", report["layout"])
-
-    def test_the_text_for_people(self):
-        result = self.on_ranks(2, "verify", "run.toml", "--steps", 1)
-        self.assertEqual(result.code, 0, result)
-        self.assertIn("ok: the layout computes what one rank computes", result.out)
-        self.assertIn("dp 2 (ring)", result.out)
 
 
 if __name__ == "__main__":
