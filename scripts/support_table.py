@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""The table "What works" of README.md, from the results of the tests that show it.
+
+    ctest --test-dir build/release --output-junit results.xml
+    scripts/support_table.py results.xml            # prints the table
+    scripts/support_table.py results.xml --write    # puts it between the marks in README.md
+
+A row says that something works where each of its tests has passed. Otherwise it names those that failed or did not run.
+"""
+import argparse
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- support table: scripts/support_table.py -->\n", "<!-- end of support table -->\n"
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    what: str
+    limits: str
+    tests: tuple
+
+
+def row(name, what, limits, *tests):
+    return Row(name, what, limits, tests)
+
+
+ROWS = (
+    row("data parallel, ring", "all-reduce of buckets inside the backward pass", "",
+        "engine.executor_test", "e2e.verify_test"),
+    row("data parallel, parameter server", "one rank holds the optimizer's state", "",
+        "engine.executor_test", "e2e.verify_test"),
+    row("tensor parallel", "linears, heads, vocabulary and loss cut over `parallel.tp`; uneven vocabularies; shared key/value heads",
+        "`tp` divides the heads; of it and the key/value heads one divides the other",
+        "engine.tensor_parallel_test", "parallel_tensor.layers_test", "nn.cross_entropy_part_test", "e2e.verify_test"),
+    row("sequence parallel", "norms, dropout and sums on 1/tp of the rows, however many there are", "",
+        "engine.tensor_parallel_test", "parallel_tensor.layers_test", "e2e.verify_test"),
+    row("dp x tp", "either kind of data parallelism over tp groups", "groups of neighbouring ranks",
+        "engine.tensor_parallel_test", "e2e.verify_test", "e2e.tensor_parallel_test"),
+    row("other parallelism", "", "planned: pipeline, context, expert, ZeRO-1/2/3; asking for `pp`, `cp`, `ep` or `zero` is an error (LS1047)",
+        "config.config_test"),
+    row("models", "GPT-2, Llama, Mistral, Qwen2, Qwen3: presets, sizes or a `config.json`; gradients against autograd",
+        "mixture of experts is planned", "hf_reference_test", "model.model_test", "arch.hf_config_test"),
+    row("Hugging Face directories", "in and out for all five, from and into any layout; transformers gives the same loss",
+        "what is refused: [huggingface.md](docs/huggingface.md)",
+        "e2e.hf_checkpoint_test", "e2e.hf_start_test", "e2e.tensor_parallel_test"),
+    row("numbers", "fp32; bf16 with fp32 master weights; same command, same bits", "bf16 sums over tp are rounded to bf16",
+        "engine.executor_test", "engine.tensor_parallel_test", "e2e.resume_test"),
+    row("proof", "`verify`: loss, gradient norm, every gradient and parameter against one rank", "", "e2e.verify_test"),
+    row("prediction", "`show`: program, layout, memory, traffic", "planned: time, clusters, search for a layout",
+        "program.predict_test", "engine.tensor_parallel_test", "model.cost_test"),
+    row("checkpoints", "any layout goes on from any other; PyTorch reads them", "",
+        "e2e.resume_test", "e2e.tensor_parallel_test", "checkpoint_dcp_test"),
+    row("faults", "lost and hanging ranks are named and end the job; restarts; signals save; damaged checkpoints are skipped", "",
+        "e2e.stop_test", "e2e.resume_test", "e2e.tensor_parallel_test", "comm.faults_test", "checkpoint.faults_test"),
+    row("tokenizers", "byte-level BPE training; `tokenizer.json` of GPT-2, Llama, Qwen and others, as `tokenizers` reads them", "",
+        "data_tokenizer_test", "data.bpe_trainer_test"),
+    row("data", "Megatron `.bin/.idx`", "", "data.prepare_test", "data.token_file_test", "data.sampler_test"),
+    row("generation", "runs and Hugging Face directories, batches, KV cache, one rank or several (`-n`)",
+        "planned: pages of the cache, serving", "e2e.generate_test", "e2e.hf_generate_test"),
+    row("chat", "with the model's template", "", "e2e.chat_test", "chat_template_test"),
+    row("backend: shared memory", "ranks of one host", "", "comm.collectives_test", "comm.faults_test"),
+    row("backend: MPI", "ranks of several hosts", "[what has been run](docs/launching.md#what-has-been-run)",
+        "comm.mpi_collectives_test", "comm.mpi_faults_test", "e2e.mpi_test", "e2e.mpi_verify_test"),
+    row("launchers", "`-n`, torchrun, mpirun, srun, Kubernetes, flags",
+        "[what has been run](docs/launching.md#what-has-been-run)",
+        "e2e.launchers_test", "e2e.mpirun_test", "e2e.launch_scripts_test"),
+    row("devices", "CPU; the CUDA code compiles", "**no GPU has run it, nor NCCL**: [gpu.md](docs/gpu.md#what-has-been-run)",
+        "nn.layers_test", "cuda_compile_test"),
+)
+
+
+def outcomes(junit):
+    """Name of each test of a JUnit file: "passed", "failed" or "not run"."""
+    words = {"run": "passed", "fail": "failed"}
+    return {case.get("name"): words.get(case.get("status"), "not run")
+            for case in ElementTree.parse(junit).getroot().iter("testcase")}
+
+
+def cells(entry, results):
+    """The row's first words stand where its tests passed; otherwise what is amiss."""
+    amiss = {}
+    for test in entry.tests:
+        outcome = results.get(test, "not run")
+        if outcome != "passed":
+            amiss.setdefault(outcome, []).append(f"`{test}`")
+    said = "; ".join(f"**{outcome}**: {', '.join(tests)}" for outcome, tests in sorted(amiss.items()))
+    return entry.name, said or entry.what, entry.limits, ", ".join(f"`{test}`" for test in entry.tests)
+
+
+def table(results):
+    lines = [("", "works", "limits, plans", "shown by"), ("---",) * 4, *(cells(entry, results) for entry in ROWS)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def marked(text):
+    """The text before the table, the table, the text behind it."""
+    head, found, rest = text.partition(BEGIN)
+    inside, closed, tail = rest.partition(END)
+    if not found or not closed:
+        raise ValueError(f"no lines {BEGIN.strip()} and {END.strip()}")
+    return head + BEGIN, inside, END + tail
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", help="what `ctest --output-junit` wrote")
+    parser.add_argument("--write", action="store_true", help="into README.md")
+    arguments = parser.parse_args()
+    results = outcomes(arguments.results)
+    text = table(results)
+    if arguments.write:
+        head, _, tail = marked(README.read_text())
+        README.write_text(head + text + tail)
+    else:
+        print(text, end="")
+    return 0 if all(results.get(test) == "passed" for entry in ROWS for test in entry.tests) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
