@@ -15,7 +15,7 @@
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/checkpoint/hf_import.h"
 #include "lockstep/checkpoint/hf_inspect.h"
-#include "lockstep/checkpoint/hf_test_model.h"
+#include "lockstep/checkpoint/test_hf_model.h"
 #include "lockstep/checkpoint/save.h"
 #include "support/run_ranks.h"
 

@@ -13,7 +13,7 @@
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
 #include "lockstep/checkpoint/box_reader.h"
-#include "lockstep/checkpoint/hf_test_model.h"
+#include "lockstep/checkpoint/test_hf_model.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -105,7 +105,7 @@ class LayoutTest(BadInputTest):
                      "-n", 3, "--parallel.dp=2", "--train.global_batch=9")
 
     def test_parallelism_that_is_not_built(self):
-        for key in ("tp", "pp", "cp", "ep", "zero"):
+        for key in ("pp", "cp", "ep", "zero"):
             with self.subTest(key):
                 self.refused(USAGE, "LS1047", [f"parallel.{key} is not built yet"], "train", "run.toml", "-n", 2,
                              f"--parallel.{key}=2")
@@ -227,10 +227,10 @@ class RunTest(BadInputTest):
                 (DATA, "LS1241", ["prompt token 1 is 512", "vocabulary has 512"], ["--prompt-ids", "1,512"]),
                 (DATA, "LS1241", ["the prompt has no token"], ["--prompt", ""]),
                 (USAGE, "LS1005", ["'x' is not a token id"], ["--prompt-ids", "1,x"]),
-                (USAGE, "LS1003", ["either --prompt TEXT or --prompt-ids"], []),
-                (USAGE, "LS1003", ["either --prompt TEXT or --prompt-ids"], ["--prompt", "a", "--prompt-ids", "1"]),
+                (USAGE, "LS1003", ["needs --prompt TEXT, --prompt-ids 1,2,3 or --prompt-file FILE"], []),
                 (USAGE, "LS1005", ["--temperature"], ["--prompt", "a", "--temperature", "-1"]),
-                (USAGE, "LS1005", ["runs on one rank"], ["--prompt", "a", "-n", 2]),
+                (USAGE, "LS1007", ["parallel.tp(2) != -n 3"], ["--prompt", "a", "-n", 3, "--parallel.tp=2"]),
+                (USAGE, "LS1007", ["heads(12)", "5"], ["--prompt", "a", "-n", 5]),
                 (USAGE, "LS1002", ["--train.steps"], ["--prompt", "a", "--train.steps=2"])):
             with self.subTest(words[0]):
                 self.refused(exit_code, code, words, "generate", "runs/t", *arguments)

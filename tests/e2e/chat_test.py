@@ -31,7 +31,7 @@ class ChatTest(support.LockstepTest):
         transformers.LlamaForCausalLM(config).save_pretrained(cls.folder / "model")
         shutil.copy(cls.folder / "tok.json", cls.folder / "model" / "tokenizer.json")
         shutil.copytree(cls.folder / "model", cls.folder / "plain")
-        (cls.folder / "model" / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "bos_token": "<s>"}))
+        (cls.folder / "model" / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "bos_token": "<|endoftext|>"}))
 
     def chat(self, lines, *arguments, model="hf:model"):
         command = self.command("chat", model, "--max-new-tokens", COUNT, *arguments)
