@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 #include <vector>
@@ -112,8 +113,9 @@ class Exporter {
     for (size_t i = 0; i < all.size(); ++i) {
       const std::string name = all.size() == 1 ? kHfWeights : shard_name(i, all.size());
       const WrittenFile written = write_safetensors(
-          folder_ / name, all[i].tensors, [&](const PlannedTensor& planned) { return make(planned); }, {{"format", "pt"}},
-          request_.progress);
+          folder_ / name, all[i].tensors,
+          [&](const PlannedTensor& planned, const ByteSink& take) { make(tensors_.at(planned.name), planned.dtype, take); },
+          {{"format", "pt"}}, request_.progress);
       result_.files[name] = written.size;
       result_.tensor_bytes += all[i].bytes;
       for (const PlannedTensor& tensor : all[i].tensors) {
@@ -133,15 +135,37 @@ class Exporter {
     return name;
   }
 
-  at::Tensor make(const PlannedTensor& planned) {
-    const arch::HfTensor& tensor = tensors_.at(planned.name);
-    const int64_t bytes = volume(planned.shape) * static_cast<int64_t>(c10::elementSize(planned.dtype));
-    if (space_.numel() < bytes) space_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
-    const at::Tensor stored = space_.narrow(0, 0, bytes).view(planned.dtype).view(planned.shape);
+  // Rows that were saved as they are to be written pass through; anything else is put together in memory first.
+  void make(const arch::HfTensor& tensor, at::ScalarType dtype, const ByteSink& take) {
+    const bool passes = !tensor.transposed && std::all_of(tensor.parts.begin(), tensor.parts.end(), [&](const auto& part) {
+      return step_.is_in_rows(part.name, precise_);
+    });
+    if (!passes) {
+      const at::Tensor whole = put_together(tensor, dtype);
+      take(whole.const_data_ptr(), whole.nbytes());
+      return;
+    }
+    for (const arch::HfPart& part : tensor.parts) {
+      step_.scan(part.name, [&](const at::Tensor& rows) {
+        const at::Tensor values = rows.scalar_type() == dtype ? rows : space(rows.sizes(), dtype).copy_(rows);
+        take(values.const_data_ptr(), values.nbytes());
+      }, precise_);
+    }
+  }
+
+  at::Tensor put_together(const arch::HfTensor& tensor, at::ScalarType dtype) {
+    const at::Tensor stored = space(tensor.shape, dtype);
     const at::Tensor ours = tensor.transposed ? stored.t() : stored;
     for (const arch::HfPart& part : tensor.parts)
       step_.read(part.name, ours.narrow(0, part.row, part.shape[0]), precise_);
     return stored;
+  }
+
+  // Memory that every tensor uses again.
+  at::Tensor space(at::IntArrayRef shape, at::ScalarType dtype) {
+    const int64_t bytes = c10::multiply_integers(shape) * static_cast<int64_t>(c10::elementSize(dtype));
+    if (space_.numel() < bytes) space_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+    return space_.narrow(0, 0, bytes).view(dtype).view(shape);
   }
 
   std::string config_text() const {
@@ -167,7 +191,7 @@ class Exporter {
   std::vector<std::string> order_;
   std::map<std::string, arch::HfTensor> tensors_;
   fs::path folder_;
-  at::Tensor space_ = at::empty({0}, at::TensorOptions().dtype(at::kByte));  // of the tensor that is being made
+  at::Tensor space_ = at::empty({0}, at::TensorOptions().dtype(at::kByte));
   HfExportResult result_;
 };
 

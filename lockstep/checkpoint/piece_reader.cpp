@@ -2,6 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "lockstep/base/error.h"
@@ -13,7 +14,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{16} << 20;
+constexpr int64_t kPartBytes = int64_t{2} << 20;  // summed and copied while they are in the processor's cache
 
 SafetensorsFile open(const std::filesystem::path& path) {
   try {
@@ -42,6 +43,10 @@ Box rows_of(Box box, int64_t first, int64_t count) {
   return box;
 }
 
+int64_t rows_at_once(int64_t rows, int64_t row_bytes) {
+  return std::clamp<int64_t>(kPartBytes / row_bytes, 1, rows);
+}
+
 }  // namespace
 
 PieceReader::PieceReader(const std::filesystem::path& step_folder, const std::string& file, const Manifest& manifest)
@@ -64,25 +69,46 @@ const SafetensorsEntry& PieceReader::entry(const std::string& name, const Piece&
 
 void PieceReader::read(const std::string& name, const Piece& piece,
                        const std::vector<Destination>& destinations) const {
-  const SafetensorsEntry& entry = this->entry(name, piece);
-  const int64_t rows = num_rows(piece.box);
-  const int64_t row_bytes = static_cast<int64_t>(entry.end - entry.begin) / rows;
-  const int64_t chunk_rows = std::min(rows, std::max<int64_t>(1, kChunkBytes / row_bytes));
-  const auto options = at::TensorOptions().dtype(scalar_type(entry.dtype).value());
-  // Not at::empty: glibc does not reuse aligned blocks of this size, and a process that reads many pieces would grow.
-  const auto memory = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(chunk_rows * row_bytes));
-  const at::Tensor buffer = at::from_blob(memory.get(), rows_of(piece.box, 0, chunk_rows).shape, options);
-  Hasher hasher;
-  for (int64_t row = 0; row < rows; row += chunk_rows) {
-    const Box chunk = rows_of(piece.box, row, std::min(chunk_rows, rows - row));
-    const auto bytes = static_cast<size_t>(num_rows(chunk) * row_bytes);
-    file_.read(entry, static_cast<uint64_t>(row * row_bytes), buffer.mutable_data_ptr(), bytes);
-    hasher.update(buffer.const_data_ptr(), bytes);
-    for (const Destination& destination : destinations) {
-      const auto common = intersect(chunk, destination.box);
-      if (!common) continue;
-      copy_values(view(destination.tensor, destination.box.offset, *common), view(buffer, chunk.offset, *common));
+  const at::ScalarType type = scalar_type(entry(name, piece).dtype).value();
+  if (destinations.size() == 1 && intersect(piece.box, destinations[0].box) == piece.box) {
+    const at::Tensor target = view(destinations[0].tensor, destinations[0].box.offset, piece.box);
+    if (target.is_cpu() && target.scalar_type() == type && target.is_contiguous()) {
+      read_rows(name, piece, [&](const Box& rows) { return view(target, piece.box.offset, rows); }, {});
+      return;
     }
+  }
+  scan(name, piece, [&](const Box& rows, const at::Tensor& values) {
+    for (const Destination& destination : destinations) {
+      const auto common = intersect(rows, destination.box);
+      if (!common) continue;
+      copy_values(view(destination.tensor, destination.box.offset, *common), view(values, rows.offset, *common));
+    }
+  });
+}
+
+void PieceReader::scan(const std::string& name, const Piece& piece,
+                       const std::function<void(const Box&, const at::Tensor&)>& take) const {
+  const SafetensorsEntry& entry = this->entry(name, piece);
+  const int64_t rows = num_rows(piece.box), row_bytes = static_cast<int64_t>(entry.end - entry.begin) / rows;
+  // Not at::empty: glibc does not reuse aligned blocks of this size, and a process that reads many pieces would grow.
+  const auto bytes = static_cast<size_t>(rows_at_once(rows, row_bytes) * row_bytes);
+  const auto memory = std::make_unique_for_overwrite<char[]>(bytes);
+  const auto options = at::TensorOptions().dtype(scalar_type(entry.dtype).value());
+  read_rows(name, piece, [&](const Box& part) { return at::from_blob(memory.get(), part.shape, options); }, take);
+}
+
+void PieceReader::read_rows(const std::string& name, const Piece& piece, const Place& place,
+                            const std::function<void(const Box&, const at::Tensor&)>& take) const {
+  const SafetensorsEntry& entry = this->entry(name, piece);
+  const int64_t rows = num_rows(piece.box), row_bytes = static_cast<int64_t>(entry.end - entry.begin) / rows;
+  const int64_t step = rows_at_once(rows, row_bytes);
+  Hasher hasher;
+  for (int64_t row = 0; row < rows; row += step) {
+    const Box part = rows_of(piece.box, row, std::min(step, rows - row));
+    const at::Tensor values = place(part);
+    file_.read(entry, static_cast<uint64_t>(row * row_bytes), values.mutable_data_ptr(), values.nbytes());
+    hasher.update(values.const_data_ptr(), values.nbytes());
+    if (take) take(part, values);
   }
   if (hasher.hash() != piece.hash)
     throw CheckpointError({.code = "LS1304",

@@ -48,7 +48,7 @@ std::string header_bytes(const std::vector<const PlannedTensor*>& order,
 }  // namespace
 
 WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const PlannedTensor> tensors,
-                              const std::function<at::Tensor(const PlannedTensor&)>& make,
+                              const std::function<void(const PlannedTensor&, const ByteSink&)>& make,
                               const std::map<std::string, std::string>& metadata, const Progress& progress) {
   const auto order = in_file_order(tensors);
   const std::string header = header_bytes(order, metadata);
@@ -56,11 +56,9 @@ WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const
   OutputFile file(path, progress);
   file.write(header);
   for (const PlannedTensor* planned : order) {
-    const at::Tensor data = make(*planned).cpu().contiguous();
-    LOCKSTEP_CHECK(data.scalar_type() == planned->dtype && data.sizes() == planned->shape, planned->name,
-                   " is not what was planned");
-    written.tensor_hashes[planned->name] = hash64(data.const_data_ptr(), data.nbytes());
-    file.write(data.const_data_ptr(), data.nbytes());
+    const uint64_t begin = file.size();
+    make(*planned, [&](const void* data, size_t size) { file.write(data, size); });
+    LOCKSTEP_CHECK_EQ(static_cast<int64_t>(file.size() - begin), volume(planned->shape) * dtype_of(planned->dtype).bits / 8);
   }
   file.finish();
   written.size = file.size();
@@ -75,8 +73,15 @@ WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const
     planned.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
     values[name] = tensor;
   }
-  return write_safetensors(
-      path, planned, [&](const PlannedTensor& tensor) { return values.at(tensor.name); }, metadata, progress);
+  std::map<std::string, uint64_t> hashes;
+  const auto make = [&](const PlannedTensor& tensor, const ByteSink& take) {
+    const at::Tensor data = values.at(tensor.name).cpu().contiguous();
+    hashes[tensor.name] = hash64(data.const_data_ptr(), data.nbytes());
+    take(data.const_data_ptr(), data.nbytes());
+  };
+  WrittenFile written = write_safetensors(path, planned, make, metadata, progress);
+  written.tensor_hashes = std::move(hashes);
+  return written;
 }
 
 }  // namespace lockstep::checkpoint

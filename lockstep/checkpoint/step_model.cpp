@@ -1,7 +1,11 @@
 #include "lockstep/checkpoint/step_model.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "lockstep/arch/model_json.h"
 #include "lockstep/arch/params.h"
+#include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/box_reader.h"
@@ -43,18 +47,33 @@ StepModel::StepModel(const std::filesystem::path& step_folder)
 }
 
 const ManifestTensor& StepModel::find(const std::string& name, bool precise) const {
-  if (precise) {
-    const auto master = manifest_.tensors.find(kMaster + name);
-    if (master != manifest_.tensors.end()) return master->second;
-  }
-  return manifest_.tensors.at(name);
+  return manifest_.tensors.at(saved_name(name, precise));
+}
+
+std::string StepModel::saved_name(const std::string& name, bool precise) const {
+  return precise && manifest_.tensors.contains(kMaster + name) ? kMaster + name : name;
 }
 
 void StepModel::read(const std::string& name, const at::Tensor& to, bool precise) {
   const ManifestTensor& tensor = find(name, precise);
-  const std::string saved = &tensor == &manifest_.tensors.at(name) ? name : kMaster + name;
   const Destination all{{Sizes(tensor.shape.size(), 0), tensor.shape}, to};
-  for (const Piece& piece : tensor.pieces) reader(piece.file).read(saved, piece, {all});
+  for (const Piece& piece : tensor.pieces) reader(piece.file).read(saved_name(name, precise), piece, {all});
+}
+
+bool StepModel::is_in_rows(const std::string& name, bool precise) const {
+  const ManifestTensor& tensor = find(name, precise);
+  return std::all_of(tensor.pieces.begin(), tensor.pieces.end(), [&](const Piece& piece) {
+    return piece.box.shape.empty() || std::equal(tensor.shape.begin() + 1, tensor.shape.end(), piece.box.shape.begin() + 1);
+  });
+}
+
+void StepModel::scan(const std::string& name, const std::function<void(const at::Tensor&)>& take, bool precise) {
+  LOCKSTEP_CHECK(is_in_rows(name, precise), name, " is saved in pieces of rows");
+  std::vector<const Piece*> pieces;
+  for (const Piece& piece : find(name, precise).pieces) pieces.push_back(&piece);
+  std::sort(pieces.begin(), pieces.end(), [](const auto* a, const auto* b) { return a->box.offset < b->box.offset; });
+  for (const Piece* piece : pieces)
+    reader(piece->file).scan(saved_name(name, precise), *piece, [&](const Box&, const at::Tensor& rows) { take(rows); });
 }
 
 void StepModel::read_box(const std::string& name, const Box& box, const at::Tensor& to) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -32,10 +33,15 @@ class StepModel {
   // Fills `to` with the whole parameter. Each saved piece is read once, and its checksum verified: CheckpointError
   // LS1304.
   void read(const std::string& name, const at::Tensor& to, bool precise = false);
+  // Whether its pieces are whole rows, so that it can be scanned.
+  bool is_in_rows(const std::string& name, bool precise = false) const;
+  // Hands out the values front to back, some rows at a time, with the same checks; a part is gone when `take` returns.
+  void scan(const std::string& name, const std::function<void(const at::Tensor&)>& take, bool precise = false);
   // Fills `to` with a box of it by ranges; checksums are not looked at.
   void read_box(const std::string& name, const Box& box, const at::Tensor& to);
 
  private:
+  std::string saved_name(const std::string& name, bool precise) const;
   const PieceReader& reader(const std::string& file);
 
   std::filesystem::path path_;
