@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/nn/vector_math.h"
@@ -39,49 +40,88 @@ LOCKSTEP_INLINE float sum_pairs(const Floats& x) {
   return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
-// Every sum has one accumulator of sixteen lanes that runs down K, whatever the size of the tile.
-template <int kRows, int kColumns>
-LOCKSTEP_INLINE void tile(const Product& p, int64_t row, int64_t column) {
-  const float* const x = p.x + row * p.depth;
-  const float* const w = p.weight + column * p.depth;
-  Floats sums[kRows][kColumns]{};
-  int64_t k = 0;
-  for (; k + kLanes <= p.depth; k += kLanes) {
-    Floats b[kColumns];
-    for (int j = 0; j < kColumns; ++j) std::memcpy(&b[j], w + j * p.depth + k, sizeof b[j]);
-    for (int i = 0; i < kRows; ++i) {
-      Floats a;
-      std::memcpy(&a, x + i * p.depth + k, sizeof a);
-      for (int j = 0; j < kColumns; ++j) sums[i][j] += a * b[j];
-    }
-  }
-  if (k < p.depth) {
-    for (int i = 0; i < kRows; ++i) {
-      for (int j = 0; j < kColumns; ++j) {
-        Floats a{}, b{};
-        vec::load(x + i * p.depth + k, p.depth - k, a);
-        vec::load(w + j * p.depth + k, p.depth - k, b);
-        sums[i][j] += a * b;
-      }
-    }
-  }
-  for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < kColumns; ++j)
-      p.out[(row + i) * p.columns + column + j] = sum_pairs(sums[i][j]) + (p.bias ? p.bias[column + j] : 0.0f);
+LOCKSTEP_INLINE void load16(const float* from, Floats& to) { std::memcpy(&to, from, sizeof to); }
+
+// What is left of K beyond whole vectors.
+inline float dot(const float* a, const float* b, int64_t size) {
+  float sum = 0;
+  for (int64_t i = 0; i < size; ++i) sum += a[i] * b[i];
+  return sum;
 }
 
-template <int kColumns>
-LOCKSTEP_INLINE void all_rows(const Product& p, int64_t column) {
+// Where the next rows of the weight lie. They are asked for a little in every step of the tile before them: the
+// processor's own prefetching starts anew with every row, which cost up to half of the rate.
+struct Ahead {
+  const float* from;
+};
+
+// kRows x kColumns sums at a time, with constants as indices: from loops over them GCC 12 made half as fast code. Every
+// sum has one accumulator of sixteen lanes that runs down K, whatever the size of the tile.
+template <int kRows, int kColumns, int kLinesAhead, size_t... kJ, size_t... kI>
+LOCKSTEP_INLINE void tile(const Product& p, int64_t row, int64_t column, Ahead ahead, std::index_sequence<kJ...>,
+                          std::index_sequence<kI...>) {
+  const float* const x = p.x + row * p.depth;
+  const float* const w = p.weight + column * p.depth;
+  Floats sums[kRows * kColumns]{}, b[kColumns], a[kRows * kColumns];
+  int64_t k = 0;
+  for (; k + kLanes <= p.depth; k += kLanes) {
+    for (int line = 0; line < kLinesAhead; ++line)
+      __builtin_prefetch(ahead.from + k * kLinesAhead + line * kLanes, /*write=*/0, /*locality=*/2);
+    (load16(w + static_cast<int64_t>(kJ) * p.depth + k, b[kJ]), ...);
+    (load16(x + static_cast<int64_t>(kI / kColumns) * p.depth + k, a[kI]), ...);
+    ((sums[kI] += a[kI] * b[kI % kColumns]), ...);
+  }
+  float* const out = p.out + row * p.columns + column;
+  ((out[static_cast<int64_t>(kI / kColumns) * p.columns + static_cast<int64_t>(kI % kColumns)] =
+        sum_pairs(sums[kI]) + (p.bias ? p.bias[column + static_cast<int64_t>(kI % kColumns)] : 0.0f)),
+   ...);
+  if (k == p.depth) return;
+  for (int i = 0; i < kRows; ++i)
+    for (int j = 0; j < kColumns; ++j)
+      out[i * p.columns + j] += dot(x + i * p.depth + k, w + j * p.depth + k, p.depth - k);
+}
+
+template <int kRows, int kColumns, int kLinesAhead>
+LOCKSTEP_INLINE void tile(const Product& p, int64_t row, int64_t column, Ahead ahead = {nullptr}) {
+  tile<kRows, kColumns, kLinesAhead>(p, row, column, ahead, std::make_index_sequence<kColumns>(),
+                                     std::make_index_sequence<kRows * kColumns>());
+}
+
+// The rows from `row` on: fewer than four.
+template <int kColumns, int kLinesAhead>
+LOCKSTEP_INLINE void last_rows(const Product& p, int64_t row, int64_t column, Ahead ahead = {nullptr}) {
+  if (p.rows - row == 3) tile<3, kColumns, kLinesAhead>(p, row, column, ahead);
+  if (p.rows - row == 2) tile<2, kColumns, kLinesAhead>(p, row, column, ahead);
+  if (p.rows - row == 1) tile<1, kColumns, kLinesAhead>(p, row, column, ahead);
+}
+
+// Four columns, and what the next four need from memory spread over the first tiles.
+template <int kTilesAhead>
+LOCKSTEP_INLINE void four_columns(const Product& p, int64_t column) {
+  const float* const next = p.weight + (column + 4) * p.depth;
   int64_t row = 0;
-  for (; row + 4 <= p.rows; row += 4) tile<4, kColumns>(p, row, column);
-  for (; row < p.rows; ++row) tile<1, kColumns>(p, row, column);
+  for (; row < 4 * kTilesAhead; row += 4)
+    tile<4, 4, 4 / kTilesAhead>(p, row, column, {next + row / 4 * (4 / kTilesAhead) * p.depth});
+  for (; row + 4 <= p.rows; row += 4) tile<4, 4, 0>(p, row, column);
+  last_rows<4, 0>(p, row, column);
 }
 
 // Columns [begin, end): rows of the weight.
 LOCKSTEP_CLONES void multiply_columns(const Product& p, int64_t begin, int64_t end) {
   int64_t column = begin;
-  for (; column + 4 <= end; column += 4) all_rows<4>(p, column);
-  for (; column < end; ++column) all_rows<1>(p, column);
+  for (; column + 4 <= end; column += 4) {
+    if (p.rows < 4)
+      last_rows<4, 4>(p, 0, column, {p.weight + (column + 4) * p.depth});
+    else if (p.rows < 8)
+      four_columns<1>(p, column);
+    else
+      four_columns<2>(p, column);
+  }
+  for (; column < end; ++column) {
+    int64_t row = 0;
+    for (; row + 4 <= p.rows; row += 4) tile<4, 1, 0>(p, row, column);
+    last_rows<1, 0>(p, row, column);
+  }
 }
 
 }  // namespace
