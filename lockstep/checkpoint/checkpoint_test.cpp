@@ -262,12 +262,18 @@ TEST(Checkpoint, AnotherModelIsNamed) {
   EXPECT_EQ(state[0].local.abs().sum().item<float>(), 0);  // nothing was written
   on_ranks(2, [&](comm::Communicator& world) {
     const auto same = state_of(Cut::kReplicas, 2, world.rank(), false, kAll);
-    try {
-      resume({.path = directory, .state = same, .world = world, .model = {{"layers", 3}, {"family", "gpt2"}}});
-      FAIL() << "loaded another model";
-    } catch (const CheckpointError& error) {
-      EXPECT_EQ(error.message().code, "LS1307");
-      EXPECT_THAT(error.what(), HasSubstr("layers   checkpoint 2   config 3"));
+    // A setting of another value, one that only the config has, one that only the checkpoint has.
+    for (const auto& [model, difference] : std::vector<std::pair<Json, std::string>>{
+             {{{"layers", 3}, {"family", "gpt2"}}, "layers   checkpoint 2   config 3"},
+             {{{"layers", 2}, {"family", "gpt2"}, {"window", 8}}, "window   checkpoint null   config 8"},
+             {{{"family", "gpt2"}}, "layers   checkpoint 2   config null"}}) {
+      try {
+        resume({.path = directory, .state = same, .world = world, .model = model});
+        FAIL() << "loaded another model";
+      } catch (const CheckpointError& error) {
+        EXPECT_EQ(error.message().code, "LS1307");
+        EXPECT_THAT(error.what(), HasSubstr(difference));
+      }
     }
   });
 }

@@ -114,7 +114,7 @@ class Exporter {
       const std::string name = all.size() == 1 ? kHfWeights : shard_name(i, all.size());
       const WrittenFile written = write_safetensors(
           folder_ / name, all[i].tensors,
-          [&](const PlannedTensor& planned, const ByteSink& take) { make(tensors_.at(planned.name), planned.dtype, take); },
+          [&](const PlannedTensor& tensor, const ByteSink& take) { make(tensors_.at(tensor.name), tensor.dtype, take); },
           {{"format", "pt"}}, request_.progress);
       result_.files[name] = written.size;
       result_.tensor_bytes += all[i].bytes;
@@ -137,10 +137,9 @@ class Exporter {
 
   // Rows that were saved as they are to be written pass through; anything else is put together in memory first.
   void make(const arch::HfTensor& tensor, at::ScalarType dtype, const ByteSink& take) {
-    const bool passes = !tensor.transposed && std::all_of(tensor.parts.begin(), tensor.parts.end(), [&](const auto& part) {
-      return step_.is_in_rows(part.name, precise_);
-    });
-    if (!passes) {
+    const bool in_rows = std::all_of(tensor.parts.begin(), tensor.parts.end(),
+                                     [&](const auto& part) { return step_.is_in_rows(part.name, precise_); });
+    if (tensor.transposed || !in_rows) {
       const at::Tensor whole = put_together(tensor, dtype);
       take(whole.const_data_ptr(), whole.nbytes());
       return;

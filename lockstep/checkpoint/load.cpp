@@ -1,6 +1,7 @@
 #include "lockstep/checkpoint/load.h"
 
 #include <map>
+#include <set>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
@@ -106,12 +107,18 @@ TrainState load_into(const fs::path& folder, std::span<const StateTensor> state)
 
 void compare_models(const fs::path& folder, const Json& wanted, const Json& saved) {
   if (!wanted.is_object()) return;
+  if (!saved.is_object()) other_model(folder, "it does not say which", {});
   std::vector<std::string> lines;
-  for (const auto& [key, value] : wanted.items()) {
-    const Json theirs = saved.is_object() && saved.contains(key) ? saved[key] : Json();
-    if (theirs != value) lines.push_back(cat(key, "   checkpoint ", theirs.dump(), "   config ", value.dump()));
+  // A setting that one of them does not have counts too: rope scaling is written only where there is some.
+  std::set<std::string> keys;
+  for (const Json* model : {&wanted, &saved}) {
+    for (const auto& item : model->items()) keys.insert(item.key());
   }
-  if (!lines.empty()) other_model(folder, cat(lines.size(), " of ", wanted.size(), " settings differ"), lines);
+  for (const std::string& key : keys) {
+    const Json ours = wanted.value(key, Json()), theirs = saved.value(key, Json());
+    if (theirs != ours) lines.push_back(cat(key, "   checkpoint ", theirs.dump(), "   config ", ours.dump()));
+  }
+  if (!lines.empty()) other_model(folder, cat(lines.size(), " of ", keys.size(), " settings differ"), lines);
 }
 
 // Whether a worse checkpoint explains the error, so that an older one may do.

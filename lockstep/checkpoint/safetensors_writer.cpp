@@ -58,7 +58,8 @@ WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const
   for (const PlannedTensor* planned : order) {
     const uint64_t begin = file.size();
     make(*planned, [&](const void* data, size_t size) { file.write(data, size); });
-    LOCKSTEP_CHECK_EQ(static_cast<int64_t>(file.size() - begin), volume(planned->shape) * dtype_of(planned->dtype).bits / 8);
+    LOCKSTEP_CHECK_EQ(static_cast<int64_t>(file.size() - begin),
+                      volume(planned->shape) * dtype_of(planned->dtype).bits / 8);
   }
   file.finish();
   written.size = file.size();

@@ -63,7 +63,8 @@ void StepModel::read(const std::string& name, const at::Tensor& to, bool precise
 bool StepModel::is_in_rows(const std::string& name, bool precise) const {
   const ManifestTensor& tensor = find(name, precise);
   return std::all_of(tensor.pieces.begin(), tensor.pieces.end(), [&](const Piece& piece) {
-    return piece.box.shape.empty() || std::equal(tensor.shape.begin() + 1, tensor.shape.end(), piece.box.shape.begin() + 1);
+    const Sizes& shape = piece.box.shape;
+    return shape.empty() || std::equal(tensor.shape.begin() + 1, tensor.shape.end(), shape.begin() + 1);
   });
 }
 
@@ -73,7 +74,8 @@ void StepModel::scan(const std::string& name, const std::function<void(const at:
   for (const Piece& piece : find(name, precise).pieces) pieces.push_back(&piece);
   std::sort(pieces.begin(), pieces.end(), [](const auto* a, const auto* b) { return a->box.offset < b->box.offset; });
   for (const Piece* piece : pieces)
-    reader(piece->file).scan(saved_name(name, precise), *piece, [&](const Box&, const at::Tensor& rows) { take(rows); });
+    reader(piece->file).scan(saved_name(name, precise), *piece,
+                             [&](const Box&, const at::Tensor& rows) { take(rows); });
 }
 
 void StepModel::read_box(const std::string& name, const Box& box, const at::Tensor& to) {

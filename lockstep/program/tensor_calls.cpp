@@ -83,6 +83,9 @@ std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action)
 }
 
 Algorithm tensor_algorithm(Collective collective, int64_t bytes, int ranks) {
+  // With several peers a direct call of many bytes waits for all of them at every piece; a ring only for one.
+  constexpr int64_t kLarge = 256 << 10;
+  if (ranks > 2 && bytes > kLarge) return Algorithm::kRing;
   return collective == Collective::kAllReduce ? prompt_all_reduce(bytes, ranks) : Algorithm::kDirect;
 }
 

@@ -15,12 +15,14 @@ namespace lockstep::train {
 // form one matrix (q, k and v) are one tensor, as the gradient of a key bias alone is zero but for rounding.
 // Error of a parameter = largest absolute difference / learning rate, over the elements whose reference gradient is at least
 // `noise_floor` of the tensor's largest: below it Adam turns rounding noise into a full step of either sign, so there the
-// bound is two learning rates a step.
+// bound is two learning rates.
+// Every step starts from the twin's parameters and moments: those differences, harmless in themselves, would otherwise
+// be what the next step's gradients differ by.
 struct Tolerances {
   double loss = 1e-5;       // relative
   double grad_norm = 1e-5;  // relative
   double gradient = 1e-5;
-  double parameter = 0.05;  // learning rates, per step taken
+  double parameter = 0.05;  // learning rates
   double noise_floor = 1e-3;
 };
 Tolerances tolerances_of(config::Precision precision);

@@ -49,7 +49,7 @@ mesh::Range part_of(int64_t length, const TensorGroup& group) {
   return mesh::shard_range(length, group.size(), group.rank());
 }
 at::Tensor cut(const at::Tensor& whole, int64_t dim, mesh::Range range) {
-  return whole.narrow(dim, range.begin, range.size()).contiguous();
+  return whole.narrow(dim, range.begin, range.size()).clone(at::MemoryFormat::Contiguous);  // never a view
 }
 // This rank's part of a whole parameter, with a gradient of its own.
 Parameter shard(const Parameter& whole, int64_t dim, const TensorGroup& group) {
