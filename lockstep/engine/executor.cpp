@@ -75,6 +75,7 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
   step_ = step;
   lr_ = lr;
   result_ = {};
+  if (tensor_) tensor_->take_exposed();  // what layers waited for in an evaluation is not this step's
   bad_param_ = -1;
   losses_.assign(microbatches.size(), at::Tensor());
   store_.zero_grad();

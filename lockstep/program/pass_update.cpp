@@ -9,11 +9,12 @@ bool has_partial(const std::vector<arch::ParamSpec>& table) {
 }
 
 Program update(Program program, const Layout& layout) {
+  const bool partial = has_partial(layout.param_table(0));  // pieces differ between ranks, kinds of gradients do not
   for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
     std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
     actions.push_back({.kind = ActionKind::kLoss});
     const bool owner = layout.owns_optimizer(rank);
-    if (owner && has_partial(layout.param_table(rank))) actions.push_back({.kind = ActionKind::kReducePartial});
+    if (owner && partial) actions.push_back({.kind = ActionKind::kReducePartial});
     actions.push_back({.kind = ActionKind::kNorm});
     if (owner) actions.push_back({.kind = ActionKind::kStep});
     for (size_t i = 0; layout.server_mode() && i < program.buckets.size(); ++i) {

@@ -219,7 +219,7 @@ class Verifier {
 
   // Every gradient that is Partial on the tp axis is summed before anything reads it.
   void check_partial(bool owner, int norm) {
-    const size_t wanted = owner && has_partial(layout_.param_table(rank_)) ? 1 : 0;
+    const size_t wanted = owner && has_partial(table_) ? 1 : 0;
     if (trace_.partial.size() != wanted) {
       here("partial", cat(trace_.partial.size(), " REDUCE_PARTIAL; should be ", wanted));
     } else if (wanted == 1 && trace_.partial[0] > norm) {
