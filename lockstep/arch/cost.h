@@ -34,12 +34,20 @@ struct LayerCost {
   double backward_flops() const;
 };
 
+// What of a block is computed again in backward instead of being kept (Chen et al. 2016; Korthikanti et al. 2022).
+enum class Recompute {
+  kNone,
+  kSelective,  // norms, activations and pointwise work: GEMM and attention outputs are kept
+  kFull,       // everything: the layer's input alone is kept
+};
+
 struct CostInput {
   int64_t batch = 1;         // B: sequences of the microbatch
   int64_t seq_len = 1;       // S
   int64_t element_size = 4;  // of activations and compute weights: 4 fp32, 2 bf16
   int threads = 1;           // compute threads: kernels have a scratch area per thread
   TensorShard tensor{};      // whose part of the layer
+  Recompute recompute = Recompute::kNone;  // of a block
   bool overlap = false;      // with tp: in action B weight gradients run beside the communication, not behind it
 };
 LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "lockstep/base/check.h"
 
@@ -122,11 +123,6 @@ int64_t product(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Elements of a row: what a cut must not divide.
-int64_t row_size(const ParamSpec& spec) {
-  return spec.shape.size() < 2 ? 1 : product(spec.local_shape) / std::max<int64_t>(1, spec.local_shape[0]);
-}
-
 // Gives the row its piece of `shard`.
 void place(const ModelConfig& model, const TensorShard& shard, ParamSpec& spec) {
   spec.local_shape = spec.shape;
@@ -190,31 +186,56 @@ int64_t num_parameters(const ModelConfig& model) {
 
 FlatLayout flat_layout(const std::vector<ParamSpec>& table, int shards) {
   LOCKSTEP_CHECK(shards >= 1, "shards: ", shards);
-  FlatLayout flat;
+  constexpr int64_t kAlignment = 16;  // elements: 64 bytes of fp32
+  FlatLayout flat{.units = {}, .numel = 0, .shards = shards};
   for (size_t first = 0; first < table.size();) {
-    size_t last = first;
-    int64_t alignment = 1;  // of the shards: a multiple of every row, so that all cuts through a matrix agree
-    int64_t padding = 0;    // where another rank's pieces are larger
-    for (; last < table.size() && table[last].layer == table[first].layer; ++last) {
-      if (shards > 1) alignment = std::lcm(alignment, row_size(table[last]));
-    }
     FlatUnit unit{.layer = table[first].layer, .begin = flat.numel, .end = 0, .slots = {}};
     int64_t used = 0;
-    for (size_t i = first; i < last; ++i) {
-      // With shards, a matrix starts at a whole number of its rows: the cuts are then at whole numbers of rows too.
-      // Rows of one fused matrix have one size, so nothing is put between them.
-      if (shards > 1) used = round_up(used, row_size(table[i]));
+    int64_t padding = 0;  // of the fused group: where another rank's pieces are larger
+    size_t i = first;
+    for (; i < table.size() && table[i].layer == unit.layer; ++i) {
+      const bool starts_group = i == first || table[i].fuse.empty() || table[i].fuse != table[i - 1].fuse;
+      if (starts_group) used += std::exchange(padding, 0);
       unit.slots.push_back({.param = static_cast<int>(i), .offset = unit.begin + used, .numel = table[i].local_numel()});
       used += table[i].local_numel();
       padding += table[i].largest_numel - table[i].local_numel();
     }
     used += padding;
-    unit.end = unit.begin + (shards == 1 ? used : shards * round_up((used + shards - 1) / shards, alignment));
+    unit.end = unit.begin + (shards == 1 ? used : round_up(used, shards * kAlignment));
     flat.numel = unit.end;
     flat.units.push_back(std::move(unit));
-    first = last;
+    first = i;
   }
   return flat;
+}
+
+std::vector<ShardSlot> shard_slots(const FlatLayout& flat, const FlatUnit& unit, int shard) {
+  LOCKSTEP_CHECK(shard >= 0 && shard < flat.shards, "shard ", shard, " of ", flat.shards);
+  const int64_t size = unit.numel() / flat.shards, first = unit.begin + shard * size, last = first + size;
+  std::vector<ShardSlot> slots;
+  for (const FlatSlot& slot : unit.slots) {
+    const int64_t begin = std::max(first, slot.offset), end = std::min(last, slot.offset + slot.numel);
+    if (begin >= end) continue;
+    slots.push_back(
+        {.param = slot.param, .begin = begin - slot.offset, .numel = end - begin, .offset = begin - first});
+  }
+  return slots;
+}
+
+std::vector<Rectangle> rectangles(const std::vector<int64_t>& shape, int64_t begin, int64_t numel) {
+  LOCKSTEP_CHECK(!shape.empty() && shape.size() <= 2, "rectangles of ", shape.size(), " dims");
+  if (shape.size() == 1) return {{.offset = {begin}, .shape = {numel}, .begin = 0}};
+  const int64_t width = shape[1], end = begin + numel;
+  std::vector<Rectangle> parts;
+  for (int64_t at = begin; at < end;) {
+    const int64_t row = at / width, column = at % width;
+    const bool whole_rows = column == 0 && end - at >= width;
+    const int64_t rows = whole_rows ? (end - at) / width : 1;
+    const int64_t columns = whole_rows ? width : std::min(width - column, end - at);
+    parts.push_back({.offset = {row, column}, .shape = {rows, columns}, .begin = at - begin});
+    at += rows * columns;
+  }
+  return parts;
 }
 
 }  // namespace lockstep::arch

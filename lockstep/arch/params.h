@@ -80,8 +80,8 @@ std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& 
 int64_t num_parameters(const ModelConfig& model);
 
 // Where each parameter lies in the flat buffers: one contiguous unit per layer, units in layer order, parameters of a unit
-// in table order with fused rows side by side. Offsets and sizes in elements. A unit has the same place and size on every
-// rank of the tp axis: where pieces are uneven, the smaller ones leave padding at its end.
+// in table order with fused rows side by side. Offsets and sizes in elements. A parameter or fused group has the same
+// place on every rank of the tp axis: where pieces are uneven, the smaller ones leave padding behind them.
 struct FlatSlot {
   int param = 0;  // row of the table
   int64_t offset = 0;
@@ -92,12 +92,33 @@ struct FlatUnit {
   int64_t begin = 0;
   int64_t end = 0;  // padded
   std::vector<FlatSlot> slots;
+  int64_t numel() const { return end - begin; }
 };
 struct FlatLayout {
   std::vector<FlatUnit> units;  // one per layer that owns parameters
   int64_t numel = 0;            // of a whole flat buffer, padding included
+  int shards = 1;               // equal parts into which every unit is cut
 };
-// `shards`: an equal cut of every unit into that many parts falls on row boundaries (padding in between where needed).
+// `shards`: every unit has a multiple of 16 * shards elements, so that its equal parts are aligned. A part may begin and
+// end inside a row; shard_slots() says what it holds.
 FlatLayout flat_layout(const std::vector<ParamSpec>& table, int shards = 1);
+
+// What part `shard` of a unit holds of one parameter: elements [begin, begin + numel) of its local piece, row-major.
+struct ShardSlot {
+  int param = 0;
+  int64_t begin = 0;
+  int64_t numel = 0;
+  int64_t offset = 0;  // in the part
+};
+std::vector<ShardSlot> shard_slots(const FlatLayout& flat, const FlatUnit& unit, int shard);
+
+// Elements [begin, begin + numel) of a row-major tensor of `shape` as rectangles, in order: at most three for a matrix
+// (the rest of a row, whole rows, the beginning of a row).
+struct Rectangle {
+  std::vector<int64_t> offset;
+  std::vector<int64_t> shape;
+  int64_t begin = 0;  // first element, counted from the first of the range
+};
+std::vector<Rectangle> rectangles(const std::vector<int64_t>& shape, int64_t begin, int64_t numel);
 
 }  // namespace lockstep::arch

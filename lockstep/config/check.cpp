@@ -36,14 +36,87 @@ void tensor_parallel_problems(const ModelSection& model, int tp, const Expect& e
          cat("use tp ", divisors_near(kv_heads, tp)));
 }
 
+// The data-parallel ranks as groups that share out states.
+template <typename Expect>
+void sharding_problems(const RunConfig& config, int dp, const Expect& expect) {
+  const ParallelSection& parallel = config.parallel;
+  const int zero = zero_stage(config), shard = parallel.dp_shard, replicate = parallel.dp_replicate;
+  expect(!parallel.fsdp || parallel.zero == 0 || parallel.zero == 3, "parallel.zero",
+         cat("fsdp is zero 3, but zero = ", parallel.zero), "leave one of the two out");
+  expect(zero > 0 || shard <= 1, "parallel.dp_shard",
+         cat("dp_shard(", shard, ") groups ranks that share out states, but zero = 0 shares out none"),
+         "use zero 1, 2 or 3, or dp_replicate alone");
+  expect(zero == 0 || parallel.data_parallel == DataParallel::kRing, "parallel.data_parallel",
+         cat("a parameter server holds all states itself, but zero = ", zero, " shares them out"),
+         "use data_parallel ring, or zero 0");
+  expect(parallel.reduce_precision == Precision::kFp32 || zero > 0, "parallel.reduce_precision",
+         "reduce_precision bf16 with zero 0", "use zero 1, 2 or 3, or leave it out");
+  if (shard > 0 && replicate > 0) {
+    expect(shard * replicate == dp, "parallel.dp_shard",
+           cat("[mesh] dp_replicate(", replicate, ") x dp_shard(", shard, ") = ", shard * replicate, ", but dp = ", dp),
+           dp % replicate == 0 ? cat("dp_shard=", dp / replicate, " would fit")
+                               : cat("dp_replicate=", divisors_near(dp, replicate), " would fit"));
+  } else if (const int one = std::max(shard, replicate); one > 0) {
+    expect(dp % one == 0, shard > 0 ? "parallel.dp_shard" : "parallel.dp_replicate",
+           cat("dp(", dp, ") % ", shard > 0 ? "dp_shard(" : "dp_replicate(", one, ") = ", dp % one),
+           cat("use ", divisors_near(dp, one)));
+  }
+}
+
+// What may live on the host, and what must come with it.
+template <typename Expect>
+void offload_problems(const RunConfig& config, int dp, const Expect& expect) {
+  const MemorySection& memory = config.memory;
+  const auto has = [](const Words& words, const char* word) {
+    return std::find(words.list.begin(), words.list.end(), word) != words.list.end();
+  };
+  const bool optimizer = has(memory.offload, "optimizer"), parameters = has(memory.offload, "parameters");
+  const bool activations = has(memory.offload, "activations");
+  const int zero = zero_stage(config);
+  expect(!parameters || optimizer, "memory.offload", "parameters on the host without the optimizer state",
+         "add \"optimizer\": the update runs where the parameters live");
+  expect(!parameters || zero == 0 || zero == 3 || dp == 1, "memory.offload",
+         cat("parameters on the host, but with zero ", zero, " every rank needs all of them after the update"),
+         "use zero 3");
+  expect(memory.offload.list.empty() || config.parallel.data_parallel == DataParallel::kRing, "memory.offload",
+         "a parameter server that offloads", "use data_parallel ring");
+  expect(!activations || has(memory.recompute, "full"), "memory.offload",
+         "offload moves the inputs of layers that full recomputation keeps, but no block has recompute full",
+         "use memory.recompute full, or leave \"activations\" out");
+  if (config.model.layers && memory.recompute.list.size() != 1)
+    expect(static_cast<int64_t>(memory.recompute.list.size()) == *config.model.layers, "memory.recompute",
+           cat("recompute lists ", memory.recompute.list.size(), " blocks, but model.layers = ", *config.model.layers),
+           "name one for every block, or one word for all");
+  expect(memory.disk_path.empty() || memory.host_limit.count > 0, "memory.disk_path",
+         "disk_path takes what is beyond host_limit, and there is none", "set memory.host_limit");
+  expect(memory.host_limit.count == 0 || !memory.offload.list.empty(), "memory.host_limit",
+         "host_limit bounds what is offloaded, and nothing is", "set memory.offload");
+}
+
 }  // namespace
 
+int zero_stage(const RunConfig& config) { return config.parallel.fsdp ? 3 : config.parallel.zero; }
+
 int data_parallel_size(const RunConfig& config, int world_size) {
-  return config.parallel.dp == 0 ? std::max(1, world_size / config.parallel.tp) : config.parallel.dp;
+  const ParallelSection& parallel = config.parallel;
+  if (parallel.dp > 0) return parallel.dp;
+  if (parallel.dp_replicate > 0 && parallel.dp_shard > 0) return parallel.dp_replicate * parallel.dp_shard;
+  return std::max(1, world_size / parallel.tp);
+}
+
+DataDegrees data_degrees(const RunConfig& config, int world_size) {
+  const ParallelSection& parallel = config.parallel;
+  const int dp = data_parallel_size(config, world_size);
+  if (zero_stage(config) == 0) return {.replicate = dp, .shard = 1};
+  if (parallel.dp_shard > 0) return {.replicate = std::max(1, dp / parallel.dp_shard), .shard = parallel.dp_shard};
+  const int replicate = std::max(1, parallel.dp_replicate);
+  return {.replicate = replicate, .shard = std::max(1, dp / replicate)};
 }
 
 int ranks_wanted(const RunConfig& config) {
-  return std::max(1, config.parallel.dp) * config.parallel.tp;
+  const ParallelSection& parallel = config.parallel;
+  const int dp = parallel.dp > 0 ? parallel.dp : std::max(1, parallel.dp_replicate) * std::max(1, parallel.dp_shard);
+  return dp * parallel.tp;
 }
 
 int64_t microbatches(const RunConfig& config, int world_size) {
@@ -67,6 +140,8 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
          world_size % tp == 0 ? cat("dp=", world_size / tp, " would fit, or -n ", dp * tp)
                               : cat("tp=", divisors_near(world_size, tp), " would fit, or -n ", dp * tp));
   tensor_parallel_problems(config.model, tp, expect);
+  sharding_problems(config, dp, expect);
+  offload_problems(config, dp, expect);
 
   const int64_t per_pass = dp * train.micro_batch;
   if (train.global_batch % per_pass != 0) {

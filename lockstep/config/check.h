@@ -14,6 +14,15 @@ int data_parallel_size(const RunConfig& config, int world_size);
 // The ranks that the configuration asks for; where parallel.dp is 0 those of one model replica.
 int ranks_wanted(const RunConfig& config);
 
+// How the data-parallel ranks are grouped: `replicate` groups of `shard` ranks each, which share out states.
+struct DataDegrees {
+  int replicate = 1;
+  int shard = 1;
+};
+DataDegrees data_degrees(const RunConfig& config, int world_size);
+// 0 to 3; parallel.fsdp counts as 3.
+int zero_stage(const RunConfig& config);
+
 // Forward passes of one rank per optimizer step: global_batch / (dp * micro_batch).
 int64_t microbatches(const RunConfig& config, int world_size);
 

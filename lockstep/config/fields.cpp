@@ -116,6 +116,23 @@ std::vector<Section> declare_sections() {
 
   Declare(table, "parallel", &RunConfig::parallel, "The layout: the product of the axes is the number of ranks.")
       .field("dp", &ParallelSection::dp, zero_or_more, "data-parallel ranks; 0 = all that were started / tp")
+      .field("zero", &ParallelSection::zero, {.least = 0, .below = 4},
+             "what data-parallel ranks share out: 1 optimizer state, 2 also gradients, 3 also parameters")
+      .field("fsdp", &ParallelSection::fsdp, any, "the same as zero = 3")
+      .field("dp_replicate", &ParallelSection::dp_replicate, zero_or_more,
+             "HSDP: groups that each hold all shards; 0 = dp / dp_shard")
+      .field("dp_shard", &ParallelSection::dp_shard, zero_or_more,
+             "ranks among which states are shared out; 0 = dp / dp_replicate with zero, else 1")
+      .field("prefetch", &ParallelSection::prefetch, counted(0, "layers"),
+             "with zero 3: how far ahead of their use parameters are gathered")
+      .field("prefetch_limit", &ParallelSection::prefetch_limit, zero_or_more,
+             "most bytes of gathered parameters that wait for their layer")
+      .field("reshard_after_forward", &ParallelSection::reshard_after_forward, any,
+             "with zero 3: drop gathered parameters after forward, gather them again for backward")
+      .field("reshard_after_microbatch", &ParallelSection::reshard_after_microbatch, any,
+             "with zero 3: drop gathered parameters after each microbatch")
+      .field("reduce_precision", &ParallelSection::reduce_precision, any,
+             "with zero: of gradients on the wire; they are summed in fp32 always")
       .field("tp", &ParallelSection::tp, counted(1, "ranks"), "ranks that share one copy of the model, cut inside every layer")
       .field("sequence_parallel", &ParallelSection::sequence_parallel, any,
              "with tp: norms, dropout and residual sums act on 1/tp of the rows")
@@ -125,6 +142,19 @@ std::vector<Section> declare_sections() {
       .field("overlap", &ParallelSection::overlap, any, "communicate while the backward pass goes on")
       .field("backend", &ParallelSection::backend, any,
              "what carries messages; auto = nccl on GPUs, shared_memory on one host, mpi on several under mpirun");
+
+  const Rule recompute{.choices = {"none", "selective", "full"}};
+  const Rule offload{.choices = {"optimizer", "parameters", "activations"}};
+  Declare(table, "memory", &RunConfig::memory, "What a rank keeps, and where.")
+      .field("recompute", &MemorySection::recompute, recompute,
+             "what backward computes again instead of keeping it; one word for all blocks or one for each")
+      .field("offload", &MemorySection::offload, offload, "what lives on the host and comes to the device for its use")
+      .field("device_limit", &MemorySection::device_limit, zero_or_more,
+             "most memory of a rank's device; 0 = what there is")
+      .field("host_limit", &MemorySection::host_limit, zero_or_more,
+             "most host memory of what a rank offloads; 0 = what there is")
+      .field("disk_path", &MemorySection::disk_path, any,
+             "folder that takes what is offloaded beyond host_limit; empty = nothing");
 
   Declare(table, "checkpoint", &RunConfig::checkpoint, "When to save, and where to start from.")
       .field("every", &CheckpointSection::every, zero_or_more, "steps, or a duration as \"30min\"; 0 = at the end only")
@@ -141,12 +171,10 @@ struct LaterKey {
   std::string_view name;
 };
 
-// Keys of [parallel] and [train] that exist in the design and are not built: refused as such, not as typing errors.
+// Keys that exist in the design and are not built: refused as such, not as typing errors.
 constexpr LaterKey kLaterKeys[] = {
-    {"parallel", "pp"},           {"parallel", "cp"},       {"parallel", "ep"},
-    {"parallel", "zero"},         {"parallel", "fsdp"},     {"parallel", "schedule"},
-    {"parallel", "offload"},      {"parallel", "dp_replicate"}, {"parallel", "dp_shard"},
-    {"parallel", "virtual_stages"}, {"train", "recompute"},
+    {"parallel", "pp"},       {"parallel", "cp"},             {"parallel", "ep"},
+    {"parallel", "schedule"}, {"parallel", "virtual_stages"},
 };
 
 std::vector<std::string> names_in(const Section& section) {
@@ -216,6 +244,14 @@ Value parse_value(const Field& field, const std::string& text) {
   const bool quoted = text.size() >= 2 && text.front() == '"' && text.back() == '"';
   if (quoted) return text.substr(1, text.size() - 2);
   if (field.is_text) return text;
+  if (text.size() >= 2 && text.front() == '[' && text.back() == ']') {
+    std::vector<std::string> words;
+    for (std::string word : split(text.substr(1, text.size() - 2), ',')) {
+      std::erase_if(word, [](char c) { return c == '"' || c == ' '; });
+      if (!word.empty()) words.push_back(std::move(word));
+    }
+    return words;
+  }
   return parse_scalar(text);
 }
 

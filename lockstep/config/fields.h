@@ -13,7 +13,8 @@
 
 namespace lockstep::config {
 
-using Value = std::variant<bool, int64_t, double, std::string>;  // what a TOML scalar can be
+// What a TOML scalar can be, or a list of texts.
+using Value = std::variant<bool, int64_t, double, std::string, std::vector<std::string>>;
 
 // What is wrong with a key or a value; the caller knows where it stands.
 struct Complaint {

@@ -33,7 +33,15 @@ std::optional<Value> scalar(const toml::node& node) {
   if (const auto* value = node.as_integer()) return value->get();
   if (const auto* value = node.as_floating_point()) return value->get();
   if (const auto* value = node.as_string()) return value->get();
-  return std::nullopt;
+  const auto* array = node.as_array();
+  if (!array) return std::nullopt;
+  std::vector<std::string> texts;
+  for (const toml::node& item : *array) {
+    const auto* text = item.as_string();
+    if (!text) return std::nullopt;
+    texts.push_back(text->get());
+  }
+  return texts;
 }
 
 bool is_section(const std::string& name) {
@@ -115,7 +123,7 @@ class Loader {
       const std::optional<Complaint> bad =
           value ? field->assign(loaded_.config, *value)
                 : std::optional(Complaint{.code = "LS1043",
-                                          .what = cat(field->key(), " is a list, a table or a date"),
+                                          .what = cat(field->key(), " is a table, a date or a list of other things than texts"),
                                           .hint = cat("expected: ", field->type)});
       if (bad) {
         complain(source, node.source(), *bad);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep::config {
 
@@ -27,6 +28,18 @@ struct Interval {
 struct Duration {
   double seconds = 0;
   bool operator==(const Duration&) const = default;
+};
+
+// Bytes of memory.
+struct Bytes {
+  int64_t count = 0;
+  bool operator==(const Bytes&) const = default;
+};
+
+// Several words, in the order given.
+struct Words {
+  std::vector<std::string> list{};
+  bool operator==(const Words&) const = default;
 };
 
 struct RunSection {
@@ -98,6 +111,15 @@ struct OptimizerSection {
 
 struct ParallelSection {
   int dp = 0;  // data-parallel ranks; 0 = as many as were started / tp
+  int zero = 0;          // what data-parallel ranks share out: 1 optimizer state, 2 also gradients, 3 also parameters
+  bool fsdp = false;     // the same as zero = 3
+  int dp_replicate = 0;  // HSDP: groups that each hold all shards; 0 = dp / dp_shard
+  int dp_shard = 0;      // ranks of such a group; 0 = dp / dp_replicate
+  int prefetch = 1;      // zero 3: layers whose parameters are gathered ahead of their use
+  Bytes prefetch_limit{int64_t{1} << 30};  // at most so many bytes of them wait for their layer
+  bool reshard_after_forward = true;     // zero 3: drop a layer's gathered parameters until its backward
+  bool reshard_after_microbatch = true;  // zero 3: drop them until the next microbatch
+  Precision reduce_precision = Precision::kFp32;  // of gradients on the wire, with zero; sums are fp32 always
   int tp = 1;  // ranks that hold one copy of the model together, each a part of every layer
   bool sequence_parallel = true;  // with tp: norms, dropout and sums of a layer are cut by rows
   DataParallel data_parallel = DataParallel::kRing;
@@ -105,6 +127,15 @@ struct ParallelSection {
   bool overlap = true;     // communicate while the backward pass goes on
   Backend backend = Backend::kAuto;
   bool operator==(const ParallelSection&) const = default;
+};
+
+struct MemorySection {
+  Words recompute{{"none"}};  // one word for all blocks, or one per block: none, selective, full
+  Words offload{};            // what lives on the host: optimizer, parameters, activations
+  Bytes device_limit{0};      // of a rank; 0 = none
+  Bytes host_limit{0};        // of what a rank offloads to the host; 0 = none
+  std::string disk_path{};    // takes what the host has no room for; empty = nothing goes to disk
+  bool operator==(const MemorySection&) const = default;
 };
 
 struct CheckpointSection {
@@ -123,6 +154,7 @@ struct RunConfig {
   TrainSection train{};
   OptimizerSection optimizer{};
   ParallelSection parallel{};
+  MemorySection memory{};
   CheckpointSection checkpoint{};
   bool operator==(const RunConfig&) const = default;
 };

@@ -10,7 +10,7 @@ namespace lockstep::config {
 namespace {
 
 std::string kind_of(const Value& value) {
-  constexpr const char* names[] = {"true or false", "an integer", "a number with a fraction or exponent", "text"};
+  constexpr const char* names[] = {"true or false", "an integer", "a number with a fraction or exponent", "text", "a list"};
   return names[value.index()];
 }
 
@@ -89,6 +89,26 @@ std::string print_value(const Duration& value) {
   return cat("\"", fixed_text(value.seconds), "s\"");
 }
 
+// The largest unit that says it exactly.
+std::string print_value(const Bytes& value) {
+  const char* units[] = {"GiB", "MiB", "KiB"};
+  int64_t size = kGiB;
+  for (const char* unit : units) {
+    if (value.count != 0 && value.count % size == 0) return cat("\"", value.count / size, unit, "\"");
+    size /= 1024;
+  }
+  return print_value(value.count);
+}
+
+std::string print_value(const std::vector<std::string>& value) {
+  std::vector<std::string> quoted;
+  for (const std::string& word : value) quoted.push_back(print_value(word));
+  return cat("[", join(quoted, ", "), "]");
+}
+std::string print_value(const Words& value) {
+  return value.list.size() == 1 ? print_value(value.list[0]) : print_value(value.list);
+}
+
 std::string print_value(const Value& value) {
   return std::visit([](const auto& plain) { return print_value(plain); }, value);
 }
@@ -121,6 +141,10 @@ std::string type_name(const std::string&, const Rule& rule) {
 }
 std::string type_name(const Interval&, const Rule&) { return "steps | duration"; }
 std::string type_name(const Duration&, const Rule&) { return "duration"; }
+std::string type_name(const Bytes&, const Rule&) { return "bytes"; }
+std::string type_name(const Words&, const Rule& rule) {
+  return rule.choices.empty() ? "texts" : cat(join(rule.choices, " | "), ", or a list");
+}
 
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, bool& out) {
   const bool* flag = std::get_if<bool>(&value);
@@ -188,6 +212,37 @@ Verdict read_value(const std::string& key, const Value& value, const Rule& rule,
   }
   if (Verdict bad = in_range(key, value, rule, *seconds)) return bad;
   out = {.seconds = *seconds};
+  return std::nullopt;
+}
+
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Bytes& out) {
+  const std::string* text = std::get_if<std::string>(&value);
+  const int64_t* integer = std::get_if<int64_t>(&value);
+  const std::optional<int64_t> bytes = text ? parse_bytes(*text) : integer ? std::optional(*integer) : std::nullopt;
+  if (!bytes)
+    return Complaint{.code = "LS1046",
+                     .what = cat(key, " = ", print_value(value), " is not a size of memory"),
+                     .hint = "write \"300MiB\", \"80GiB\" or a number of bytes"};
+  if (Verdict bad = in_range(key, value, rule, *bytes)) return bad;
+  out = {.count = *bytes};
+  return std::nullopt;
+}
+
+// A list, or a text with commas: "optimizer,activations".
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Words& out) {
+  std::vector<std::string> words;
+  if (const auto* list = std::get_if<std::vector<std::string>>(&value)) {
+    words = *list;
+  } else if (const auto* text = std::get_if<std::string>(&value)) {
+    if (!text->empty()) words = split(*text, ',');
+  } else {
+    return wrong_type<Words>(key, value, rule);
+  }
+  for (std::string& word : words) {
+    std::string checked;
+    if (Verdict bad = read_value(key, Value(word), rule, checked)) return bad;
+  }
+  out = {.list = std::move(words)};
   return std::nullopt;
 }
 

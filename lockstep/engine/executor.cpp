@@ -115,6 +115,8 @@ void Executor::run(const Action& action) {
       return update();
     case ActionKind::kPull:
       return start_pull(action);
+    default:
+      break;
   }
   LOCKSTEP_CHECK(false, "no handler for ", program::action_name(action.kind));
 }

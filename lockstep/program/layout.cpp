@@ -9,6 +9,31 @@
 
 namespace lockstep::program {
 
+namespace {
+
+std::vector<arch::Recompute> recompute_of(const config::MemorySection& memory, int64_t layers) {
+  std::vector<arch::Recompute> blocks;
+  for (const std::string& word : memory.recompute.list)
+    blocks.push_back(word == "full"        ? arch::Recompute::kFull
+                     : word == "selective" ? arch::Recompute::kSelective
+                                           : arch::Recompute::kNone);
+  if (blocks.size() == 1) blocks.resize(static_cast<size_t>(layers), blocks[0]);
+  return blocks;
+}
+
+Offload offload_of(const config::MemorySection& memory) {
+  const auto has = [&](const char* word) {
+    return std::find(memory.offload.list.begin(), memory.offload.list.end(), word) != memory.offload.list.end();
+  };
+  return {.optimizer = has("optimizer"),
+          .parameters = has("parameters"),
+          .activations = has("activations"),
+          .host_limit = memory.host_limit.count,
+          .disk = !memory.disk_path.empty()};
+}
+
+}  // namespace
+
 int64_t Layout::num_microbatches() const {
   const int64_t per_pass = micro_batch * mesh.degree(mesh::kDataAxes);
   LOCKSTEP_CHECK_EQ(global_batch % per_pass, 0, "global batch ", global_batch, ", one pass over all ranks ", per_pass);
@@ -29,6 +54,17 @@ std::vector<arch::ParamSpec> Layout::param_table(int rank) const {
   return arch::param_table(model, tensor_shard(rank));
 }
 
+int Layout::shards() const { return zero > 0 ? mesh.degree(mesh::Axis::kDpShard) : 1; }
+
+int Layout::shard(int rank) const { return shards() == 1 ? 0 : mesh.coordinates(rank)[mesh::Axis::kDpShard]; }
+
+arch::FlatLayout Layout::flat_layout(int rank) const { return arch::flat_layout(param_table(rank), shards()); }
+
+arch::Recompute Layout::recompute_of(int layer) const {
+  const bool block = layer >= 1 && layer <= static_cast<int>(recompute.size());
+  return block ? recompute[static_cast<size_t>(layer) - 1] : arch::Recompute::kNone;
+}
+
 bool Layout::server_mode() const {
   return data_parallel == config::DataParallel::kParameterServer && mesh.degree(mesh::kDataAxes) > 1;
 }
@@ -40,11 +76,14 @@ bool Layout::owns_optimizer(int rank) const {
 Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& model, int world_size) {
   config::RunConfig resolved = config;
   resolved.model.max_seq_len = model.max_seq_len;
+  resolved.model.layers = model.layers;
   resolved.model.heads = model.heads;
   resolved.model.kv_heads = model.kv_heads;
   config::check_layout(resolved, world_size);
   mesh::PerAxis degrees = mesh::PerAxis::ones();
-  degrees[mesh::Axis::kDpReplicate] = config::data_parallel_size(config, world_size);
+  const config::DataDegrees data = config::data_degrees(config, world_size);
+  degrees[mesh::Axis::kDpReplicate] = data.replicate;
+  degrees[mesh::Axis::kDpShard] = data.shard;
   degrees[mesh::Axis::kTp] = config.parallel.tp;
   return {.model = model,
           .mesh = mesh::Mesh(degrees),
@@ -54,6 +93,15 @@ Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& mod
           .precision = config.train.precision,
           .data_parallel = config.parallel.data_parallel,
           .bucket_bytes = std::llround(config.parallel.bucket_mib * static_cast<double>(kMiB)),
+          .zero = config::zero_stage(config),
+          .prefetch = config.parallel.prefetch,
+          .prefetch_limit = config.parallel.prefetch_limit.count,
+          .reshard_after_forward = config.parallel.reshard_after_forward,
+          .reshard_after_microbatch = config.parallel.reshard_after_microbatch,
+          .reduce_precision = config.parallel.reduce_precision,
+          .recompute = recompute_of(config.memory, model.layers),
+          .offload = offload_of(config.memory),
+          .device_limit = config.memory.device_limit.count,
           .sequence_parallel = config.parallel.sequence_parallel,
           .overlap = config.parallel.overlap,
           .threads = std::max(1, config.train.threads)};
@@ -62,6 +110,10 @@ Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& mod
 Layout reference_layout(const Layout& layout) {
   Layout reference = layout;
   reference.mesh = mesh::Mesh();
+  reference.zero = 0;
+  reference.recompute.clear();
+  reference.offload = {};
+  reference.device_limit = 0;
   reference.data_parallel = config::DataParallel::kRing;
   return reference;
 }
@@ -74,7 +126,13 @@ std::string describe(const Layout& layout) {
   const int tensor = layout.mesh.degree(mesh::Axis::kTp);
   const char* kind = layout.data_parallel == config::DataParallel::kRing ? "ring" : "parameter server";
   std::vector<std::string> axes;
-  if (data > 1) axes.push_back(cat("dp ", data, " (", kind, ")"));
+  const int shard = layout.mesh.degree(mesh::Axis::kDpShard), replicate = layout.mesh.degree(mesh::Axis::kDpReplicate);
+  if (shard > 1 && replicate > 1)
+    axes.push_back(cat("dp_replicate ", replicate, " x dp_shard ", shard, " (zero ", layout.zero, ")"));
+  else if (shard > 1)
+    axes.push_back(cat("dp ", shard, " (zero ", layout.zero, ")"));
+  else if (data > 1)
+    axes.push_back(cat("dp ", data, " (", kind, ")"));
   if (tensor > 1) axes.push_back(cat("tp ", tensor, layout.sequence_parallel ? " (sequence parallel)" : ""));
   return cat(axes.empty() ? "1 rank" : join(axes, " x "), ", ",
              several(layout.num_microbatches(), "microbatch", "microbatches"), " x ",

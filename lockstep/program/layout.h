@@ -15,6 +15,16 @@
 
 namespace lockstep::program {
 
+// What lives on the host (or, beyond host_limit, on disk) and comes to the device for its use.
+struct Offload {
+  bool optimizer = false;    // moments and fp32 values; gradients are summed and the update runs there too
+  bool parameters = false;   // each layer's, or with zero 3 this rank's shard of it; only together with `optimizer`
+  bool activations = false;  // the layer inputs that full recomputation keeps
+  int64_t host_limit = 0;    // bytes of this rank; 0 = none
+  bool disk = false;         // there is a place for what goes beyond it
+  bool operator==(const Offload&) const = default;
+};
+
 inline constexpr int kServerRank = 0;  // of the parameter server, within the data group
 
 struct Layout {
@@ -26,6 +36,17 @@ struct Layout {
   config::Precision precision = config::Precision::kFp32;
   config::DataParallel data_parallel = config::DataParallel::kRing;
   int64_t bucket_bytes = 25 << 20;
+  // What the ranks of the axis dp_shard share out (Rajbhandari et al. 2020, ZeRO): 1 optimizer state, 2 also gradients,
+  // 3 also parameters.
+  int zero = 0;
+  int prefetch = 1;                             // layers, zero 3
+  int64_t prefetch_limit = int64_t{1} << 30;    // bytes
+  bool reshard_after_forward = true;
+  bool reshard_after_microbatch = true;
+  config::Precision reduce_precision = config::Precision::kFp32;  // of gradients on the wire
+  std::vector<arch::Recompute> recompute{};     // one per block; empty = none
+  Offload offload{};
+  int64_t device_limit = 0;  // bytes of a rank; 0 = none
   // Over the axis tp: norms, dropout and sums act on 1/tp of the rows. Means nothing for tp 1.
   bool sequence_parallel = true;
   bool overlap = true;  // reduce a bucket as soon as it is full, otherwise all after the last backward; and sum the
@@ -37,6 +58,15 @@ struct Layout {
   int64_t element_size() const;      // of the compute copy: 4 fp32, 2 bf16
   arch::TensorShard tensor_shard(int rank) const;
   std::vector<arch::ParamSpec> param_table(int rank) const;  // with the pieces of `rank`
+  int shards() const;                // ranks that share out states: degree of dp_shard, 1 with zero 0
+  int shard(int rank) const;         // which of them
+  arch::FlatLayout flat_layout(int rank) const;  // of its table, cut for shards()
+  // Gathered parameters come and go: zero 3 with several shards, or parameters on the host.
+  bool sharded_parameters() const { return zero == 3 && shards() > 1; }
+  bool transient_parameters() const { return sharded_parameters() || offload.parameters; }
+  // A layer's whole gradient lives only until it is reduced; what stays is this rank's shard, on the device or the host.
+  bool transient_gradients() const { return (zero >= 2 && shards() > 1) || offload.optimizer; }
+  arch::Recompute recompute_of(int layer) const;  // of the layer table; none for embedding and head
   bool server_mode() const;  // a parameter server among several data-parallel ranks
   // The rank holds optimizer state: everyone, but of a parameter server's group the server alone.
   bool owns_optimizer(int rank) const;

@@ -90,6 +90,8 @@ std::string_view category_name(MemoryCategory category) {
       return "activations";
     case MemoryCategory::kBuffers:
       return "buffers";
+    case MemoryCategory::kHost:
+      return "host";
   }
   throw InternalError("no such category");
 }
@@ -97,7 +99,7 @@ std::string_view category_name(MemoryCategory category) {
 int64_t MemoryBytes::total() const {
   int64_t sum = 0;
   for (int64_t value : bytes) sum += value;
-  return sum;
+  return sum - bytes[static_cast<size_t>(MemoryCategory::kHost)];
 }
 
 MemoryBytes predict_memory(const Layout& layout, const Program& program, int rank) {

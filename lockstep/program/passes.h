@@ -11,17 +11,42 @@ namespace lockstep::program {
 // F and B of whole stages. One stage: for each microbatch F, then B.
 Program schedule(const Layout& layout);
 
-// A stage becomes its layers: F of layers 0 .. L + 1, B of L + 1 .. 0.
+// A stage becomes its layers: F of layers 0 .. L + 1, B of L + 1 .. 0. RECOMPUTE directly before the B of every block that
+// does not keep all (Layout::recompute).
 Program expand_layers(Program program, const Layout& layout);
+
+// The units (layers that own them) whose parameters an action reads: F and RECOMPUTE their own and tied ones, B and I of
+// blocks and head their own. W and the embedding's backward read none.
+std::vector<int> units_read(const Action& action, const std::vector<arch::ParamSpec>& table);
+// The units whose gradients it adds to: B and W their own; the head's F that of its projection, which may be a tied one.
+std::vector<int> units_written(const Action& action, const std::vector<arch::ParamSpec>& table);
+
+// Transient parameters (Layout::transient_parameters): UNSHARD before the first of the actions that read a unit, RESHARD
+// after the last, for every stretch of its use. A stretch ends where another unit is read before the next use, unless
+// reshard_after_forward or reshard_after_microbatch are off. UNSHARD stands `prefetch` computing actions earlier than its
+// use, as far as the bytes that wait stay within prefetch_limit.
+Program shard_parameters(Program program, const Layout& layout);
 
 // Fills program.buckets and, where the data axes have more than one rank, adds REDUCE_GRAD (ring) or PUSH (parameter
 // server) of every bucket: with overlap directly after the last backward that writes into it, else all after the last
 // backward. While gradients accumulate over microbatches nothing is communicated.
+// With zero: REDUCE_GRAD over dp_shard where that axis has several ranks, REDUCE_SHARD over dp_replicate where that one
+// has, one computing action later. Transient gradients (Layout::transient_gradients): every unit a bucket by itself; it is
+// reduced after every microbatch, and SHARD_GRAD follows one computing action later (at once without overlap, or where
+// nothing is reduced); REDUCE_SHARD directly after the SHARD_GRAD of the last microbatch.
 Program reduce_gradients(Program program, const Layout& layout);
 
 // LOSS, REDUCE_PARTIAL where the rank has such gradients, NORM and STEP at the end. Parameter server: REDUCE_PARTIAL and
-// STEP on the server alone, then PULL of every bucket.
+// STEP on the server alone, then PULL of every bucket. Zero 1 and 2: STEP and UNSHARD unit by unit, in forward order.
 Program update(Program program, const Layout& layout);
+
+// What Layout::offload names, moved ahead of its use (double buffered) and back or dropped after it. Parameters: FETCH and
+// EVICT take the place of UNSHARD and RESHARD where nothing is sharded, else FETCH stands one UNSHARD ahead of its own and
+// EVICT behind RESHARD. Optimizer: STEP unit by unit, on the host; what is on disk (disk_units) with FETCH of the next
+// unit before it and EVICT after it; parameters that stay on the device follow with FETCH (and UNSHARD). Activations: EVICT
+// after F of a layer that keeps its input alone, FETCH one layer ahead of its RECOMPUTE.
+Program offload(Program program, const Layout& layout);
+
 bool has_partial(const std::vector<arch::ParamSpec>& table);
 
 // Units of consecutive layers in backward order, a bucket closed once it holds `bucket_bytes` of fp32 gradients or

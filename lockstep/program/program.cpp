@@ -25,6 +25,20 @@ std::string_view action_name(ActionKind kind) {
       return "I";
     case ActionKind::kBackwardWeight:
       return "W";
+    case ActionKind::kRecompute:
+      return "RECOMPUTE";
+    case ActionKind::kUnshard:
+      return "UNSHARD";
+    case ActionKind::kReshard:
+      return "RESHARD";
+    case ActionKind::kFetch:
+      return "FETCH";
+    case ActionKind::kEvict:
+      return "EVICT";
+    case ActionKind::kShardGrad:
+      return "SHARD_GRAD";
+    case ActionKind::kReduceShard:
+      return "REDUCE_SHARD";
     case ActionKind::kReduceGrad:
       return "REDUCE_GRAD";
     case ActionKind::kPush:

@@ -11,30 +11,47 @@
 
 namespace lockstep::program {
 
-// An asynchronous action (REDUCE_GRAD, PUSH, PULL) starts where it stands and is waited for at the first action that uses
-// its result: REDUCE_PARTIAL, NORM and STEP use every reduced bucket, the next step's first F uses what was pulled.
+// An asynchronous action (UNSHARD, REDUCE_GRAD, REDUCE_SHARD, PUSH, PULL, FETCH, EVICT) starts where it stands and is
+// waited for at the first action that uses its result: REDUCE_PARTIAL, NORM and STEP use every reduced bucket, SHARD_GRAD
+// and REDUCE_SHARD that of their bucket, a layer's F, RECOMPUTE, B or I its gathered parameters - also in the next step,
+// for those after STEP and for what was pulled.
 enum class ActionKind {
   kForward,         // F   forward of a layer (of a whole stage before expand_layers) for a microbatch
   kBackward,        // B   = I then W
   kBackwardInput,   // I   gradient of the input
   kBackwardWeight,  // W   gradients of the weights, accumulated into the gradient buffer
-  kReduceGrad,      // REDUCE_GRAD  a bucket: all-reduce of the sum over the data axes
+  kRecompute,       // RECOMPUTE  what the layer's B or I and W need and its F did not keep
+  kUnshard,         // UNSHARD  a unit's parameters are gathered from the ranks of dp_shard
+  kReshard,         // RESHARD  and dropped but for this rank's shard (nothing moves)
+  kFetch,           // FETCH  from the host (or disk) to the device
+  kEvict,           // EVICT  from the device to the host (or disk); parameters and other unchanged things are dropped
+  kReduceGrad,      // REDUCE_GRAD  a bucket: all-reduce of the sum over the data axes; with zero a reduce-scatter over
+                    // dp_shard, unit by unit, where gradients are transient after every microbatch
+  kShardGrad,       // SHARD_GRAD  a bucket of transient gradients: this rank's shard is added to what is kept of the
+                    // step (on the host where the optimizer lives there), the rest is dropped
+  kReduceShard,     // REDUCE_SHARD  a bucket: all-reduce of this rank's shard over dp_replicate
   kPush,            // PUSH  a bucket: every rank sends its gradients, the server sums them in rank order
   kLoss,            // LOSS  all-reduce of loss sum, token count and the non-finite flag over the ranks of a model replica
   kReducePartial,   // REDUCE_PARTIAL  gradients that are parts of a sum over tp: of norms, biases and positions under
                     // sequence parallelism, of key/value heads that several ranks share
   kNorm,            // NORM  gradient norm over all parameters once, the clip factor and the one division by the tokens
-  kStep,            // STEP  the optimizer, on what this rank owns
+  kStep,            // STEP  the optimizer, on what this rank owns; of one unit where it is followed by its UNSHARD
   kPull,            // PULL  a bucket: the server sends updated parameters to every rank
 };
 std::string_view action_name(ActionKind kind);
+
+// What FETCH and EVICT move.
+enum class Moved { kParameters, kOptimizer, kActivation };
 
 struct Action {
   ActionKind kind = ActionKind::kForward;
   int stage = -1;       // before expand_layers
   int layer = -1;       // after it
   int microbatch = -1;
-  int bucket = -1;      // REDUCE_GRAD, PUSH, PULL
+  int bucket = -1;      // REDUCE_GRAD, SHARD_GRAD, REDUCE_SHARD, PUSH, PULL
+  int unit = -1;        // UNSHARD, RESHARD, FETCH and EVICT of parameters or optimizer state, STEP: the layer that owns
+                        // it; STEP with -1: all
+  Moved moved = Moved::kParameters;  // FETCH, EVICT; an activation has layer and microbatch
   bool operator==(const Action&) const = default;
 };
 

@@ -112,6 +112,8 @@ class Verifier {
         return trace_.norm.push_back(position);
       case ActionKind::kStep:
         return trace_.step.push_back(position);
+      default:
+        return;
     }
   }
 
