@@ -29,6 +29,8 @@ struct LayerCost {
                                // Tokens and targets belong to the microbatch and are not counted.
   int64_t output = 0;          // bytes of the layer's output: the activation handed on, and of its gradient
   int64_t forward_workspace = 0;   // peak inside a training forward, less x, kept (x in it counted once) and output
+  int64_t restored = 0;            // bytes that RECOMPUTE adds to `kept`, under CostInput::recompute
+  int64_t recompute_workspace = 0;  // peak inside RECOMPUTE, less kept and restored
   int64_t backward_workspace = 0;  // peak inside I then W, less what was kept, dy and dx
   double forward_flops() const;
   double backward_flops() const;

@@ -53,6 +53,16 @@ class Layer {
   // dy: [B, S, D]; undefined for the head (its gradient is 1). Returns dx; undefined for the embedding.
   virtual at::Tensor backward_input(const at::Tensor& dy, Saved& saved) = 0;
   virtual void backward_weight(Saved& saved) = 0;
+  // Full recomputation: what forward(x, microbatch, &saved) would have kept, without the output. Same bits.
+  virtual std::unique_ptr<Saved> recompute(const at::Tensor& x, const Microbatch& microbatch) {
+    std::unique_ptr<Saved> saved;
+    forward(x, microbatch, &saved);
+    return saved;
+  }
+  // Selective recomputation: forget() drops what restore() computes again from the rest, with the same bits. Layers that
+  // have nothing of the kind do nothing.
+  virtual void forget(Saved&) {}
+  virtual void restore(Saved&) {}
   // Both (action B). A layer that communicates runs its weight gradients beside the reduction of dx.
   virtual at::Tensor backward(const at::Tensor& dy, Saved& saved) {
     at::Tensor dx = backward_input(dy, saved);
