@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "lockstep/program/passes.h"
@@ -6,18 +7,85 @@
 namespace lockstep::program {
 namespace {
 
-bool adds_gradients(const Action& action) {
-  return action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight;
-}
-
-// Position after the last action that adds to the gradients of one of `layers`.
-size_t completed_at(const std::vector<Action>& actions, const std::vector<int>& layers) {
-  size_t position = 0;
-  for (size_t i = 0; i < actions.size(); ++i) {
-    if (adds_gradients(actions[i]) && std::count(layers.begin(), layers.end(), actions[i].layer) > 0) position = i + 1;
+// What is added to one rank's list, by the computing action in front of which it stands (beyond the last: at the end).
+class Reductions {
+ public:
+  Reductions(const Layout& layout, const std::vector<arch::ParamSpec>& table, const std::vector<Bucket>& buckets,
+             const std::vector<Action>& actions)
+      : layout_(layout), table_(table), buckets_(buckets), actions_(actions) {
+    for (size_t i = 0; i < actions.size(); ++i)
+      if (computes(actions[i].kind)) computing_.push_back(i);
+    starts_.resize(computing_.size() + 1);
+    waits_.resize(computing_.size() + 1);
+    for (int bucket = 0; bucket < static_cast<int>(buckets.size()); ++bucket)
+      layout.transient_gradients() ? every_microbatch(bucket) : whole_step(bucket);
   }
-  return position;
-}
+
+  std::vector<Action> result() const {
+    std::vector<Action> merged;
+    size_t next = 0;
+    const auto insert_next = [&] {
+      for (const auto* actions : {&starts_[next], &waits_[next]})
+        merged.insert(merged.end(), actions->begin(), actions->end());
+      ++next;
+    };
+    for (const Action& action : actions_) {
+      if (computes(action.kind)) insert_next();
+      merged.push_back(action);
+    }
+    insert_next();
+    return merged;
+  }
+
+ private:
+  const Action& computing(size_t k) const { return actions_[computing_[k]]; }
+  bool replicated() const { return layout_.mesh.degree(mesh::Axis::kDpReplicate) > 1; }
+  bool writes(size_t k, int unit) const {
+    const std::vector<int> units = units_written(computing(k), table_);
+    return std::count(units.begin(), units.end(), unit) > 0;
+  }
+
+  // Gradients that are added up over the microbatches and then reduced.
+  void whole_step(int index) {
+    const std::vector<int> layers = writers(buckets_[static_cast<size_t>(index)], table_);
+    const bool ring = layout_.data_parallel == config::DataParallel::kRing;
+    const size_t end = computing_.size();
+    size_t complete = end;
+    for (size_t k = 0; k < end && layout_.overlap; ++k) {
+      const bool adds = computing(k).kind == ActionKind::kBackward || computing(k).kind == ActionKind::kBackwardWeight;
+      if (adds && std::count(layers.begin(), layers.end(), computing(k).layer) > 0) complete = k + 1;
+    }
+    starts_[complete].push_back({.kind = ring ? ActionKind::kReduceGrad : ActionKind::kPush, .bucket = index});
+    if (layout_.shards() > 1 && replicated())
+      waits_[std::min(complete + 1, end)].push_back({.kind = ActionKind::kReduceShard, .bucket = index});
+  }
+
+  // Gradients that live until this rank's shard of them is added to what it keeps.
+  void every_microbatch(int index) {
+    const int unit = buckets_[static_cast<size_t>(index)].layers.front();
+    std::map<int, size_t> complete;  // microbatch -> where its last gradients of the unit are written
+    for (size_t k = 0; k < computing_.size(); ++k)
+      if (writes(k, unit)) complete[computing(k).microbatch] = k + 1;
+    const bool several = layout_.shards() > 1;
+    for (const auto& [microbatch, at] : complete) {
+      if (several)
+        starts_[at].push_back({.kind = ActionKind::kReduceGrad, .microbatch = microbatch, .bucket = index});
+      const bool later = several && layout_.overlap && at < computing_.size() && !writes(at, unit);
+      std::vector<Action>& waits = waits_[later ? at + 1 : at];
+      waits.push_back({.kind = ActionKind::kShardGrad, .microbatch = microbatch, .bucket = index});
+      if (replicated() && microbatch + 1 == layout_.num_microbatches())
+        waits.push_back({.kind = ActionKind::kReduceShard, .bucket = index});
+    }
+  }
+
+  const Layout& layout_;
+  const std::vector<arch::ParamSpec>& table_;
+  const std::vector<Bucket>& buckets_;
+  const std::vector<Action>& actions_;
+  std::vector<size_t> computing_;  // positions of the computing actions
+  // What starts is ahead of what waits: a wait would hold it up.
+  std::vector<std::vector<Action>> starts_, waits_;
+};
 
 }  // namespace
 
@@ -33,7 +101,8 @@ std::vector<int> writers(const Bucket& bucket, const std::vector<arch::ParamSpec
 
 std::vector<Bucket> gradient_buckets(const Layout& layout) {
   const std::vector<arch::ParamSpec> table = layout.param_table(0);  // units are alike on all ranks
-  const arch::FlatLayout flat = arch::flat_layout(table);
+  const arch::FlatLayout flat = layout.flat_layout(0);
+  const int64_t full = layout.transient_gradients() ? 0 : layout.bucket_bytes;
   std::vector<Bucket> buckets;
   bool open = false;
   for (auto unit = flat.units.rbegin(); unit != flat.units.rend(); ++unit) {
@@ -41,7 +110,7 @@ std::vector<Bucket> gradient_buckets(const Layout& layout) {
     Bucket& bucket = buckets.back();
     bucket.layers.push_back(unit->layer);
     bucket.begin = unit->begin;
-    open = bucket.numel() * static_cast<int64_t>(sizeof(float)) < layout.bucket_bytes;
+    open = bucket.numel() * static_cast<int64_t>(sizeof(float)) < full;
   }
   // Backward runs from the last layer to the first: the first of a bucket's writers completes it.
   std::vector<std::pair<int, Bucket>> by_completion;
@@ -54,24 +123,16 @@ std::vector<Bucket> gradient_buckets(const Layout& layout) {
 
 Program reduce_gradients(Program program, const Layout& layout) {
   program.buckets = gradient_buckets(layout);
-  if (layout.mesh.degree(mesh::kDataAxes) == 1) return program;
-  const bool ring = layout.data_parallel == config::DataParallel::kRing;
-  const std::vector<arch::ParamSpec> table = arch::param_table(layout.model);
-  std::vector<std::vector<int>> writers_of;
-  for (const Bucket& bucket : program.buckets) writers_of.push_back(writers(bucket, table));
+  if (layout.mesh.degree(mesh::kDataAxes) == 1 && !layout.transient_gradients()) return program;
+  const std::vector<arch::ParamSpec> table = layout.param_table(0);
+  std::vector<Action> planned;  // most ranks have the same list: planned once
+  std::vector<Action> result;
   for (std::vector<Action>& actions : program.ranks) {
-    std::vector<std::vector<Action>> after(actions.size() + 1);  // after[i] goes in front of action i
-    for (size_t i = 0; i < program.buckets.size(); ++i) {
-      const size_t position = layout.overlap ? completed_at(actions, writers_of[i]) : actions.size();
-      after[position].push_back(
-          {.kind = ring ? ActionKind::kReduceGrad : ActionKind::kPush, .bucket = static_cast<int>(i)});
+    if (actions != planned) {
+      planned = actions;
+      result = Reductions(layout, table, program.buckets, planned).result();
     }
-    std::vector<Action> merged;
-    for (size_t i = 0; i <= actions.size(); ++i) {
-      merged.insert(merged.end(), after[i].begin(), after[i].end());
-      if (i < actions.size()) merged.push_back(actions[i]);
-    }
-    actions = std::move(merged);
+    actions = result;
   }
   return program;
 }

@@ -15,6 +15,9 @@ Program schedule(const Layout& layout);
 // does not keep all (Layout::recompute).
 Program expand_layers(Program program, const Layout& layout);
 
+// F, B, I, W and RECOMPUTE.
+bool computes(ActionKind kind);
+
 // The units (layers that own them) whose parameters an action reads: F and RECOMPUTE their own and tied ones, B and I of
 // blocks and head their own. W and the embedding's backward read none.
 std::vector<int> units_read(const Action& action, const std::vector<arch::ParamSpec>& table);
@@ -22,9 +25,12 @@ std::vector<int> units_read(const Action& action, const std::vector<arch::ParamS
 std::vector<int> units_written(const Action& action, const std::vector<arch::ParamSpec>& table);
 
 // Transient parameters (Layout::transient_parameters): UNSHARD before the first of the actions that read a unit, RESHARD
-// after the last, for every stretch of its use. A stretch ends where another unit is read before the next use, unless
-// reshard_after_forward or reshard_after_microbatch are off. UNSHARD stands `prefetch` computing actions earlier than its
-// use, as far as the bytes that wait stay within prefetch_limit.
+// after the last, for every stretch of its use. A stretch ends where another unit is read before the next use, unless that
+// is in the same microbatch and reshard_after_forward is off, or in a later one and reshard_after_microbatch is. UNSHARD
+// stands `prefetch` computing actions earlier than its use, as far as the bytes gathered for later stay within
+// prefetch_limit beside every computing action, and in the order of uses. Where it would stand directly behind the RESHARD
+// of its own unit there are neither: the parameters stay. Prefetch is a plan made here, never found at run time (against
+// Zhao et al. 2023, PyTorch FSDP, section 3.3).
 Program shard_parameters(Program program, const Layout& layout);
 
 // Fills program.buckets and, where the data axes have more than one rank, adds REDUCE_GRAD (ring) or PUSH (parameter

@@ -1,7 +1,10 @@
 #include "lockstep/program/predict.h"
 
+#include <optional>
 #include <span>
+#include <utility>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 #include "lockstep/program/tensor_calls.h"
 
@@ -26,18 +29,23 @@ class Planner {
         over(kTensorAxis, "tp",
              {call.site, call.collective, tensor_algorithm(call.collective, call.numel * call.element_size, tensor_ranks()),
               call.numel, call.element_size});
-      return std::move(calls_);
+      return std::exchange(calls_, {});
     }
     switch (action.kind) {
+      case ActionKind::kUnshard:
+        unshard(action);
+        break;
       case ActionKind::kReduceGrad:
-        over_data({cat("reduce_grad bucket ", action.bucket), Collective::kAllReduce, Algorithm::kRing,
-                   bucket(action), 4});
+        reduce_grad(action);
+        break;
+      case ActionKind::kReduceShard:
+        reduce_shard(action);
         break;
       case ActionKind::kPush:
-        over_data({cat("push bucket ", action.bucket), Collective::kReduce, Algorithm::kDirect, bucket(action), 4});
+        over_data({cat("push bucket ", action.bucket), Collective::kReduce, Algorithm::kDirect, bucket(action).numel(), 4});
         break;
       case ActionKind::kPull:
-        over_data({cat("pull bucket ", action.bucket), Collective::kBroadcast, Algorithm::kDirect, bucket(action),
+        over_data({cat("pull bucket ", action.bucket), Collective::kBroadcast, Algorithm::kDirect, bucket(action).numel(),
                    layout_.element_size()});
         break;
       case ActionKind::kLoss:
@@ -47,19 +55,57 @@ class Planner {
         reduce_partial();
         break;
       case ActionKind::kNorm:
-        if (layout_.owns_optimizer(rank_))
-          over(kTensorAxis, "tp", {"norm", Collective::kAllReduce, Algorithm::kDirect, 1, 8});
-        if (layout_.server_mode()) over_data({"norm", Collective::kBroadcast, Algorithm::kDirect, 1, 8});
+        norm();
         break;
       default:
         break;
     }
-    return std::move(calls_);
+    return std::exchange(calls_, {});
   }
 
  private:
   int tensor_ranks() const { return layout_.mesh.degree(mesh::Axis::kTp); }
-  int64_t bucket(const Action& action) const { return program_.buckets.at(static_cast<size_t>(action.bucket)).numel(); }
+  const Bucket& bucket(const Action& action) const { return program_.buckets.at(static_cast<size_t>(action.bucket)); }
+  int64_t unit_numel(int layer) {
+    if (!flat_) flat_ = layout_.flat_layout(rank_);
+    for (const arch::FlatUnit& unit : flat_->units)
+      if (unit.layer == layer) return unit.numel();
+    throw InternalError(cat("layer ", layer, " owns no parameters"));
+  }
+
+  void unshard(const Action& action) {
+    if (layout_.shards() == 1) return;
+    const std::string layer = arch::layer_table(layout_.model).at(static_cast<size_t>(action.unit)).name;
+    over(kShardAxis, data_axis(layout_, mesh::Axis::kDpShard),
+         {"unshard " + layer, Collective::kAllGather, Algorithm::kRing, unit_numel(action.unit), layout_.element_size()});
+  }
+
+  void reduce_grad(const Action& action) {
+    const std::string site = cat("reduce_grad bucket ", action.bucket);
+    if (layout_.shards() == 1)
+      return over_data({site, Collective::kAllReduce, Algorithm::kRing, bucket(action).numel(), 4});
+    const bool bf16 = layout_.reduce_precision == config::Precision::kBf16;
+    for (int unit : bucket(action).layers)
+      over(kShardAxis, data_axis(layout_, mesh::Axis::kDpShard),
+           {site, bf16 ? Collective::kAllToAll : Collective::kReduceScatter,
+            bf16 ? Algorithm::kDirect : Algorithm::kRing, unit_numel(unit), bf16 ? 2 : 4});
+  }
+
+  void reduce_shard(const Action& action) {
+    for (int unit : bucket(action).layers)
+      over(kReplicateAxis, data_axis(layout_, mesh::Axis::kDpReplicate),
+           {cat("reduce_shard bucket ", action.bucket), Collective::kAllReduce, Algorithm::kRing,
+            unit_numel(unit) / layout_.shards(), 4});
+  }
+
+  void norm() {
+    const Call sum{"norm", Collective::kAllReduce, Algorithm::kDirect, 1, 8};
+    if (layout_.shards() > 1)
+      over(kReplicaAxes, replica_axis(layout_), sum);
+    else if (layout_.owns_optimizer(rank_))
+      over(kTensorAxis, "tp", sum);
+    if (layout_.server_mode()) over_data({"norm", Collective::kBroadcast, Algorithm::kDirect, 1, 8});
+  }
 
   void over_data(const Call& call) { over(mesh::kDataAxes, "dp", call); }
   void over(std::span<const mesh::Axis> axes, const char* name, const Call& call) {
@@ -68,7 +114,7 @@ class Planner {
 
   // Gradients that all ranks of the axis share, then those of key/value heads that some of them share.
   void reduce_partial() {
-    const PartialGradients partial = partial_gradients(layout_.param_table(rank_));
+    const PartialGradients partial = partial_gradients(layout_, rank_);
     const std::vector<int> ranks = layout_.mesh.group(rank_, kTensorAxis);
     const int here = layout_.mesh.group_rank(rank_, kTensorAxis);
     add(ranks, here, "tp", {"reduce_partial", Collective::kAllReduce, Algorithm::kRing, partial.of_axis, 4});
@@ -94,6 +140,7 @@ class Planner {
   const Layout& layout_;
   const Program& program_;
   const int rank_;
+  std::optional<arch::FlatLayout> flat_;
   std::vector<PlannedCall> calls_;
 };
 
@@ -113,6 +160,28 @@ PartialGradients partial_gradients(const std::vector<arch::ParamSpec>& table) {
   return partial;
 }
 
+PartialGradients partial_gradients(const Layout& layout, int rank) {
+  const std::vector<arch::ParamSpec> table = layout.param_table(rank);
+  PartialGradients partial = partial_gradients(table);
+  if (layout.shards() == 1) return partial;
+  partial.of_axis = partial.of_copies = 0;
+  const arch::FlatLayout flat = layout.flat_layout(rank);
+  for (const arch::FlatUnit& unit : flat.units)
+    for (const arch::ShardSlot& slot : arch::shard_slots(flat, unit, layout.shard(rank))) {
+      const arch::ParamSpec& spec = table[static_cast<size_t>(slot.param)];
+      if (!spec.partial) continue;
+      (spec.cut == arch::TensorCut::kNone ? partial.of_axis : partial.of_copies) += slot.numel;
+    }
+  return partial;
+}
+
+const char* data_axis(const Layout& layout, mesh::Axis axis) {
+  LOCKSTEP_CHECK(axis == mesh::Axis::kDpReplicate || axis == mesh::Axis::kDpShard, mesh::axis_name(axis));
+  const bool both = layout.mesh.degree(mesh::Axis::kDpReplicate) > 1 && layout.mesh.degree(mesh::Axis::kDpShard) > 1;
+  if (!both) return "dp";
+  return axis == mesh::Axis::kDpShard ? "dp_shard" : "dp_replicate";
+}
+
 const char* replica_axis(const Layout& layout) {
   if (layout.mesh.degree(mesh::Axis::kTp) == 1) return "dp";
   return layout.mesh.degree(mesh::kDataAxes) == 1 ? "tp" : "replica";
@@ -122,11 +191,18 @@ std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& prog
   return Planner(layout, program, rank).of(action);
 }
 
+std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& program, int rank) {
+  Planner planner(layout, program, rank);
+  std::vector<PlannedCall> calls;
+  for (const Action& action : program.ranks.at(static_cast<size_t>(rank)))
+    for (PlannedCall& planned : planner.of(action)) calls.push_back(std::move(planned));
+  return calls;
+}
+
 Ledger predict_ledger(const Layout& layout, const Program& program, int rank) {
   Ledger ledger;
-  for (const Action& action : program.ranks.at(static_cast<size_t>(rank)))
-    for (const PlannedCall& planned : planned_calls(layout, program, rank, action))
-      ledger.add(planned.key, payload(planned.call), predicted_sends(planned.call, planned.group_rank));
+  for (const PlannedCall& planned : planned_calls(layout, program, rank))
+    ledger.add(planned.key, payload(planned.call), predicted_sends(planned.call, planned.group_rank));
   return ledger;
 }
 

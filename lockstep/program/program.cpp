@@ -60,6 +60,7 @@ std::string_view action_name(ActionKind kind) {
 Program build_program(const Layout& layout) {
   Program program = verified(schedule(layout), layout, Pass::kSchedule);
   program = verified(expand_layers(std::move(program), layout), layout, Pass::kExpandLayers);
+  program = verified(shard_parameters(std::move(program), layout), layout, Pass::kShardParameters);
   program = verified(reduce_gradients(std::move(program), layout), layout, Pass::kReduceGradients);
   return verified(update(std::move(program), layout), layout, Pass::kUpdate);
 }

@@ -148,8 +148,13 @@ std::string action_text(const Action& action, const std::vector<Bucket>& buckets
   std::string text(action_name(action.kind));
   if (action.bucket >= 0) {
     const std::vector<int>& layers = buckets.at(static_cast<size_t>(action.bucket)).layers;
-    return cat(text, " ", label_range(layers.front(), layers.back(), num_layers));
+    text += " " + label_range(layers.front(), layers.back(), num_layers);
   }
+  if (action.kind == ActionKind::kFetch || action.kind == ActionKind::kEvict) {
+    if (action.moved == Moved::kOptimizer) text += " state of";
+    if (action.moved == Moved::kActivation) text += " input of";
+  }
+  if (action.unit >= 0) text += " " + layer_label(action.unit, num_layers);
   if (action.stage >= 0) text += cat(" stage ", action.stage);
   if (action.layer >= 0) text += " " + layer_label(action.layer, num_layers);
   if (action.microbatch >= 0) text += cat(" m", action.microbatch);

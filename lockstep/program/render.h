@@ -11,7 +11,8 @@ namespace lockstep::program {
 // "embed", "b0" .. "b11", "head": the layers of a model with `num_layers` layers in all.
 std::string layer_label(int layer, int num_layers);
 
-// "F b3 m1", "REDUCE_GRAD head", "PUSH b5..b3" (the layers of the bucket), "STEP".
+// "F b3 m1", "REDUCE_GRAD head", "PUSH b5..b3" (the layers of the bucket), "REDUCE_GRAD b3 m1", "UNSHARD b3", "STEP";
+// "FETCH b3" moves its parameters, "FETCH state of b3" those of the optimizer, "FETCH input of b3 m1" an activation.
 std::string action_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers);
 
 struct ProgramTextOptions {

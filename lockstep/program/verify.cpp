@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
+#include <tuple>
 #include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/program/passes.h"
+#include "lockstep/program/predict.h"
 #include "lockstep/program/render.h"
+#include "lockstep/program/verify_sharding.h"
 
 namespace lockstep::program {
 namespace {
@@ -14,8 +18,24 @@ namespace {
 using Key = std::pair<int, int>;  // layer (or stage), microbatch
 
 bool is_communication(ActionKind kind) {
-  return kind == ActionKind::kReduceGrad || kind == ActionKind::kPush || kind == ActionKind::kLoss ||
-         kind == ActionKind::kReducePartial || kind == ActionKind::kNorm || kind == ActionKind::kPull;
+  switch (kind) {
+    case ActionKind::kUnshard:
+    case ActionKind::kReduceGrad:
+    case ActionKind::kReduceShard:
+    case ActionKind::kPush:
+    case ActionKind::kLoss:
+    case ActionKind::kReducePartial:
+    case ActionKind::kNorm:
+    case ActionKind::kPull:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool reduces(ActionKind kind) {
+  return kind == ActionKind::kReduceGrad || kind == ActionKind::kShardGrad || kind == ActionKind::kReduceShard ||
+         kind == ActionKind::kPush;
 }
 
 // What one rank's list says, by position.
@@ -34,6 +54,7 @@ class Verifier {
         table_(layout.param_table(0)),
         model_layers_(static_cast<int>(arch::layer_table(layout.model).size())),
         layers_(after == Pass::kSchedule ? 1 : model_layers_),
+        sharded_(layout.shards() > 1 || layout.transient_gradients()),
         several_(layout.mesh.degree(mesh::kDataAxes) > 1),
         server_mode_(layout.server_mode()) {}
 
@@ -47,7 +68,9 @@ class Verifier {
     for (rank_ = 0; rank_ < layout_.mesh.world_size(); ++rank_) {
       if (!trace()) continue;
       check_passes_over_layers();
-      if (after_ >= Pass::kReduceGradients) check_reductions();
+      if (after_ >= Pass::kShardParameters) take(check_gathered(program_, layout_, rank_));
+      if (after_ >= Pass::kReduceGradients && sharded_) take(check_sharded_gradients(program_, layout_, rank_));
+      if (after_ >= Pass::kReduceGradients && !sharded_) check_reductions();
       if (after_ >= Pass::kUpdate) check_update();
     }
     check_same_communication();
@@ -60,6 +83,9 @@ class Verifier {
     return action_text(actions()[static_cast<size_t>(position)], program_.buckets, model_layers_);
   }
   void problem(const char* rule, std::string what) { problems_.push_back(cat("[", rule, "] ", what)); }
+  void take(const std::vector<std::string>& problems) {
+    problems_.insert(problems_.end(), problems.begin(), problems.end());
+  }
   void here(const char* rule, const std::string& what) { problem(rule, cat("rank ", rank_, ": ", what)); }
 
   // Sorts the list into trace_; false where an index does not exist.
@@ -69,17 +95,21 @@ class Verifier {
     for (int i = 0; i < static_cast<int>(actions().size()); ++i) {
       const Action& action = actions()[static_cast<size_t>(i)];
       const int place = after_ == Pass::kSchedule ? action.stage : action.layer;
-      const bool computes = action.kind <= ActionKind::kBackwardWeight;
-      const bool has_bucket = action.kind == ActionKind::kReduceGrad || action.kind == ActionKind::kPush ||
-                              action.kind == ActionKind::kPull;
-      if (computes &&
+      const std::string what = cat("action ", i, ": ", action_name(action.kind));
+      const bool has_unit = action.kind == ActionKind::kUnshard || action.kind == ActionKind::kReshard;
+      const bool has_bucket =
+          reduces(action.kind) || action.kind == ActionKind::kPull;
+      if (computes(action.kind) &&
           (place < 0 || place >= layers_ || action.microbatch < 0 || action.microbatch >= layout_.num_microbatches())) {
-        here("ranks", cat("action ", i, ": ", action_name(action.kind), " of place ", place, ", microbatch ",
-                          action.microbatch));
+        here("ranks", cat(what, " of place ", place, ", microbatch ", action.microbatch));
         continue;
       }
       if (has_bucket && (action.bucket < 0 || action.bucket >= static_cast<int>(program_.buckets.size()))) {
-        here("ranks", cat("action ", i, ": ", action_name(action.kind), " of bucket ", action.bucket));
+        here("ranks", cat(what, " of bucket ", action.bucket));
+        continue;
+      }
+      if ((has_unit && action.unit < 0) || action.unit >= model_layers_) {
+        here("ranks", cat(what, " of unit ", action.unit));
         continue;
       }
       add(action, {place, action.microbatch}, i);
@@ -149,7 +179,7 @@ class Verifier {
 
   void check_buckets() {
     std::map<int, int> times;  // layer -> buckets that hold it
-    const arch::FlatLayout flat = arch::flat_layout(table_);
+    const arch::FlatLayout flat = layout_.flat_layout(0);
     for (const Bucket& bucket : program_.buckets) {
       int64_t begin = flat.numel, end = 0, numel = 0;
       for (const arch::FlatUnit& unit : flat.units) {
@@ -159,6 +189,8 @@ class Verifier {
         end = std::max(end, unit.end);
         numel += unit.end - unit.begin;
       }
+      if (layout_.transient_gradients() && bucket.layers.size() != 1)
+        problem("buckets", cat(bucket.layers.size(), " units in a bucket of gradients that are dropped unit by unit"));
       if (bucket.begin != begin || bucket.end != end || bucket.numel() != numel) {
         problem("buckets", cat("elements ", bucket.begin, " to ", bucket.end, ", its units are ", begin, " to ", end));
       }
@@ -193,12 +225,11 @@ class Verifier {
 
   void check_update() {
     const bool owner = layout_.owns_optimizer(rank_);
-    const size_t steps = owner ? 1 : 0;
-    if (trace_.loss.size() != 1 || trace_.norm.size() != 1 || trace_.step.size() != steps) {
-      here("update", cat(trace_.loss.size(), " LOSS, ", trace_.norm.size(), " NORM and ", trace_.step.size(),
-                         " STEP; should be 1, 1 and ", steps));
+    if (trace_.loss.size() != 1 || trace_.norm.size() != 1) {
+      here("update", cat(trace_.loss.size(), " LOSS and ", trace_.norm.size(), " NORM; should be 1 and 1"));
       return;
     }
+    if (!check_steps(owner)) return;
     const int loss = trace_.loss[0], norm = trace_.norm[0];
     const int step = owner ? trace_.step[0] : norm;  // a worker's parameters are settled by NORM
     check_partial(owner, norm);
@@ -206,17 +237,35 @@ class Verifier {
     if (step < norm) here("update", "STEP before NORM");
     for (int i = 0; i < static_cast<int>(actions().size()); ++i) {
       const ActionKind kind = actions()[static_cast<size_t>(i)].kind;
-      const bool reduces = kind == ActionKind::kReduceGrad || kind == ActionKind::kPush;
-      const bool computes = kind <= ActionKind::kBackwardWeight;
-      if (reduces && i > norm) here("update", cat(text(i), " after NORM"));
-      if (reduces && !trace_.partial.empty() && i > trace_.partial[0])
+      if (reduces(kind) && i > norm) here("update", cat(text(i), " after NORM"));
+      if (reduces(kind) && !trace_.partial.empty() && i > trace_.partial[0])
         here("partial", cat(text(i), " after REDUCE_PARTIAL"));
-      if (computes && i > step)
+      if (computes(kind) && i > step)
         here("stale", cat(text(i), " after the parameters of the next step"));
-      else if (computes && i > loss)
+      else if (computes(kind) && i > loss)
         here("update", cat(text(i), " after LOSS"));
     }
     check_pulls(std::max(norm, step));
+  }
+
+  // One STEP of all parameters, or one of every unit, on the ranks that own optimizer state.
+  bool check_steps(bool owner) {
+    std::map<int, int> times;
+    for (int position : trace_.step) times[actions()[static_cast<size_t>(position)].unit] += 1;
+    std::map<int, int> of_all, of_each;
+    if (owner) of_all[-1] = 1;
+    for (const arch::FlatUnit& unit : layout_.flat_layout(0).units) of_each[unit.layer] = 1;
+    const bool by_unit = owner && (layout_.offload.optimizer || (layout_.shards() > 1 && layout_.zero < 3));
+    const bool all_at_once = !by_unit || (after_ < Pass::kOffload && layout_.sharded_parameters()) || layout_.shards() == 1;
+    if ((all_at_once && times == of_all) || (by_unit && times == of_each)) return true;
+    std::vector<std::string> found;
+    for (const auto& [unit, count] : times)
+      found.push_back(cat(count, " STEP of ", unit < 0 ? "all" : layer_label(unit, model_layers_)));
+    here("update", cat(found.empty() ? "no STEP" : join(found, ", "), "; should be ",
+                       !owner     ? "none"
+                       : !by_unit ? "1 of all"
+                                  : "1 of every unit"));
+    return false;
   }
 
   // Every gradient that is Partial on the tp axis is summed before anything reads it.
@@ -245,21 +294,25 @@ class Verifier {
 
   // Sends and receives of a group match if every member makes the same calls in the same order.
   void check_same_communication() {
+    using Call = std::tuple<ActionKind, int, int, int>;
     const auto over_data = [&](int rank) {
-      std::vector<std::pair<ActionKind, int>> list;
+      std::vector<Call> list;
       for (const Action& action : program_.ranks[static_cast<size_t>(rank)]) {
         // Over tp alone; servers and workers of a group differ there.
         if (action.kind == ActionKind::kReducePartial) continue;
-        if (is_communication(action.kind)) list.emplace_back(action.kind, action.bucket);
+        if (is_communication(action.kind)) list.emplace_back(action.kind, action.bucket, action.unit, action.microbatch);
       }
       return list;
     };
     // Layers communicate too: the whole list counts.
     const auto over_tensor = [&](int rank) { return program_.ranks[static_cast<size_t>(rank)]; };
     for (int rank = 0; rank < layout_.mesh.world_size(); ++rank) {
-      const int data = layout_.mesh.group(rank, mesh::kDataAxes)[0], tensor = layout_.mesh.group(rank, kTensorAxis)[0];
-      if (over_data(rank) != over_data(data))
-        problem("deadlock", cat("ranks ", data, " and ", rank, " do not communicate in the same order"));
+      for (const auto& [axes, name] : {std::pair(std::span<const mesh::Axis>(kShardAxis), "dp_shard"),
+                                       {std::span<const mesh::Axis>(kReplicateAxis), "dp_replicate"}})
+        if (const int first = layout_.mesh.group(rank, axes)[0]; over_data(rank) != over_data(first))
+          problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", name,
+                                  " group do not communicate in the same order"));
+      const int tensor = layout_.mesh.group(rank, kTensorAxis)[0];
       if (over_tensor(rank) != over_tensor(tensor))
         problem("deadlock", cat("ranks ", tensor, " and ", rank, " of one tp group do not run the same list"));
     }
@@ -271,6 +324,7 @@ class Verifier {
   const std::vector<arch::ParamSpec> table_;
   const int model_layers_;
   const int layers_;  // places of an action: the stages before expand_layers, then the layers
+  const bool sharded_;  // gradients
   const bool several_;
   const bool server_mode_;
   std::vector<std::vector<int>> writers_;  // per bucket
@@ -287,10 +341,14 @@ std::string_view pass_name(Pass pass) {
       return "schedule";
     case Pass::kExpandLayers:
       return "expand_layers";
+    case Pass::kShardParameters:
+      return "shard_parameters";
     case Pass::kReduceGradients:
       return "reduce_gradients";
     case Pass::kUpdate:
       return "update";
+    case Pass::kOffload:
+      return "offload";
   }
   throw InternalError("no such pass");
 }

@@ -10,24 +10,34 @@
 namespace lockstep::program {
 
 // How far the program has been built; a check applies from the pass on that makes what it is about.
-enum class Pass { kSchedule, kExpandLayers, kReduceGradients, kUpdate };
+enum class Pass { kSchedule, kExpandLayers, kShardParameters, kReduceGradients, kUpdate, kOffload };
 std::string_view pass_name(Pass pass);
 
 // One line per broken rule with its name in brackets; empty = sound.
 //   [ranks]       one list of actions per rank of the mesh; every index of an action exists
 //   [once]        each layer has one F and one backward (B, or I and W) per microbatch
-//   [order]       F of a microbatch in the order of the layers, backward in the opposite order, each F before its B, W
-//   after I [buckets]     every unit of the flat buffer lies in one bucket, whose range is that of its units [reduce]
-//   every bucket is reduced once where the data axes have several ranks, and never with one; by the action of
-//                 the layout's kind of data parallelism
-//   [complete]    nothing is added to a bucket after its reduction started
+//   [order]       F of a microbatch in the order of the layers, backward in the opposite order, each F before its B,
+//                 W after I
+//   [gather]      transient parameters are gathered before every action that reads them, and never while they are; zero 1
+//                 and 2: UNSHARD of every unit once, after its STEP; otherwise no UNSHARD
+//   [reshard]     what is dropped was gathered and used; nothing is dropped that the layout keeps until its next use, and
+//                 all is dropped before STEP
+//   [prefetch]    beside no computing action do more than prefetch_limit bytes wait for a later one
+//   [buckets]     every unit of the flat buffer lies in one bucket, whose range is that of its units; transient gradients:
+//                 every unit by itself
+//   [reduce]      every bucket is reduced once where several ranks share its sum, transient gradients once for every
+//                 microbatch, and never with one; by the action of the layout's kind of data parallelism
+//   [complete]    nothing is added to a bucket after its reduction started; to transient gradients not before SHARD_GRAD
+//   [shard_grad]  transient gradients: SHARD_GRAD once for every bucket and microbatch, after its REDUCE_GRAD
+//   [reduce_shard]  with several shards or transient gradients, and several ranks on dp_replicate: once for every bucket,
+//                 after the last REDUCE_GRAD and SHARD_GRAD of it; otherwise none
 //   [partial]     one REDUCE_PARTIAL, after the last reduction and before NORM, on the ranks that hold optimizer state and
 //                 gradients that are parts of a sum; on no other
-//   [update]      one LOSS and one NORM on every rank after the last backward and the last reduction; one STEP after
-//                 NORM on the ranks that hold optimizer state, and on no other
+//   [update]      one LOSS and one NORM on every rank after the last backward and the last reduction; after NORM one STEP, or
+//                 where units are updated one by one that of each, on the ranks that hold optimizer state, and on no other
 //   [pull]        parameter server: every rank pulls every bucket once, after NORM and STEP; otherwise none
 //   [stale]       no F or B after STEP or PULL
 //   [deadlock]    all ranks of a data group, and of a tp group, issue the same communication in the same order
-std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after = Pass::kUpdate);
+std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after = Pass::kOffload);
 
 }  // namespace lockstep::program
