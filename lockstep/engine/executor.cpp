@@ -16,6 +16,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/model/model.h"
 #include "lockstep/optim/adamw.h"
+#include "lockstep/program/passes.h"
 
 namespace lockstep::engine {
 namespace {
@@ -29,12 +30,20 @@ constexpr MemoryCategory kStepMemory = MemoryCategory::kActivations;
 
 StoreOptions store_options(const ExecutorOptions& options, const Groups& groups, std::shared_ptr<MemoryAccount> memory) {
   const program::Layout& layout = options.layout;
+  const mesh::Mesh& mesh = layout.mesh;
   return {.dtype = layout.precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat,
           .device = options.device,
           .owns_optimizer = layout.owns_optimizer(groups.rank()),
           .sole_owner = layout.server_mode(),
-          .replica = layout.mesh.group_rank(groups.rank(), mesh::kDataAxes),
-          .num_replicas = layout.mesh.degree(mesh::kDataAxes),
+          .shards = layout.shards(),
+          .shard = layout.shard(groups.rank()),
+          .sharded_parameters = layout.sharded_parameters(),
+          .transient_gradients = layout.transient_gradients(),
+          .replica = mesh.group_rank(groups.rank(), mesh::kDataAxes),
+          .num_replicas = mesh.degree(mesh::kDataAxes),
+          .shard_replica = layout.shards() > 1 ? mesh.coordinates(groups.rank())[mesh::Axis::kDpReplicate]
+                                               : mesh.group_rank(groups.rank(), mesh::kDataAxes),
+          .num_shard_replicas = mesh.degree(mesh::kDataAxes) / layout.shards(),
           .memory = std::move(memory)};
 }
 
@@ -45,7 +54,26 @@ std::unique_ptr<parallel::TensorGroup> tensor_group(const program::Layout& layou
       parallel::TensorOptions{.sequence_parallel = layout.sequence_parallel, .overlap = layout.overlap});
 }
 
-std::string site(const char* what, int bucket) { return cat(what, " bucket ", bucket); }
+// The pieces of the ranks of tp, side by side.
+at::Tensor whole_of_pieces(const arch::ParamSpec& spec, const at::Tensor& piece, comm::Communicator& ranks) {
+  const auto placement = spec.placements.find(mesh::Axis::kTp);
+  if (placement == spec.placements.end()) return piece;
+  const at::Tensor mine = at::zeros({spec.largest_numel}, piece.options());
+  mine.narrow(0, 0, piece.numel()).copy_(piece.flatten());
+  const at::Tensor all = at::empty({ranks.size(), spec.largest_numel}, piece.options());
+  ranks.all_gather(mine, all, {.site = "whole " + spec.name}).wait();
+  const int dim = placement->second.dim(), copies = spec.copies;
+  const int parts = ranks.size() / copies;
+  std::vector<at::Tensor> pieces;
+  for (int part = 0; part < parts; ++part) {
+    std::vector<int64_t> shape = spec.shape;
+    int64_t& length = shape[static_cast<size_t>(dim)];
+    length = mesh::shard_range(length, parts, part).size();
+    pieces.push_back(all.select(0, part * copies).narrow(0, 0, spec.numel() / spec.shape[static_cast<size_t>(dim)] * length)
+                         .view(shape));
+  }
+  return at::cat(pieces, dim);
+}
 
 }  // namespace
 
@@ -53,8 +81,11 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
     : options_(std::move(options)),
       groups_(groups),
       program_(program::build_program(options_.layout)),
+      evaluation_(program::evaluation_program(options_.layout)),
       memory_(std::make_shared<MemoryAccount>()),
       store_(options_.layout.param_table(groups.rank()), store_options(options_, groups, memory_)),
+      gather_(options_.layout, store_, groups, waits_),
+      gradients_(options_.layout, program_.buckets, store_, groups, waits_),
       tensor_(tensor_group(options_.layout, groups)),
       layers_(model::build_layers(options_.layout.model, store_,
                                   {.seed = options_.seed, .training = true, .tensor = tensor_.get()})),
@@ -76,9 +107,8 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
   lr_ = lr;
   result_ = {};
   if (tensor_) tensor_->take_exposed();  // what layers waited for in an evaluation is not this step's
-  bad_param_ = -1;
   losses_.assign(microbatches.size(), at::Tensor());
-  store_.zero_grad();
+  gradients_.start_step();
   {
     const MemoryScope scope(memory_, kStepMemory);
     for (const Action& action : program_.ranks.at(static_cast<size_t>(groups_.rank()))) {
@@ -87,14 +117,14 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
       if (!result_.skipped.empty()) break;  // on all ranks after the same action: none waits for the rest of the list
     }
   }
-  wait_for_parameters();
-  note_layers();
+  note_waits();
   LOCKSTEP_CHECK(saved_.empty() && flowing_.empty(), "activations left after the last action");
   microbatches_ = nullptr;
   return result_;
 }
 
 void Executor::run(const Action& action) {
+  read_parameters(action);
   switch (action.kind) {
     case ActionKind::kForward:
       return forward(action);
@@ -102,23 +132,39 @@ void Executor::run(const Action& action) {
     case ActionKind::kBackwardInput:
     case ActionKind::kBackwardWeight:
       return backward(action);
+    case ActionKind::kUnshard:
+      return gather_.unshard(action.unit);
+    case ActionKind::kReshard:
+      return gather_.reshard(action.unit);
     case ActionKind::kReduceGrad:
+      return gradients_.reduce(action);
+    case ActionKind::kShardGrad:
+      return gradients_.shard(action);
+    case ActionKind::kReduceShard:
+      return gradients_.reduce_shard(action);
     case ActionKind::kPush:
-      return start_reduce(action);
+      return gradients_.push(action);
     case ActionKind::kLoss:
       return reduce_loss();
     case ActionKind::kReducePartial:
-      return reduce_partial();
+      return gradients_.reduce_partial();
     case ActionKind::kNorm:
       return norm();
     case ActionKind::kStep:
-      return update();
+      return update(action);
     case ActionKind::kPull:
-      return start_pull(action);
+      return gather_.pull(program_.buckets.at(static_cast<size_t>(action.bucket)), action.bucket);
     default:
       break;
   }
   LOCKSTEP_CHECK(false, "no handler for ", program::action_name(action.kind));
+}
+
+// What the action reads has come, and what it adds to is there.
+void Executor::read_parameters(const Action& action) {
+  if (action.kind > ActionKind::kRecompute) return;
+  gather_.ready(program::units_read(action, store_.table()));
+  gradients_.open(program::units_written(action, store_.table()));
 }
 
 void Executor::forward(const Action& action) {
@@ -161,48 +207,14 @@ void Executor::backward(const Action& action) {
   note_activations();
 }
 
-void Executor::start_reduce(const Action& action) {
-  const program::Bucket& bucket = program_.buckets.at(static_cast<size_t>(action.bucket));
-  // Before the reduction: afterwards every rank has the same non-finite sum, and nobody knows whose it was.
-  check_finite(bucket.begin, bucket.end);
-  const at::Tensor gradients = store_.grad_slice(bucket.begin, bucket.end);
-  if (action.kind == ActionKind::kPush)
-    reductions_.push_back(groups_.data().reduce(gradients, program::kServerRank,
-                                                {.site = site("push", action.bucket), .algorithm = Algorithm::kDirect}));
-  else
-    reductions_.push_back(groups_.data().all_reduce(
-        gradients, {.site = site("reduce_grad", action.bucket), .algorithm = Algorithm::kRing}));
-}
-
-void Executor::start_pull(const Action& action) {
-  const program::Bucket& bucket = program_.buckets.at(static_cast<size_t>(action.bucket));
-  pulls_.push_back(groups_.data().broadcast(store_.compute_slice(bucket.begin, bucket.end), program::kServerRank,
-                                            {.site = site("pull", action.bucket), .algorithm = Algorithm::kDirect}));
-}
-
-void Executor::wait(comm::Work& work, const char* what) {
-  work.wait();
-  result_.exposed_by[what] += work.exposed_seconds();
-  result_.exposed_comm_seconds += work.exposed_seconds();
-}
-
-// What the sharded layers waited for.
-void Executor::note_layers() {
-  if (!tensor_) return;
-  for (const auto& [what, seconds] : tensor_->take_exposed()) {
-    result_.exposed_by["tp " + what] += seconds;
+void Executor::note_waits() {
+  std::map<std::string, double> waits = waits_.take();
+  if (tensor_)
+    for (const auto& [what, seconds] : tensor_->take_exposed()) waits["tp " + what] += seconds;
+  for (const auto& [what, seconds] : waits) {
+    result_.exposed_by[what] += seconds;
     result_.exposed_comm_seconds += seconds;
   }
-}
-
-void Executor::wait_for_gradients() {
-  for (comm::Work& work : reductions_) wait(work, "dp gradients");
-  reductions_.clear();
-}
-
-void Executor::wait_for_parameters() {
-  for (comm::Work& work : pulls_) wait(work, "dp parameters");
-  pulls_.clear();
 }
 
 void Executor::reduce_loss() {
@@ -215,9 +227,9 @@ void Executor::reduce_loss() {
   // Every rank of a tp group has the whole loss of its samples: the first one counts.
   const double counts = tensor_ && tensor_->rank() > 0 ? 0 : 1;
   const at::Tensor sums =
-      at::tensor({counts * loss, counts * static_cast<double>(tokens), bad_param_ >= 0 ? 1.0 : 0.0}, at::kDouble);
+      at::tensor({counts * loss, counts * static_cast<double>(tokens), gradients_.bad_param() >= 0 ? 1.0 : 0.0}, at::kDouble);
   comm::Work work = groups_.replica().all_reduce(sums, {.site = "loss", .algorithm = Algorithm::kDirect});
-  wait(work, "loss");
+  waits_.wait(work, "loss");
   const double* values = sums.const_data_ptr<double>();
   if (values[2] > 0) return nonfinite();
   result_.tokens = std::llround(values[1]);
@@ -225,90 +237,41 @@ void Executor::reduce_loss() {
   result_.loss = values[0] / values[1];
 }
 
-// Gradients that are this rank's part of a sum become whole, over the tp axis and among the ranks that share heads.
-void Executor::reduce_partial() {
-  wait_for_gradients();
-  sum_over(groups_.tensor(), false);
-  if (groups_.shared_heads()) sum_over(groups_.shared_heads(), true);
-}
-
-// They lie scattered in the flat buffer and are small: they travel together in a copy.
-void Executor::sum_over(comm::Communicator* group, bool shared_heads) {
-  std::vector<at::Tensor> gradients, flat;
-  for (size_t param = 0; param < store_.table().size(); ++param) {
-    const arch::ParamSpec& spec = store_.table()[param];
-    if (!spec.partial || (spec.cut != arch::TensorCut::kNone) != shared_heads) continue;
-    gradients.push_back(store_.grad(static_cast<int>(param)));
-    flat.push_back(gradients.back().flatten());
-  }
-  if (gradients.empty()) return;
-  const at::Tensor together = at::cat(flat);
-  comm::Work work = group->all_reduce(together, {.site = "reduce_partial", .algorithm = Algorithm::kRing});
-  wait(work, "tp gradients");
-  int64_t offset = 0;
-  for (at::Tensor& gradient : gradients) {
-    gradient.copy_(together.narrow(0, offset, gradient.numel()).view_as(gradient));
-    offset += gradient.numel();
-  }
-}
-
-// Over all parameters, each counted once: a piece that several ranks hold by the first of them.
-double Executor::whole_norm() {
-  std::vector<at::Tensor> gradients;
-  for (size_t param = 0; param < store_.table().size(); ++param)
-    if (store_.table()[param].copy == 0) gradients.push_back(store_.grad(static_cast<int>(param)));
-  const double here = optim::gradient_norm(gradients);
-  if (!tensor_) return here;
-  const at::Tensor square = at::full({1}, here * here, at::kDouble);
-  comm::Work work = groups_.tensor()->all_reduce(square, {.site = "norm", .algorithm = Algorithm::kDirect});
-  wait(work, "norm");
-  return std::sqrt(square.item<double>());
-}
-
 // The one division by the global token count, and the clipping.
 void Executor::norm() {
-  wait_for_gradients();
+  gradients_.wait();
   const at::Tensor norm = at::zeros({1}, at::kDouble);
-  if (options_.layout.owns_optimizer(groups_.rank())) norm.fill_(whole_norm());
+  if (options_.layout.owns_optimizer(groups_.rank())) norm.fill_(gradients_.norm());
   if (options_.layout.server_mode()) {
     comm::Work work = groups_.data().broadcast(norm, program::kServerRank,
                                                {.site = "norm", .algorithm = Algorithm::kDirect});
-    wait(work, "norm");
+    waits_.wait(work, "norm");
   }
   const double tokens = static_cast<double>(result_.tokens);
   result_.grad_norm = norm.item<double>() / tokens;
   if (!std::isfinite(result_.grad_norm)) {
-    check_finite(0, store_.layout().numel);
+    gradients_.check_finite();
     return nonfinite();
   }
   result_.clip_factor = optim::clip_factor(result_.grad_norm, options_.max_grad_norm);
   gradient_scale_ = result_.clip_factor / tokens;
 }
 
-void Executor::update() {
-  optim::adamw_step(store_.adamw_parameters(), options_.adamw, lr_, step_, gradient_scale_);
-}
-
-void Executor::check_finite(int64_t begin, int64_t end) {
-  if (bad_param_ >= 0) return;
-  // A sum is finite only if every term is (or it overflows, which is no better).
-  if (std::isfinite(store_.grad_slice(begin, end).sum().item<double>())) return;
-  for (const arch::FlatUnit& unit : store_.layout().units)
-    for (const arch::FlatSlot& slot : unit.slots)
-      if (slot.offset >= begin && slot.offset < end &&
-          !std::isfinite(store_.grad(slot.param).sum().item<double>())) {
-        bad_param_ = slot.param;
-        return;
-      }
+void Executor::update(const Action& action) {
+  std::vector<optim::AdamWParameter> parameters;
+  for (size_t unit = 0; unit < store_.layout().units.size(); ++unit)
+    if (action.unit < 0 || store_.layout().units[unit].layer == action.unit)
+      for (optim::AdamWParameter& parameter : store_.adamw_parameters(unit)) parameters.push_back(std::move(parameter));
+  optim::adamw_step(parameters, options_.adamw, lr_, step_, gradient_scale_);
 }
 
 void Executor::nonfinite() {
   // Reductions in flight end first: every rank comes here in the same step.
-  wait_for_gradients();
+  gradients_.abandon();
   flowing_.clear();
   saved_.clear();
   comm::Communicator& replica = groups_.replica();
-  const at::Tensor mine = at::tensor({static_cast<int64_t>(bad_param_)}, at::kLong);
+  const at::Tensor mine = at::tensor({static_cast<int64_t>(gradients_.bad_param())}, at::kLong);
   const at::Tensor all = at::empty({replica.size()}, at::kLong);
   replica.all_gather(mine, all, {.site = "non-finite"}).wait();
   const int64_t* params = all.const_data_ptr<int64_t>();
@@ -346,33 +309,45 @@ program::MemoryBytes Executor::measured_memory() const {
   return bytes;
 }
 
+ParameterStore& Executor::store() {
+  gather_.ready();
+  return store_;
+}
+
 std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) {
   at::Tensor x;
-  for (const auto& layer : evaluation_layers_) x = layer->forward(x, microbatch, nullptr);
+  for (const Action& action : evaluation_.ranks.at(static_cast<size_t>(groups_.rank()))) {
+    if (action.kind == ActionKind::kUnshard) gather_.unshard(action.unit);
+    if (action.kind == ActionKind::kReshard) gather_.reshard(action.unit);
+    if (action.kind != ActionKind::kForward) continue;
+    gather_.ready(program::units_read(action, store_.table()));
+    x = evaluation_layers_[static_cast<size_t>(action.layer)]->forward(x, microbatch, nullptr);
+  }
   return {x.item<double>(), microbatch.targets.ge(0).sum().item<int64_t>()};
 }
 
-at::Tensor Executor::whole(int param, const at::Tensor& piece) {
+// `part`: this rank's part of the parameter's unit.
+at::Tensor Executor::whole(int param, const at::Tensor& part) {
   const arch::ParamSpec& spec = store_.table().at(static_cast<size_t>(param));
-  const auto placement = spec.placements.find(mesh::Axis::kTp);
-  if (!tensor_ || placement == spec.placements.end()) return piece;
-  const at::Tensor mine = at::zeros({spec.largest_numel}, piece.options());
-  mine.narrow(0, 0, piece.numel()).copy_(piece.flatten());
-  const at::Tensor all = at::empty({tensor_->size(), spec.largest_numel}, piece.options());
-  groups_.tensor()->all_gather(mine, all, {.site = "whole " + spec.name}).wait();
-  const int dim = placement->second.dim(), copies = spec.copies;
-  const int parts = tensor_->size() / copies;
-  std::vector<at::Tensor> pieces;
-  for (int part = 0; part < parts; ++part) {
-    std::vector<int64_t> shape = spec.shape;
-    int64_t& length = shape[static_cast<size_t>(dim)];
-    length = mesh::shard_range(length, parts, part).size();
-    pieces.push_back(all.select(0, part * copies).narrow(0, 0, spec.numel() / spec.shape[static_cast<size_t>(dim)] * length)
-                         .view(shape));
+  const arch::FlatUnit& unit = store_.layout().units[store_.unit_of(spec.layer)];
+  at::Tensor all = part;
+  if (groups_.shard()) {
+    all = at::empty({unit.numel()}, part.options());
+    groups_.shard()->all_gather(part, all, {.site = "whole " + spec.name}).wait();
   }
-  return at::cat(pieces, dim);
+  for (const arch::FlatSlot& slot : unit.slots)
+    if (slot.param == param) all = all.narrow(0, slot.offset - unit.begin, slot.numel).view(spec.local_shape);
+  return tensor_ ? whole_of_pieces(spec, all, *groups_.tensor()) : all;
 }
 
-at::Tensor Executor::gradient(int param) const { return store_.grad(param).div(result_.clip_factor); }
+at::Tensor Executor::whole_gradient(int param) {
+  const size_t unit = store_.unit_of(store_.table().at(static_cast<size_t>(param)).layer);
+  return whole(param, store_.grad_part(unit)).div(result_.clip_factor);
+}
+
+at::Tensor Executor::whole_value(int param) {
+  gather_.ready();
+  return whole(param, store_.value_part(store_.unit_of(store_.table().at(static_cast<size_t>(param)).layer)));
+}
 
 }  // namespace lockstep::engine

@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "lockstep/comm/communicator.h"
+#include "lockstep/engine/gradient_reducer.h"
 #include "lockstep/engine/groups.h"
 #include "lockstep/engine/memory_tracker.h"
+#include "lockstep/engine/parameter_gather.h"
 #include "lockstep/engine/parameter_store.h"
 #include "lockstep/nn/layer.h"
 #include "lockstep/parallel/tensor/group.h"
@@ -62,16 +64,18 @@ class Executor {
     return load_microbatches();
   }
 
-  // Sum of losses and valid tokens of one microbatch on this rank, without gradients.
+  // Sum of losses and valid tokens of one microbatch on this rank, without gradients. With zero 3 collective over the ranks
+  // that share out parameters: all of them call it equally often.
   std::pair<double, int64_t> evaluate(const nn::Microbatch& microbatch);
 
-  // The gradient of the mean loss of the last step, before clipping: this rank's piece; on a parameter server's worker:
-  // only its own part of the sum.
-  at::Tensor gradient(int param) const;
-  // A parameter's pieces put together: `piece` is gradient(param), or the value. Collective over the tp axis.
-  at::Tensor whole(int param, const at::Tensor& piece);
+  // The gradient of the mean loss of the last step, before clipping, and the value: whole parameters, put together from
+  // the pieces and parts of all ranks that hold this copy of the model. Collective over the axes dp_shard and tp. On a
+  // parameter server's worker the gradient is only its own part of the sum.
+  at::Tensor whole_gradient(int param);
+  at::Tensor whole_value(int param);
 
-  ParameterStore& store() { return store_; }
+  // With all parameters that were on their way.
+  ParameterStore& store();
   const program::Program& program() const { return program_; }
   const program::Layout& layout() const { return options_.layout; }
   bool is_server() const;
@@ -85,28 +89,24 @@ class Executor {
   void run(const program::Action& action);
   void forward(const program::Action& action);
   void backward(const program::Action& action);
-  void start_reduce(const program::Action& action);
-  void start_pull(const program::Action& action);
+  void read_parameters(const program::Action& action);
   void reduce_loss();
-  void reduce_partial();
-  double whole_norm();
-  void sum_over(comm::Communicator* group, bool shared_heads);
   void norm();
-  void update();
-  void wait_for_gradients();
-  void wait_for_parameters();
-  void check_finite(int64_t begin, int64_t end);
+  void update(const program::Action& action);
   void nonfinite();
+  at::Tensor whole(int param, const at::Tensor& part);
   void note_workspace(int64_t baseline);
   void note_activations();
-  void wait(comm::Work& work, const char* what);
-  void note_layers();
+  void note_waits();
 
   ExecutorOptions options_;
   Groups& groups_;
-  program::Program program_;
+  program::Program program_, evaluation_;
   std::shared_ptr<MemoryAccount> memory_;
   ParameterStore store_;
+  ExposedWaits waits_;
+  ParameterGather gather_;
+  GradientReducer gradients_;
   std::unique_ptr<parallel::TensorGroup> tensor_;  // null where the axis has one rank
   std::vector<std::unique_ptr<nn::Layer>> layers_;
   std::vector<std::unique_ptr<nn::Layer>> evaluation_layers_;  // over the same parameters, without dropout
@@ -119,8 +119,6 @@ class Executor {
   std::map<int, at::Tensor> flowing_;  // microbatch -> output of its last F, or gradient of its last B
   std::map<Key, std::unique_ptr<nn::Saved>> saved_;
   std::vector<at::Tensor> losses_;     // per microbatch, 0-d
-  std::vector<comm::Work> reductions_, pulls_;
-  int bad_param_ = -1;                 // first local parameter with a non-finite gradient
   double gradient_scale_ = 1;          // what STEP multiplied the summed gradients with
   program::MemoryBytes measured_;
 };

@@ -34,11 +34,12 @@ Outcome train(const Case& c, int64_t steps, int64_t global_batch = 24) {
     std::vector<StepResult> results;
     for (int64_t step = 0; step < steps; ++step)
       results.push_back(executor.step(microbatches(layout, world.rank(), step), step + 1, 1e-3));
-    if (world.rank() != 0) return;
-    outcome.steps = results;
+    if (world.rank() == 0) outcome.steps = results;
     for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
-      outcome.gradients.push_back(executor.gradient(param).clone());
-      outcome.values.push_back(executor.store().value(param).clone());
+      const at::Tensor gradient = executor.whole_gradient(param), value = executor.whole_value(param);
+      if (world.rank() != 0) continue;
+      outcome.gradients.push_back(gradient.clone());
+      outcome.values.push_back(value.clone());
     }
   });
   return outcome;
@@ -75,6 +76,39 @@ TEST(Executor, EveryLayoutComputesWhatOneRankComputes) {
   }
 }
 
+// Stages of ZeRO, with and without replicas of the groups that share out states.
+std::vector<Case> sharded_cases(const Case& base) {
+  std::vector<Case> cases;
+  for (const int zero : {1, 2, 3})
+    for (const auto& [dp, replicate] : {std::pair{2, 1}, {3, 1}, {4, 1}, {4, 2}}) {
+      Case c = base;
+      c.zero = zero;
+      c.dp = dp;
+      c.dp_replicate = replicate;
+      cases.push_back(c);
+    }
+  return cases;
+}
+
+TEST(Executor, EveryStageOfZeroComputesWhatOneRankComputes) {
+  for (const char* preset : {"gpt2-test", "llama-test"}) {
+    const Outcome expected = train({.preset = preset, .dp = 1, .micro_batch = 24, .dropout = 0.1}, 1);
+    for (Case c : sharded_cases({.preset = preset, .dropout = 0.1}))
+      for (const bool overlap : {true, false}) {
+        c.overlap = overlap;
+        const Outcome actual = train(c, 1);
+        const std::string where = cat(preset, " ", program::describe(layout_for(c)));
+        EXPECT_NEAR(actual.steps[0].loss, expected.steps[0].loss, 1e-5 * expected.steps[0].loss) << where;
+        EXPECT_NEAR(actual.steps[0].grad_norm, expected.steps[0].grad_norm, 1e-5 * expected.steps[0].grad_norm) << where;
+        const auto table = arch::param_table(layout_for(c).model);
+        for (size_t param = 0; param < table.size(); ++param) {
+          if (table[param].name.find("attention.k.bias") != std::string::npos) continue;
+          EXPECT_LE(error_of(actual.gradients[param], expected.gradients[param]), 1e-5) << where << table[param].name;
+        }
+      }
+  }
+}
+
 TEST(Executor, TheSameRunGivesTheSameBits) {
   for (const int dp : {1, 3}) {
     const Outcome first = train({.dp = dp, .dropout = 0.1}, 3), second = train({.dp = dp, .dropout = 0.1}, 3);
@@ -102,6 +136,22 @@ TEST(Executor, RecordedLedgerIsThePredictedOne) {
           EXPECT_THAT(program::Ledger::difference(predicted, groups.take_ledger()), ::testing::IsEmpty());
         });
       }
+}
+
+TEST(Executor, RecordedLedgerIsThePredictedOneAtEveryStageOfZero) {
+  for (const config::Precision reduce : {config::Precision::kFp32, config::Precision::kBf16})
+    for (const Case& c : sharded_cases({.preset = "gpt2-test"})) {
+      program::Layout layout = layout_for(c);
+      layout.reduce_precision = reduce;
+      lockstep::testing::run_ranks(c.dp, [&](comm::World& world) {
+        Groups groups(world, layout);
+        Executor executor({.layout = layout}, groups);
+        groups.take_ledger();
+        executor.step(microbatches(layout, world.rank(), 0), 1, 1e-3);
+        const program::Ledger predicted = program::predict_ledger(layout, executor.program(), world.rank());
+        EXPECT_THAT(program::Ledger::difference(predicted, groups.take_ledger()), ::testing::IsEmpty());
+      });
+    }
 }
 
 TEST(Executor, MeasuredMemoryIsThePredictedOneWithinFivePercent) {

@@ -1,5 +1,6 @@
 #include "lockstep/engine/groups.h"
 
+#include <array>
 #include <numeric>
 
 #include "lockstep/base/error.h"
@@ -17,13 +18,21 @@ std::vector<int> all_ranks(int size) {
 
 }  // namespace
 
-Groups::Groups(comm::World& world, const program::Layout& layout) : rank_(world.rank()) {
+Groups::Groups(comm::World& world, const program::Layout& layout)
+    : rank_(world.rank()),
+      sharded_(layout.shards() > 1),
+      replicated_(layout.mesh.degree(mesh::Axis::kDpReplicate) > 1) {
   const mesh::Mesh& mesh = layout.mesh;
   if (world.size() != mesh.world_size())
     throw ConfigError({.code = "LS1102",
                        .what = cat("the layout needs ", mesh.world_size(), " ranks, but ", world.size(), " were started"),
                        .way_out = cat("start with -n ", mesh.world_size())});
   data_ = world.communicator(mesh.group(rank_, mesh::kDataAxes), "dp");
+  if (sharded_ && replicated_) {
+    constexpr std::array kShard = {mesh::Axis::kDpShard}, kReplicate = {mesh::Axis::kDpReplicate};
+    dp_shard_ = world.communicator(mesh.group(rank_, kShard), "dp_shard");
+    dp_replicate_ = world.communicator(mesh.group(rank_, kReplicate), "dp_replicate");
+  }
   const std::vector<int> tensor = mesh.group(rank_, program::kTensorAxis);
   if (tensor.size() > 1) {
     tensor_ = world.communicator(tensor, "tp");
@@ -43,8 +52,8 @@ comm::Communicator& Groups::replica() {
 
 std::vector<std::pair<std::string, comm::Communicator*>> Groups::all() {
   std::vector<std::pair<std::string, comm::Communicator*>> groups;
-  for (const auto& [name, group] : {std::pair{"dp", &data_}, {"tp", &tensor_}, {"kv", &shared_heads_},
-                                    {"replica", &replica_}, {"world", &world_}})
+  for (const auto& [name, group] : {std::pair{"dp", &data_}, {"dp_shard", &dp_shard_}, {"dp_replicate", &dp_replicate_},
+                                    {"tp", &tensor_}, {"kv", &shared_heads_}, {"replica", &replica_}, {"world", &world_}})
     if (*group) groups.emplace_back(name, group->get());
   return groups;
 }

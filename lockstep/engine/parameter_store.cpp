@@ -4,78 +4,114 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "lockstep/base/check.h"
 #include "lockstep/model/model.h"
 
 namespace lockstep::engine {
 namespace {
 
-at::Tensor flat_buffer(int64_t numel, at::ScalarType dtype, const StoreOptions& options, MemoryCategory category) {
+// Of all parts side by side.
+at::Tensor kept_buffer(const arch::FlatLayout& layout, at::ScalarType dtype, const StoreOptions& options,
+                       MemoryCategory category) {
   const MemoryScope scope(options.memory, category);
-  return at::zeros({numel}, at::TensorOptions().dtype(dtype).device(options.device));
+  return at::zeros({layout.numel / layout.shards}, at::TensorOptions().dtype(dtype).device(options.device));
 }
 
-// Elements of a piece that lie side by side in the global parameter too.
-struct Run {
-  int64_t local = 0, global = 0, numel = 0;
-};
-
-// Of a piece cut along dim 0 one run, along dim 1 one per row.
-std::vector<Run> runs_of_piece(const arch::ParamSpec& spec) {
-  if (spec.cut != arch::TensorCut::kColumns) {
-    const int64_t row = spec.numel() / spec.shape[0];
-    return {{.local = 0, .global = spec.local_offset[0] * row, .numel = spec.local_numel()}};
+// Initial values of elements [begin, begin + out.size()) of this rank's piece of the parameter. A piece that is cut along
+// dim 1 lies row by row in the global one.
+void draw(const arch::ParamSpec& spec, uint64_t seed, int64_t begin, std::span<float> out) {
+  const bool columns = spec.cut == arch::TensorCut::kColumns;
+  const int64_t row = spec.numel() / spec.shape[0];
+  const int64_t width = columns ? spec.local_shape[1] : spec.local_numel();
+  const auto end = begin + static_cast<int64_t>(out.size());
+  for (int64_t at = begin; at < end;) {
+    const int64_t count = std::min(end, (at / width + 1) * width) - at;
+    const int64_t global =
+        columns ? at / width * spec.shape[1] + spec.local_offset[1] + at % width : spec.local_offset[0] * row + at;
+    model::initial_values(spec, seed, global, out.subspan(static_cast<size_t>(at - begin), static_cast<size_t>(count)));
+    at += count;
   }
-  const int64_t width = spec.local_shape[1];
-  std::vector<Run> runs;
-  for (int64_t row = 0; row < spec.shape[0]; ++row)
-    runs.push_back({.local = row * width, .global = row * spec.shape[1] + spec.local_offset[1], .numel = width});
-  return runs;
+}
+
+void draw_into(const arch::ParamSpec& spec, uint64_t seed, int64_t begin, const at::Tensor& target) {
+  constexpr int64_t kGrain = 1 << 16;
+  const bool in_place = target.is_cpu() && target.scalar_type() == at::kFloat;
+  const at::Tensor values = in_place ? target : at::empty({target.numel()}, at::kFloat);
+  float* data = values.data_ptr<float>();
+  at::parallel_for(0, target.numel(), kGrain, [&](int64_t first, int64_t last) {
+    draw(spec, seed, begin + first, {data + first, static_cast<size_t>(last - first)});
+  });
+  if (!in_place) target.copy_(values);
 }
 
 }  // namespace
 
 ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOptions& options)
-    : table_(std::move(table)), layout_(arch::flat_layout(table_)), options_(options), offsets_(table_.size(), -1) {
-  for (const arch::FlatUnit& unit : layout_.units)
-    for (const arch::FlatSlot& slot : unit.slots) offsets_[static_cast<size_t>(slot.param)] = slot.offset;
+    : table_(std::move(table)),
+      options_(options),
+      layout_(arch::flat_layout(table_, options.shards)),
+      places_(table_.size()) {
+  for (size_t i = 0; i < layout_.units.size(); ++i) {
+    const arch::FlatUnit& unit = layout_.units[i];
+    for (const arch::FlatSlot& slot : unit.slots)
+      places_[static_cast<size_t>(slot.param)] = {.unit = i, .offset = slot.offset - unit.begin};
+    slots_.push_back(arch::shard_slots(layout_, unit, options_.shard));
+  }
   for (size_t row = 0; row < table_.size(); ++row) {
-    LOCKSTEP_CHECK(offsets_[row] >= 0, "no place in the flat layout for ", table_[row].name);
     names_[table_[row].name].push_back(static_cast<int>(row));
     if (!table_[row].fuse.empty()) names_[table_[row].fuse].push_back(static_cast<int>(row));
   }
-  compute_ = flat_buffer(layout_.numel, options_.dtype, options_, MemoryCategory::kParameters);
+  const auto units = [&](at::ScalarType dtype, MemoryCategory category, bool transient) {
+    return UnitBuffers(layout_, {.dtype = dtype,
+                                 .device = options_.device,
+                                 .memory = options_.memory,
+                                 .category = category,
+                                 .transient = transient});
+  };
+  const auto kept = [&](at::ScalarType dtype, MemoryCategory category) {
+    return kept_buffer(layout_, dtype, options_, category);
+  };
+  compute_ = units(options_.dtype, MemoryCategory::kParameters, options_.sharded_parameters);
+  if (options_.sharded_parameters) compute_kept_ = kept(options_.dtype, MemoryCategory::kParameters);
   if (!options_.training) return;
-  grad_ = flat_buffer(layout_.numel, at::kFloat, options_, MemoryCategory::kGradients);
+  grad_ = units(at::kFloat, MemoryCategory::kGradients, options_.transient_gradients);
+  if (options_.transient_gradients) grad_kept_ = kept(at::kFloat, MemoryCategory::kGradients);
   if (!options_.owns_optimizer) return;
-  exp_avg_ = flat_buffer(layout_.numel, at::kFloat, options_, MemoryCategory::kOptimizer);
-  exp_avg_sq_ = flat_buffer(layout_.numel, at::kFloat, options_, MemoryCategory::kOptimizer);
-  // In fp32 the compute copy is the master.
-  master_ = options_.dtype == at::kFloat ? compute_
-                                         : flat_buffer(layout_.numel, at::kFloat, options_, MemoryCategory::kOptimizer);
+  exp_avg_ = kept(at::kFloat, MemoryCategory::kOptimizer);
+  exp_avg_sq_ = kept(at::kFloat, MemoryCategory::kOptimizer);
+  if (!in_place()) master_ = kept(at::kFloat, MemoryCategory::kOptimizer);
 }
 
-at::Tensor ParameterStore::view(const at::Tensor& flat, int param) const {
-  if (!flat.defined()) return flat;
+size_t ParameterStore::unit_of(int layer) const {
+  for (size_t i = 0; i < layout_.units.size(); ++i)
+    if (layout_.units[i].layer == layer) return i;
+  throw InternalError(cat("layer ", layer, " owns no parameters"));
+}
+
+at::Tensor ParameterStore::view(const UnitBuffers& buffers, int param) const {
+  if (!buffers.defined()) return {};
   const arch::ParamSpec& spec = table_.at(static_cast<size_t>(param));
-  return flat.narrow(0, offsets_[static_cast<size_t>(param)], spec.local_numel()).view(spec.local_shape);
+  const Place& place = places_[static_cast<size_t>(param)];
+  return buffers.unit(place.unit).narrow(0, place.offset, spec.local_numel()).view(spec.local_shape);
 }
 
 // Rows of one length, side by side in memory: one matrix over all members.
 nn::Parameter ParameterStore::fused(const std::string& name, const std::vector<int>& members) const {
+  const Place& first = places_[static_cast<size_t>(members[0])];
   std::vector<int64_t> shape = table_[static_cast<size_t>(members[0])].local_shape;
-  int64_t numel = 0, end = offsets_[static_cast<size_t>(members[0])];
+  int64_t numel = 0;
   shape[0] = 0;
   for (const int member : members) {
     const arch::ParamSpec& spec = table_[static_cast<size_t>(member)];
-    LOCKSTEP_CHECK_EQ(offsets_[static_cast<size_t>(member)], end, "rows of ", name, " are not side by side");
+    LOCKSTEP_CHECK_EQ(places_[static_cast<size_t>(member)].offset, first.offset + numel, "rows of ", name,
+                      " are not side by side");
     shape[0] += spec.local_shape[0];
     numel += spec.local_numel();
-    end += spec.local_numel();
   }
-  const int64_t begin = offsets_[static_cast<size_t>(members[0])];
-  const auto matrix = [&](const at::Tensor& flat) {
-    return flat.defined() ? flat.narrow(0, begin, numel).view(shape) : flat;
+  const auto matrix = [&](const UnitBuffers& buffers) {
+    return buffers.defined() ? buffers.unit(first.unit).narrow(0, first.offset, numel).view(shape) : at::Tensor();
   };
   return {matrix(compute_), matrix(grad_)};
 }
@@ -87,73 +123,86 @@ nn::Parameter ParameterStore::parameter(std::string_view name) {
   return {view(compute_, found->second[0]), view(grad_, found->second[0])};
 }
 
+// A compute copy that is whole is drawn whole: other ranks' parts of it too.
 void ParameterStore::initialize(uint64_t seed) {
-  constexpr int64_t kGrain = 1 << 16;
-  for (size_t row = 0; row < table_.size(); ++row) {
-    const arch::ParamSpec& spec = table_[row];
-    const at::Tensor target = value(static_cast<int>(row));
-    const bool in_place = target.is_cpu() && target.scalar_type() == at::kFloat;
-    const at::Tensor values = in_place ? target : at::empty(spec.local_shape, at::kFloat);
-    float* data = values.data_ptr<float>();
-    for (const Run& run : runs_of_piece(spec))
-      at::parallel_for(0, run.numel, kGrain, [&](int64_t begin, int64_t end) {
-        model::initial_values(spec, seed, run.global + begin,
-                              {data + run.local + begin, static_cast<size_t>(end - begin)});
-      });
-    if (!in_place) target.copy_(values);
+  for (size_t unit = 0; unit < slots_.size(); ++unit) {
+    const at::Tensor values = value_part(unit);
+    for (const arch::ShardSlot& slot : slots_[unit])
+      draw_into(table_[static_cast<size_t>(slot.param)], seed, slot.begin, values.narrow(0, slot.offset, slot.numel));
   }
   refresh_compute();
+  if (options_.sharded_parameters || options_.shards == 1) return;
+  for (size_t row = 0; row < table_.size(); ++row)
+    draw_into(table_[row], seed, 0, view(compute_, static_cast<int>(row)).flatten());
 }
 
-at::Tensor ParameterStore::compute_slice(int64_t begin, int64_t end) const {
-  return compute_.narrow(0, begin, end - begin);
+at::Tensor ParameterStore::part(const at::Tensor& kept, size_t unit) const {
+  const arch::FlatUnit& place = layout_.units.at(unit);
+  return kept.narrow(0, place.begin / layout_.shards, place.numel() / layout_.shards);
 }
-at::Tensor ParameterStore::grad_slice(int64_t begin, int64_t end) const { return grad_.narrow(0, begin, end - begin); }
 
-at::Tensor ParameterStore::value(int param) const { return view(master_.defined() ? master_ : compute_, param); }
+at::Tensor ParameterStore::compute_part(size_t unit) const {
+  if (compute_kept_.defined()) return part(compute_kept_, unit);
+  const int64_t size = layout_.units.at(unit).numel() / layout_.shards;
+  return compute_.unit(unit).narrow(0, options_.shard * size, size);
+}
+
+at::Tensor ParameterStore::value_part(size_t unit) const {
+  return master_.defined() ? part(master_, unit) : compute_part(unit);
+}
+
+at::Tensor ParameterStore::grad_part(size_t unit) const {
+  if (grad_kept_.defined()) return part(grad_kept_, unit);
+  const int64_t size = layout_.units.at(unit).numel() / layout_.shards;
+  return grad_.unit(unit).narrow(0, options_.shard * size, size);
+}
+
+std::vector<ParameterStore::Piece> ParameterStore::gradient_pieces() const {
+  std::vector<Piece> pieces;
+  for (size_t unit = 0; unit < slots_.size(); ++unit) {
+    const at::Tensor gradients = grad_part(unit);
+    for (const arch::ShardSlot& slot : slots_[unit])
+      pieces.push_back({.param = slot.param, .values = gradients.narrow(0, slot.offset, slot.numel)});
+  }
+  return pieces;
+}
+
+at::Tensor ParameterStore::value(int param) const {
+  if (!master_.defined() || options_.shards > 1) return view(compute_, param);
+  const arch::ParamSpec& spec = table_.at(static_cast<size_t>(param));
+  const Place& place = places_[static_cast<size_t>(param)];
+  return part(master_, place.unit).narrow(0, place.offset, spec.local_numel()).view(spec.local_shape);
+}
+
 at::Tensor ParameterStore::grad(int param) const { return view(grad_, param); }
 
-std::vector<optim::AdamWParameter> ParameterStore::adamw_parameters() const {
+std::vector<optim::AdamWParameter> ParameterStore::adamw_parameters(size_t unit) const {
   LOCKSTEP_CHECK(exp_avg_.defined(), "this rank holds no optimizer state");
+  const at::Tensor value = value_part(unit), grad = grad_part(unit), copy = compute_part(unit);
+  const at::Tensor exp_avg = part(exp_avg_, unit), exp_avg_sq = part(exp_avg_sq_, unit);
   std::vector<optim::AdamWParameter> parameters;
-  for (int row = 0; row < static_cast<int>(table_.size()); ++row)
-    parameters.push_back({.value = view(master_, row),
-                          .grad = view(grad_, row),
-                          .exp_avg = view(exp_avg_, row),
-                          .exp_avg_sq = view(exp_avg_sq_, row),
-                          .copy = master_.is_same(compute_) ? at::Tensor() : view(compute_, row),
-                          .decay = table_[static_cast<size_t>(row)].weight_decay});
+  for (const arch::ShardSlot& slot : slots_.at(unit)) {
+    const auto piece = [&](const at::Tensor& flat) { return flat.narrow(0, slot.offset, slot.numel); };
+    parameters.push_back({.value = piece(value),
+                          .grad = piece(grad),
+                          .exp_avg = piece(exp_avg),
+                          .exp_avg_sq = piece(exp_avg_sq),
+                          .copy = in_place() ? at::Tensor() : piece(copy),
+                          .decay = table_[static_cast<size_t>(slot.param)].weight_decay});
+  }
   return parameters;
 }
 
-void ParameterStore::zero_grad() { grad_.zero_(); }
-
-void ParameterStore::refresh_compute() {
-  if (master_.defined() && !master_.is_same(compute_)) compute_.copy_(master_);
+void ParameterStore::zero_grad() {
+  if (grad_kept_.defined())
+    grad_kept_.zero_();
+  else
+    grad_.slice(0, layout_.numel).zero_();
 }
 
-std::vector<StateTensor> ParameterStore::state() const {
-  std::vector<StateTensor> state;
-  // A parameter server's state lives on the server alone: it is its own only replica.
-  const auto add = [&](StateKind kind, const at::Tensor& flat, bool replicated) {
-    for (int row = 0; row < static_cast<int>(table_.size()); ++row) {
-      const arch::ParamSpec& spec = table_[static_cast<size_t>(row)];
-      state.push_back({.name = spec.name,
-                       .kind = kind,
-                       .global_shape = spec.shape,
-                       .offset = spec.local_offset,
-                       .local = view(flat, row),
-                       .replica = (replicated ? options_.replica * spec.copies : 0) + spec.copy,
-                       .num_replicas = (replicated ? options_.num_replicas : 1) * spec.copies});
-    }
-  };
-  add(StateKind::kParameter, compute_, true);
-  if (!exp_avg_.defined()) return state;
-  const bool replicated = !options_.sole_owner;
-  if (!master_.is_same(compute_)) add(StateKind::kMaster, master_, replicated);
-  add(StateKind::kExpAvg, exp_avg_, replicated);
-  add(StateKind::kExpAvgSq, exp_avg_sq_, replicated);
-  return state;
+void ParameterStore::refresh_compute() {
+  if (!master_.defined()) return;
+  for (size_t unit = 0; unit < slots_.size(); ++unit) compute_part(unit).copy_(value_part(unit));
 }
 
 }  // namespace lockstep::engine

@@ -1,5 +1,6 @@
-// The parameters of a rank, their gradients and the optimizer's state: one flat buffer per kind, laid out by
-// arch::flat_layout, every parameter a view.
+// The parameters of a rank, their gradients and the optimizer's state in flat buffers, laid out by arch::flat_layout,
+// every parameter a view. A unit (the parameters of one layer) is cut into `shards` equal parts; of what is sharded this
+// rank keeps its part of every unit (Rajbhandari et al. 2020, ZeRO, section 5).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +14,7 @@
 #include "lockstep/arch/params.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/state.h"
+#include "lockstep/engine/unit_buffers.h"
 #include "lockstep/nn/layer.h"
 #include "lockstep/optim/adamw.h"
 
@@ -24,12 +26,19 @@ struct StoreOptions {
   bool training = true;        // false: values alone, neither gradients nor optimizer state
   bool owns_optimizer = true;  // false: a worker of a parameter server, which holds neither moments nor masters
   bool sole_owner = false;     // true: the server, whose moments and masters have no replica
-  int replica = 0;             // for checkpoints: this rank's data-parallel coordinate, among num_replicas
-  int num_replicas = 1;
+  int shards = 1;              // parts of a unit; optimizer state is this rank's part
+  int shard = 0;               // which of them
+  bool sharded_parameters = false;   // a whole unit has memory only while it is held
+  bool transient_gradients = false;  // likewise its gradient; this rank's part is kept
+  int replica = 0;             // for checkpoints: which of the `num_replicas` ranks with the same data-parallel share
+  int num_replicas = 1;        // of what is not sharded, over all data-parallel ranks
+  int shard_replica = 0;       // the same of parts: over the axis dp_replicate
+  int num_shard_replicas = 1;
   std::shared_ptr<MemoryAccount> memory = nullptr;  // nothing is accounted without one
 };
 
-// `table` has this rank's pieces (arch::TensorShard). Every buffer starts as zeros; padding stays zero. Views stay valid as long as the store lives.
+// `table` has this rank's pieces (arch::TensorShard). Every buffer starts as zeros; padding stays zero. Views stay valid
+// as long as the store lives. "Part" = this rank's shard of a unit, [numel / shards]; with one shard the unit.
 class ParameterStore : public nn::ParameterSource {
  public:
   ParameterStore(std::vector<arch::ParamSpec> table, const StoreOptions& options);
@@ -42,34 +51,67 @@ class ParameterStore : public nn::ParameterSource {
 
   const std::vector<arch::ParamSpec>& table() const { return table_; }
   const arch::FlatLayout& layout() const { return layout_; }
-  // Flat slices, elements [begin, end).
-  at::Tensor compute_slice(int64_t begin, int64_t end) const;
-  at::Tensor grad_slice(int64_t begin, int64_t end) const;
+  const StoreOptions& options() const { return options_; }
+  size_t unit_of(int layer) const;  // index of the unit that a layer owns
+
+  // Whole units: what layers compute with, and what they add to. drop_* and hold_* where they come and go.
+  const at::Tensor& compute_unit(size_t unit) const { return compute_.unit(unit); }
+  const at::Tensor& grad_unit(size_t unit) const { return grad_.unit(unit); }
+  UnitBuffers& compute() { return compute_; }
+  UnitBuffers& gradients() { return grad_; }
+  // Flat slices, elements [begin, end), of buffers that are whole.
+  at::Tensor compute_slice(int64_t begin, int64_t end) const { return compute_.slice(begin, end); }
+  at::Tensor grad_slice(int64_t begin, int64_t end) const { return grad_.slice(begin, end); }
+
+  // Parts, and what of which parameter they hold.
+  const std::vector<arch::ShardSlot>& slots(size_t unit) const { return slots_.at(unit); }
+  at::Tensor compute_part(size_t unit) const;  // compute dtype
+  at::Tensor value_part(size_t unit) const;    // fp32 master where this rank owns it, else the compute copy
+  at::Tensor grad_part(size_t unit) const;     // of the step, once reduced
+  // This rank's pieces of every parameter's gradient, [numel] each: with its row of the table.
+  struct Piece {
+    int param = 0;
+    at::Tensor values;
+  };
+  std::vector<Piece> gradient_pieces() const;
 
   // One per row of the table, in order: this rank's piece. Value: the fp32 master where this rank owns it, else the
-  // compute copy.
+  // compute copy. Of what is sharded: only while the unit is held, in the compute dtype.
   at::Tensor value(int param) const;
   at::Tensor grad(int param) const;
-  std::vector<optim::AdamWParameter> adamw_parameters() const;
+
+  // Of what this rank owns of one unit.
+  std::vector<optim::AdamWParameter> adamw_parameters(size_t unit) const;
 
   void zero_grad();
   // After the master weights changed: rounds them into the compute copy (nothing to do in fp32).
   void refresh_compute();
 
-  // What a checkpoint saves and loads, views into the buffers. After loading: loaded().
+  // What a checkpoint saves and loads, views into the buffers; of a part one tensor per rectangle. After loading: loaded().
   std::vector<StateTensor> state() const;
   void loaded() { refresh_compute(); }
 
  private:
-  at::Tensor view(const at::Tensor& flat, int param) const;
+  bool in_place() const { return options_.dtype == at::kFloat; }  // the compute copy is the master
+  at::Tensor view(const UnitBuffers& buffers, int param) const;
+  at::Tensor part(const at::Tensor& kept, size_t unit) const;
   nn::Parameter fused(const std::string& name, const std::vector<int>& members) const;
+  void add_whole(std::vector<StateTensor>& state) const;
+  void add_parts(StateKind kind, const at::Tensor& kept, std::vector<StateTensor>& state) const;
 
   std::vector<arch::ParamSpec> table_;
-  arch::FlatLayout layout_;
   StoreOptions options_;
-  std::vector<int64_t> offsets_;               // per row of the table
+  arch::FlatLayout layout_;
+  struct Place {
+    size_t unit = 0;
+    int64_t offset = 0;  // in the unit
+  };
+  std::vector<Place> places_;                   // per row of the table
+  std::vector<std::vector<arch::ShardSlot>> slots_;  // per unit
   std::map<std::string, std::vector<int>, std::less<>> names_;  // parameter and fused names -> rows
-  at::Tensor compute_, master_, grad_, exp_avg_, exp_avg_sq_;
+  UnitBuffers compute_, grad_;
+  // Parts of all units side by side; undefined where they are part of a whole buffer, or not here.
+  at::Tensor compute_kept_, grad_kept_, master_, exp_avg_, exp_avg_sq_;
 };
 
 }  // namespace lockstep::engine

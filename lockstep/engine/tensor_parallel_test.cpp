@@ -41,8 +41,8 @@ Outcome train(const Case& c) {
     const program::Ledger predicted = program::predict_ledger(layout, executor.program(), world.rank());
     EXPECT_THAT(program::Ledger::difference(predicted, groups.take_ledger()), ::testing::IsEmpty());
     for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
-      const at::Tensor gradient = executor.whole(param, executor.gradient(param));
-      const at::Tensor value = executor.whole(param, executor.store().value(param));
+      const at::Tensor gradient = executor.whole_gradient(param);
+      const at::Tensor value = executor.whole_value(param);
       if (world.rank() != 0) continue;
       const arch::ParamSpec& spec = executor.store().table()[static_cast<size_t>(param)];
       // A key bias' gradient is zero but for rounding: softmax does not see a shift of all scores.

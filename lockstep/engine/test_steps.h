@@ -23,6 +23,10 @@ struct Case {
   bool sequence_parallel = true;
   int64_t kv_heads = 0;    // 0 = the preset's
   int64_t vocab_size = 0;  // 0 = the preset's
+  int zero = 0;
+  int dp_replicate = 1;    // of dp, with zero
+  std::vector<arch::Recompute> recompute{};
+  program::Offload offload{};
   int ranks() const { return dp * tp; }
 };
 
@@ -35,7 +39,8 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
   program::Layout layout;
   layout.model = arch::resolve_model(section, 512);
   mesh::PerAxis degrees = mesh::PerAxis::ones();
-  degrees[mesh::Axis::kDpReplicate] = c.dp;
+  degrees[mesh::Axis::kDpReplicate] = c.zero > 0 ? c.dp_replicate : c.dp;
+  degrees[mesh::Axis::kDpShard] = c.zero > 0 ? c.dp / c.dp_replicate : 1;
   degrees[mesh::Axis::kTp] = c.tp;
   layout.mesh = mesh::Mesh(degrees);
   layout.sequence_parallel = c.sequence_parallel;
@@ -46,6 +51,9 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
   layout.data_parallel = c.kind;
   layout.bucket_bytes = 32 << 10;
   layout.overlap = c.overlap;
+  layout.zero = c.zero;
+  layout.recompute = c.recompute;
+  layout.offload = c.offload;
   return layout;
 }
 

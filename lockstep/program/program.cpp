@@ -57,6 +57,13 @@ std::string_view action_name(ActionKind kind) {
   throw InternalError("no such action");
 }
 
+Program evaluation_program(const Layout& layout) {
+  Program program;
+  program.ranks.assign(static_cast<size_t>(layout.mesh.world_size()),
+                       {{.kind = ActionKind::kForward, .stage = 0, .microbatch = 0}});
+  return shard_parameters(expand_layers(std::move(program), layout), layout);
+}
+
 Program build_program(const Layout& layout) {
   Program program = verified(schedule(layout), layout, Pass::kSchedule);
   program = verified(expand_layers(std::move(program), layout), layout, Pass::kExpandLayers);

@@ -72,5 +72,7 @@ struct Program {
 
 // All passes for the layout, each result verified. InternalError if a pass broke the program.
 Program build_program(const Layout& layout);
+// The forward pass of one microbatch without gradients, with the parameters it needs.
+Program evaluation_program(const Layout& layout);
 
 }  // namespace lockstep::program

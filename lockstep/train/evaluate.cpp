@@ -15,9 +15,16 @@ double evaluate(engine::Executor& executor, engine::Groups& groups, const data::
   const mesh::Range mine = mesh::shard_range(total, data.size(), data.rank());
   double loss = 0;
   int64_t tokens = 0;
-  for (int64_t first = mine.begin; first < mine.end; first += executor.layout().micro_batch) {
-    const int64_t count = std::min(executor.layout().micro_batch, mine.end - first);
-    const auto [sum, valid] = executor.evaluate(load_microbatch(validation, {.first = first, .count = count}, device));
+  const int64_t micro_batch = executor.layout().micro_batch;
+  // Where parameters are gathered all ranks go through the model equally often: one that has no samples left takes one of
+  // which nothing counts.
+  const int64_t passes = (mesh::shard_range(total, data.size(), 0).size() + micro_batch - 1) / micro_batch;
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const int64_t first = mine.begin + pass * micro_batch, count = std::min(micro_batch, mine.end - first);
+    nn::Microbatch microbatch = load_microbatch(
+        validation, {.first = count > 0 ? first : 0, .count = std::max<int64_t>(1, count)}, device);
+    if (count <= 0) microbatch.targets.fill_(-100);
+    const auto [sum, valid] = executor.evaluate(microbatch);
     loss += sum;
     tokens += valid;
   }

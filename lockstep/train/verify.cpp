@@ -50,12 +50,12 @@ struct Whole {
   std::vector<at::Tensor> gradients, values;
 };
 
-// Collective over the tp axis.
+// Collective over the axes dp_shard and tp.
 Whole collect(engine::Executor& executor, bool keep) {
   Whole whole;
   for (int row = 0; row < static_cast<int>(executor.store().table().size()); ++row) {
-    const at::Tensor gradient = executor.whole(row, executor.gradient(row));
-    const at::Tensor value = executor.whole(row, executor.store().value(row));
+    const at::Tensor gradient = executor.whole_gradient(row);
+    const at::Tensor value = executor.whole_value(row);
     if (!keep) continue;
     whole.gradients.push_back(gradient);
     whole.values.push_back(value);
@@ -66,7 +66,7 @@ Whole collect(engine::Executor& executor, bool keep) {
 void compare_gradients(const Whole& layout, engine::Executor& twin, VerifyStep& step) {
   for (const auto& [name, rows] : tensors_of(twin.store().table())) {
     const at::Tensor actual = joined(rows, [&](int row) { return layout.gradients[static_cast<size_t>(row)]; });
-    const at::Tensor expected = joined(rows, [&](int row) { return twin.gradient(row); });
+    const at::Tensor expected = joined(rows, [&](int row) { return twin.whole_gradient(row); });
     const double scale = largest(expected), difference = largest(at::sub(actual, expected));
     const double error = scale > 0 ? difference / scale : (difference > 0 ? INFINITY : 0.0);
     if (!(error <= step.max_gradient_error) || step.worst_gradient.empty()) {
@@ -94,7 +94,7 @@ void compare_parameters(const Whole& layout, engine::Executor& twin, double lr, 
   for (const auto& [name, rows] : tensors_of(twin.store().table())) {
     const ParameterError error = parameter_error(joined(rows, [&](int row) { return layout.values[static_cast<size_t>(row)]; }),
                                                  joined(rows, [&](int row) { return twin.store().value(row); }),
-                                                 joined(rows, [&](int row) { return twin.gradient(row); }), lr,
+                                                 joined(rows, [&](int row) { return twin.whole_gradient(row); }), lr,
                                                  tolerances.noise_floor);
     if (!(error.judged <= step.max_parameter_error) || step.worst_parameter.empty()) {
       step.max_parameter_error = error.judged;

@@ -1,0 +1,194 @@
+#include "lockstep/engine/gradient_reducer.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/sum.h>
+
+#include <cmath>
+
+#include "lockstep/base/check.h"
+#include "lockstep/optim/adamw.h"
+
+namespace lockstep::engine {
+
+using program::Action;
+using program::Algorithm;
+using program::Bucket;
+
+GradientReducer::GradientReducer(const program::Layout& layout, const std::vector<Bucket>& buckets,
+                                 ParameterStore& store, Groups& groups, ExposedWaits& waits)
+    : layout_(layout), buckets_(buckets), store_(store), groups_(groups), waits_(waits) {}
+
+void GradientReducer::start_step() {
+  bad_param_ = -1;
+  kept_.assign(store_.layout().units.size(), false);
+  if (!store_.gradients().transient()) store_.zero_grad();
+}
+
+void GradientReducer::open(std::span<const int> layers) {
+  UnitBuffers& gradients = store_.gradients();
+  if (!gradients.transient()) return;
+  for (const int layer : layers) {
+    const size_t unit = store_.unit_of(layer);
+    if (gradients.held(unit)) continue;
+    gradients.hold(unit);
+    gradients.unit(unit).zero_();
+  }
+}
+
+std::vector<size_t> GradientReducer::units(const Bucket& bucket) const {
+  std::vector<size_t> units;
+  for (const int layer : bucket.layers) units.push_back(store_.unit_of(layer));
+  return units;
+}
+
+// Over the axis dp_shard; each rank gets the sum of its own part, where it lies in the unit.
+comm::Work GradientReducer::reduce_unit(size_t unit, const std::string& site) {
+  const at::Tensor& gradient = store_.grad_unit(unit);
+  comm::Communicator& ranks = *groups_.shard();
+  if (layout_.reduce_precision == config::Precision::kBf16) {
+    const at::Tensor rounded = gradient.to(at::kBFloat16);
+    wire_[unit] = at::empty_like(rounded);
+    return ranks.all_to_all(rounded, wire_[unit], {.site = site, .algorithm = Algorithm::kDirect});
+  }
+  const int64_t size = gradient.numel() / ranks.size();
+  return ranks.reduce_scatter(gradient, gradient.narrow(0, ranks.rank() * size, size),
+                              {.site = site, .algorithm = Algorithm::kRing});
+}
+
+// What came in bf16 is summed in fp32, in rank order; this rank's own part was never rounded.
+void GradientReducer::finish_wire(size_t unit) {
+  const auto found = wire_.find(unit);
+  if (found == wire_.end()) return;
+  const int ranks = groups_.shard()->size(), here = groups_.shard()->rank();
+  const at::Tensor parts = found->second.view({ranks, -1});
+  const at::Tensor mine = store_.grad_unit(unit).view({ranks, -1}).select(0, here);
+  at::Tensor sum = here == 0 ? mine.clone() : parts.select(0, 0).to(at::kFloat);
+  for (int rank = 1; rank < ranks; ++rank) sum.add_(rank == here ? mine : parts.select(0, rank));
+  mine.copy_(sum);
+  wire_.erase(found);
+}
+
+void GradientReducer::reduce(const Action& action) {
+  const std::string site = cat("reduce_grad bucket ", action.bucket);
+  // Before the reduction: afterwards every rank has the same non-finite sum, and nobody knows whose it was.
+  for (const size_t unit : units(bucket(action))) check_finite(unit);
+  std::vector<comm::Work>& works = in_flight_[action.bucket];
+  if (!groups_.shard()) {
+    works.push_back(groups_.data().all_reduce(store_.grad_slice(bucket(action).begin, bucket(action).end),
+                                              {.site = site, .algorithm = Algorithm::kRing}));
+    return;
+  }
+  for (const size_t unit : units(bucket(action))) works.push_back(reduce_unit(unit, site));
+}
+
+void GradientReducer::push(const Action& action) {
+  for (const size_t unit : units(bucket(action))) check_finite(unit);
+  in_flight_[action.bucket].push_back(
+      groups_.data().reduce(store_.grad_slice(bucket(action).begin, bucket(action).end), program::kServerRank,
+                            {.site = cat("push bucket ", action.bucket), .algorithm = Algorithm::kDirect}));
+}
+
+void GradientReducer::wait(int bucket) {
+  const auto found = in_flight_.find(bucket);
+  if (found == in_flight_.end()) return;
+  for (comm::Work& work : found->second) waits_.wait(work, "dp gradients");
+  in_flight_.erase(found);
+  for (const size_t unit : units(buckets_.at(static_cast<size_t>(bucket)))) finish_wire(unit);
+}
+
+void GradientReducer::wait() {
+  while (!in_flight_.empty()) wait(in_flight_.begin()->first);
+}
+
+void GradientReducer::shard(const Action& action) {
+  wait(action.bucket);
+  for (const size_t unit : units(bucket(action))) {
+    if (!groups_.shard()) check_finite(unit);
+    const at::Tensor whole = store_.grad_unit(unit);
+    const StoreOptions& options = store_.options();
+    const int64_t size = whole.numel() / options.shards;
+    const at::Tensor mine = whole.narrow(0, options.shard * size, size), kept = store_.grad_part(unit);
+    if (kept_[unit])
+      kept.add_(mine);
+    else
+      kept.copy_(mine);
+    kept_[unit] = true;
+    store_.gradients().drop(unit);
+  }
+}
+
+void GradientReducer::reduce_shard(const Action& action) {
+  wait(action.bucket);
+  for (const size_t unit : units(bucket(action)))
+    in_flight_[action.bucket].push_back(groups_.replicas()->all_reduce(
+        store_.grad_part(unit), {.site = cat("reduce_shard bucket ", action.bucket), .algorithm = Algorithm::kRing}));
+}
+
+void GradientReducer::reduce_partial() {
+  wait();
+  sum_over(groups_.tensor(), false);
+  if (groups_.shared_heads()) sum_over(groups_.shared_heads(), true);
+}
+
+// They lie scattered in the flat buffer and are small: they travel together in a copy.
+void GradientReducer::sum_over(comm::Communicator* group, bool shared_heads) {
+  std::vector<at::Tensor> gradients;
+  for (const ParameterStore::Piece& piece : store_.gradient_pieces()) {
+    const arch::ParamSpec& spec = store_.table()[static_cast<size_t>(piece.param)];
+    if (spec.partial && (spec.cut != arch::TensorCut::kNone) == shared_heads) gradients.push_back(piece.values);
+  }
+  if (gradients.empty()) return;
+  const at::Tensor together = at::cat(gradients);
+  comm::Work work = group->all_reduce(together, {.site = "reduce_partial", .algorithm = Algorithm::kRing});
+  waits_.wait(work, "tp gradients");
+  int64_t offset = 0;
+  for (at::Tensor& gradient : gradients) {
+    gradient.copy_(together.narrow(0, offset, gradient.numel()));
+    offset += gradient.numel();
+  }
+}
+
+// A piece that several ranks of tp hold counts on the first of them, a part on the first of its replicas.
+double GradientReducer::norm() {
+  std::vector<at::Tensor> gradients;
+  for (const ParameterStore::Piece& piece : store_.gradient_pieces())
+    if (store_.table()[static_cast<size_t>(piece.param)].copy == 0) gradients.push_back(piece.values);
+  const double here = optim::gradient_norm(gradients);
+  comm::Communicator* ranks = groups_.shard() ? &groups_.replica() : groups_.tensor();
+  if (!ranks) return here;
+  const bool first = !groups_.shard() || !groups_.replicas() || groups_.replicas()->rank() == 0;
+  const at::Tensor square = at::full({1}, first ? here * here : 0, at::kDouble);
+  comm::Work work = ranks->all_reduce(square, {.site = "norm", .algorithm = Algorithm::kDirect});
+  waits_.wait(work, "norm");
+  return std::sqrt(square.item<double>());
+}
+
+void GradientReducer::check_finite(size_t unit) {
+  if (bad_param_ >= 0) return;
+  // A sum is finite only if every term is (or it overflows, which is no better).
+  if (std::isfinite(store_.grad_unit(unit).sum().item<double>())) return;
+  for (const arch::FlatSlot& slot : store_.layout().units[unit].slots)
+    if (!std::isfinite(store_.grad(slot.param).sum().item<double>())) {
+      bad_param_ = slot.param;
+      return;
+    }
+}
+
+// Of what is left after the step: whole gradients, or this rank's part of them.
+void GradientReducer::check_finite() {
+  for (const ParameterStore::Piece& piece : store_.gradient_pieces()) {
+    if (bad_param_ >= 0) return;
+    if (!std::isfinite(piece.values.sum().item<double>())) bad_param_ = piece.param;
+  }
+}
+
+void GradientReducer::abandon() {
+  while (!in_flight_.empty()) wait(in_flight_.begin()->first);
+  for (size_t unit = 0; store_.gradients().transient() && unit < kept_.size(); ++unit)
+    if (store_.gradients().held(unit)) store_.gradients().drop(unit);
+}
+
+}  // namespace lockstep::engine

@@ -1,0 +1,64 @@
+// The gradients of a step, from the layers' sums over this rank's microbatches to whole ones: REDUCE_GRAD, SHARD_GRAD,
+// REDUCE_SHARD, PUSH, REDUCE_PARTIAL, and their norm.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "lockstep/engine/exposed_waits.h"
+#include "lockstep/engine/groups.h"
+#include "lockstep/engine/parameter_store.h"
+#include "lockstep/program/program.h"
+
+namespace lockstep::engine {
+
+class GradientReducer {
+ public:
+  // The references outlive this.
+  GradientReducer(const program::Layout& layout, const std::vector<program::Bucket>& buckets, ParameterStore& store,
+                  Groups& groups, ExposedWaits& waits);
+
+  // Forgets the step before.
+  void start_step();
+  // Memory for transient gradients of these units (the layers that own them), zeros where there was none.
+  void open(std::span<const int> layers);
+  // Starts to sum a bucket over the ranks (and is waited for in shard, reduce_shard or wait).
+  void reduce(const program::Action& action);
+  void push(const program::Action& action);
+  // Adds this rank's part of a transient bucket to what is kept, and drops the rest.
+  void shard(const program::Action& action);
+  // Starts to sum this rank's part of a bucket over the ranks that hold the same part.
+  void reduce_shard(const program::Action& action);
+  void wait();
+  // Gradients that are parts of a sum over tp, or among the ranks that share key/value heads.
+  void reduce_partial();
+  // L2 norm of the summed gradients of the whole model, every parameter counted once. The same on all ranks.
+  double norm();
+
+  // The first local parameter whose gradient was not finite before it was reduced; -1 = none.
+  int bad_param() const { return bad_param_; }
+  void check_finite(size_t unit);
+  void check_finite();
+  // Drops what a step that is broken off has left.
+  void abandon();
+
+ private:
+  const program::Bucket& bucket(const program::Action& action) const { return buckets_.at(static_cast<size_t>(action.bucket)); }
+  std::vector<size_t> units(const program::Bucket& bucket) const;
+  comm::Work reduce_unit(size_t unit, const std::string& site);
+  void finish_wire(size_t unit);
+  void wait(int bucket);
+  void sum_over(comm::Communicator* group, bool shared_heads);
+
+  const program::Layout& layout_;
+  const std::vector<program::Bucket>& buckets_;
+  ParameterStore& store_;
+  Groups& groups_;
+  ExposedWaits& waits_;
+  std::map<int, std::vector<comm::Work>> in_flight_;  // by bucket
+  std::map<size_t, at::Tensor> wire_;                 // by unit: bf16 parts of all ranks, to be summed
+  std::vector<bool> kept_;                            // by unit: something of this step was added to what is kept
+  int bad_param_ = -1;
+};
+
+}  // namespace lockstep::engine

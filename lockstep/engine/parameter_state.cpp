@@ -1,0 +1,61 @@
+// What checkpoints see of a store.
+#include "lockstep/engine/parameter_store.h"
+
+namespace lockstep::engine {
+
+// Every parameter as one tensor: views into a compute copy that this rank has whole.
+void ParameterStore::add_whole(std::vector<StateTensor>& state) const {
+  for (int row = 0; row < static_cast<int>(table_.size()); ++row) {
+    const arch::ParamSpec& spec = table_[static_cast<size_t>(row)];
+    state.push_back({.name = spec.name,
+                     .kind = StateKind::kParameter,
+                     .global_shape = spec.shape,
+                     .offset = spec.local_offset,
+                     .local = view(compute_, row),
+                     .replica = options_.replica * spec.copies + spec.copy,
+                     .num_replicas = options_.num_replicas * spec.copies});
+  }
+}
+
+// A part begins and ends inside rows: of a parameter it holds up to three rectangles.
+void ParameterStore::add_parts(StateKind kind, const at::Tensor& kept, std::vector<StateTensor>& state) const {
+  // A parameter server's state lives on the server alone: it is its own only replica.
+  const bool replicated = !options_.sole_owner || kind == StateKind::kParameter;
+  const int replica = replicated ? options_.shard_replica : 0, replicas = replicated ? options_.num_shard_replicas : 1;
+  for (size_t unit = 0; unit < slots_.size(); ++unit) {
+    const at::Tensor values = part(kept, unit);
+    for (const arch::ShardSlot& slot : slots_[unit]) {
+      const arch::ParamSpec& spec = table_[static_cast<size_t>(slot.param)];
+      for (const arch::Rectangle& box : arch::rectangles(spec.local_shape, slot.begin, slot.numel)) {
+        std::vector<int64_t> offset = spec.local_offset;
+        int64_t numel = 1;
+        for (size_t dim = 0; dim < offset.size(); ++dim) {
+          offset[dim] += box.offset[dim];
+          numel *= box.shape[dim];
+        }
+        state.push_back({.name = spec.name,
+                         .kind = kind,
+                         .global_shape = spec.shape,
+                         .offset = std::move(offset),
+                         .local = values.narrow(0, slot.offset + box.begin, numel).view(box.shape),
+                         .replica = replica * spec.copies + spec.copy,
+                         .num_replicas = replicas * spec.copies});
+      }
+    }
+  }
+}
+
+std::vector<StateTensor> ParameterStore::state() const {
+  std::vector<StateTensor> state;
+  if (compute_kept_.defined())
+    add_parts(StateKind::kParameter, compute_kept_, state);
+  else
+    add_whole(state);
+  if (!exp_avg_.defined()) return state;
+  if (master_.defined()) add_parts(StateKind::kMaster, master_, state);
+  add_parts(StateKind::kExpAvg, exp_avg_, state);
+  add_parts(StateKind::kExpAvgSq, exp_avg_sq_, state);
+  return state;
+}
+
+}  // namespace lockstep::engine

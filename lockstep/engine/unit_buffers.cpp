@@ -1,0 +1,54 @@
+#include "lockstep/engine/unit_buffers.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::engine {
+namespace {
+
+size_t bytes_of(const at::Tensor& unit) { return static_cast<size_t>(unit.numel()) * unit.element_size(); }
+
+}  // namespace
+
+UnitBuffers::UnitBuffers(const arch::FlatLayout& layout, UnitBufferOptions options) : options_(std::move(options)) {
+  const auto tensor_options = at::TensorOptions().dtype(options_.dtype).device(options_.device);
+  if (!options_.transient) {
+    const MemoryScope scope(options_.memory, options_.category);
+    whole_ = at::zeros({layout.numel}, tensor_options);
+    for (const arch::FlatUnit& unit : layout.units) units_.push_back(whole_.narrow(0, unit.begin, unit.numel()));
+    return;
+  }
+  for (const arch::FlatUnit& unit : layout.units) {
+    at::Tensor tensor = at::empty({0}, tensor_options);
+    const auto bytes = static_cast<size_t>(unit.numel()) * tensor.element_size();
+    const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, options_.device),
+                               c10::GetAllocator(options_.device.type()), /*resizable=*/false);
+    units_.push_back(tensor.set_(storage, 0, {unit.numel()}, {1}));
+  }
+}
+
+at::Tensor UnitBuffers::slice(int64_t begin, int64_t end) const {
+  LOCKSTEP_CHECK(whole_.defined(), "units that come and go are not side by side");
+  return whole_.narrow(0, begin, end - begin);
+}
+
+bool UnitBuffers::held(size_t index) const { return unit(index).unsafeGetTensorImpl()->storage_initialized(); }
+
+void UnitBuffers::hold(size_t index) {
+  LOCKSTEP_CHECK(options_.transient && !held(index), "unit ", index, " is held already");
+  const MemoryScope scope(options_.memory, options_.category);
+  const c10::Storage& storage = unit(index).storage();
+  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
+      c10::GetAllocator(options_.device.type())->allocate(bytes_of(unit(index))));
+}
+
+void UnitBuffers::drop(size_t index) {
+  LOCKSTEP_CHECK(options_.transient && held(index), "unit ", index, " is not held");
+  unit(index).storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, options_.device));
+}
+
+}  // namespace lockstep::engine

@@ -1,0 +1,46 @@
+// One flat tensor per unit of a layout: parameters or gradients as layers see them, for good or only while they are held.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "lockstep/arch/params.h"
+#include "lockstep/engine/memory_tracker.h"
+
+namespace lockstep::engine {
+
+struct UnitBufferOptions {
+  at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;
+  std::shared_ptr<MemoryAccount> memory = nullptr;  // nothing is accounted without one
+  MemoryCategory category = MemoryCategory::kParameters;
+  bool transient = false;  // a unit has memory from hold() to drop() alone
+};
+
+// Views into a unit stay valid when its memory comes and goes: they share its storage. Reading one while the unit is not
+// held is an error of LibTorch ("data is not allocated").
+class UnitBuffers {
+ public:
+  UnitBuffers() = default;  // holds nothing
+  UnitBuffers(const arch::FlatLayout& layout, UnitBufferOptions options);
+
+  bool defined() const { return !units_.empty(); }
+  bool transient() const { return options_.transient; }
+  const at::Tensor& unit(size_t index) const { return units_.at(index); }  // [numel of the unit]
+  // Not transient: elements [begin, end) of all units together.
+  at::Tensor slice(int64_t begin, int64_t end) const;
+
+  // Transient ones. hold() leaves the values undefined. InternalError where it is held already, or not held.
+  void hold(size_t index);
+  void drop(size_t index);
+  bool held(size_t index) const;
+
+ private:
+  UnitBufferOptions options_;
+  at::Tensor whole_;  // not transient
+  std::vector<at::Tensor> units_;
+};
+
+}  // namespace lockstep::engine
