@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "lockstep/base/text.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/engine/test_steps.h"
 #include "lockstep/program/predict.h"
