@@ -14,7 +14,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::Not;
 
 Layout sharded_layout(int zero, int blocks, int shard, int microbatches, int replicate = 1, int tp = 1,
                       const std::string& preset = "llama-test") {

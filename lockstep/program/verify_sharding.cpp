@@ -66,6 +66,7 @@ class GatherCheck : RankCheck {
     bool used = false;     // since it was gathered
     int last_use = -1;     // position
     bool dropped = false;  // since then
+    int computed_before_drop = 0;
     bool stepped = false;
     int gathered_after_step = 0;
   };
@@ -99,6 +100,8 @@ class GatherCheck : RankCheck {
     if (!layout_.transient_parameters()) return problem("gather", cat(text(i), ", but no parameters are sharded"));
     Unit& unit = units_[actions_[i].unit];
     if (unit.gathered) problem("gather", cat(text(i), " while it is gathered"));
+    if (unit.dropped && unit.computed_before_drop == computed_)
+      problem("reshard", cat(name(actions_[i].unit), " is dropped and gathered again at once"));
     unit.gathered = true;
     unit.used = false;
   }
@@ -111,9 +114,11 @@ class GatherCheck : RankCheck {
       problem("reshard", cat(text(i), " before anything read it"));
     unit.gathered = false;
     unit.dropped = true;
+    unit.computed_before_drop = computed_;
   }
 
   void compute(size_t i) {
+    ++computed_;
     for (int layer : units_read(actions_[i], table_)) {
       Unit& unit = units_[layer];
       if (!unit.gathered) problem("gather", cat(text(i), " reads ", name(layer), ", which is not gathered"));
@@ -148,6 +153,7 @@ class GatherCheck : RankCheck {
   }
 
   std::map<int, Unit> units_;
+  int computed_ = 0;  // computing actions so far
   bool stepped_ = false;
 };
 
