@@ -228,7 +228,7 @@ void Executor::reduce_loss() {
   const double counts = tensor_ && tensor_->rank() > 0 ? 0 : 1;
   const at::Tensor sums =
       at::tensor({counts * loss, counts * static_cast<double>(tokens), gradients_.bad_param() >= 0 ? 1.0 : 0.0}, at::kDouble);
-  comm::Work work = groups_.replica().all_reduce(sums, {.site = "loss", .algorithm = Algorithm::kDirect});
+  comm::Work work = groups_.replica().all_reduce(sums, {.site = "loss", .algorithm = Algorithm::kDirect, .blocking = true});
   waits_.wait(work, "loss");
   const double* values = sums.const_data_ptr<double>();
   if (values[2] > 0) return nonfinite();
@@ -244,7 +244,7 @@ void Executor::norm() {
   if (options_.layout.owns_optimizer(groups_.rank())) norm.fill_(gradients_.norm());
   if (options_.layout.server_mode()) {
     comm::Work work = groups_.data().broadcast(norm, program::kServerRank,
-                                               {.site = "norm", .algorithm = Algorithm::kDirect});
+                                               {.site = "norm", .algorithm = Algorithm::kDirect, .blocking = true});
     waits_.wait(work, "norm");
   }
   const double tokens = static_cast<double>(result_.tokens);

@@ -142,7 +142,7 @@ void GradientReducer::sum_over(comm::Communicator* group, bool shared_heads) {
   }
   if (gradients.empty()) return;
   const at::Tensor together = at::cat(gradients);
-  comm::Work work = group->all_reduce(together, {.site = "reduce_partial", .algorithm = Algorithm::kRing});
+  comm::Work work = group->all_reduce(together, {.site = "reduce_partial", .algorithm = Algorithm::kRing, .blocking = true});
   waits_.wait(work, "tp gradients");
   int64_t offset = 0;
   for (at::Tensor& gradient : gradients) {
@@ -161,7 +161,7 @@ double GradientReducer::norm() {
   if (!ranks) return here;
   const bool first = !groups_.shard() || !groups_.replicas() || groups_.replicas()->rank() == 0;
   const at::Tensor square = at::full({1}, first ? here * here : 0, at::kDouble);
-  comm::Work work = ranks->all_reduce(square, {.site = "norm", .algorithm = Algorithm::kDirect});
+  comm::Work work = ranks->all_reduce(square, {.site = "norm", .algorithm = Algorithm::kDirect, .blocking = true});
   waits_.wait(work, "norm");
   return std::sqrt(square.item<double>());
 }
