@@ -110,6 +110,20 @@ TEST(Executor, EveryStageOfZeroComputesWhatOneRankComputes) {
   }
 }
 
+// bf16 keeps 8 bits of what comes from other ranks; the sum itself is fp32.
+TEST(Executor, GradientsMayTravelInBf16) {
+  const Case c{.dp = 4, .zero = 3};
+  const Outcome expected = train(c, 1);
+  for (Case other : sharded_cases({})) {
+    other.reduce_precision = config::Precision::kBf16;
+    const Outcome actual = train(other, 1);
+    for (size_t param = 0; param < expected.gradients.size(); ++param) {
+      if (arch::param_table(layout_for(c).model)[param].name.find("attention.k.bias") != std::string::npos) continue;
+      EXPECT_LE(error_of(actual.gradients[param], expected.gradients[param]), 4e-3);
+    }
+  }
+}
+
 TEST(Executor, TheSameRunGivesTheSameBits) {
   for (const int dp : {1, 3}) {
     const Outcome first = train({.dp = dp, .dropout = 0.1}, 3), second = train({.dp = dp, .dropout = 0.1}, 3);
@@ -142,8 +156,9 @@ TEST(Executor, RecordedLedgerIsThePredictedOne) {
 TEST(Executor, RecordedLedgerIsThePredictedOneAtEveryStageOfZero) {
   for (const config::Precision reduce : {config::Precision::kFp32, config::Precision::kBf16})
     for (const Case& c : sharded_cases({.preset = "gpt2-test"})) {
-      program::Layout layout = layout_for(c);
-      layout.reduce_precision = reduce;
+      Case wired = c;
+      wired.reduce_precision = reduce;
+      const program::Layout layout = layout_for(wired);
       lockstep::testing::run_ranks(c.dp, [&](comm::World& world) {
         Groups groups(world, layout);
         Executor executor({.layout = layout}, groups);
@@ -181,17 +196,23 @@ TEST(Executor, MeasuredMemoryIsThePredictedOneWithinFivePercent) {
 
 TEST(Executor, ASteadyStepTakesNoNewMemory) {
   install_memory_tracking();
-  for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16}) {
-    const program::Layout layout = layout_for({.preset = "gpt2-10m", .dp = 1, .precision = precision, .seq_len = 64}, 8);
-    lockstep::testing::run_ranks(1, [&](comm::World& world) {
+  const Case base{.preset = "gpt2-10m", .dp = 1, .seq_len = 64};
+  Case bf16 = base, sharded = base;
+  bf16.precision = config::Precision::kBf16;
+  sharded.zero = 3;
+  sharded.dp = 2;
+  for (const Case& c : {base, bf16, sharded}) {
+    const program::Layout layout = layout_for(c, 8);
+    lockstep::testing::run_ranks(c.dp, [&](comm::World& world) {
       Groups groups(world, layout);
       Executor executor({.layout = layout}, groups);
       const auto step = [&](int64_t index) {
-        executor.step(executor.load([&] { return microbatches(layout, 0, index); }), index + 1, 1e-3);
+        executor.step(executor.load([&] { return microbatches(layout, world.rank(), index); }), index + 1, 1e-3);
+        groups.world().barrier({.site = "step"}).wait();
       };
-      for (int64_t index = 0; index < 3; ++index) step(index);
+      for (int64_t index = 0; index < 6; ++index) step(index);
       const int64_t before = fresh_blocks();
-      for (int64_t index = 3; index < 6; ++index) step(index);
+      for (int64_t index = 6; index < 9; ++index) step(index);
       EXPECT_EQ(fresh_blocks(), before);
     });
   }

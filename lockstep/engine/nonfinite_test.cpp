@@ -116,6 +116,18 @@ TEST(NonFinite, IsNamedAndAllRanksStopOrSkipAlike) {
         }
 }
 
+TEST(NonFinite, IsNamedAtEveryStageOfZero) {
+  for (const int zero : {1, 2, 3})
+    for (const int replicate : {1, 2})
+      for (const bool skip : {false, true})
+        for (const char* parameter : {"blocks.1.mlp.down.weight", "embed.tokens.weight"}) {
+          const program::Layout layout = layout_for({.dp = 4, .zero = zero, .dp_replicate = replicate});
+          lockstep::testing::run_ranks(4, [&](comm::World& world) {
+            play(world, layout, {.rank = 3, .parameter = parameter}, skip);
+          });
+        }
+}
+
 TEST(NonFinite, ANanInBf16WithoutOverlapToo) {
   const program::Layout layout =
       layout_for({.dp = 2, .precision = config::Precision::kBf16, .overlap = false});
@@ -129,8 +141,9 @@ TEST(NonFinite, ANanInBf16WithoutOverlapToo) {
 
 // Each rank's gradient is finite, their sum is not: known only after the reduction, and still nothing is updated.
 TEST(NonFinite, ASumThatOverflowsIsFoundBeforeTheUpdate) {
-  for (const DataParallel kind : {DataParallel::kRing, DataParallel::kParameterServer}) {
-    const program::Layout layout = layout_for({.dp = 2, .kind = kind});
+  for (const auto& [kind, zero] : {std::pair{DataParallel::kRing, 0}, {DataParallel::kParameterServer, 0},
+                                   {DataParallel::kRing, 1}, {DataParallel::kRing, 2}, {DataParallel::kRing, 3}}) {
+    const program::Layout layout = layout_for({.dp = 2, .kind = kind, .zero = zero});
     lockstep::testing::run_ranks(2, [&](comm::World& world) {
       Groups groups(world, layout);
       Injurer injurer(layout, {.rank = 0, .parameter = "blocks.1.mlp.down.weight", .value = 3e38});

@@ -25,6 +25,7 @@ struct Case {
   int64_t vocab_size = 0;  // 0 = the preset's
   int zero = 0;
   int dp_replicate = 1;    // of dp, with zero
+  config::Precision reduce_precision = config::Precision::kFp32;
   std::vector<arch::Recompute> recompute{};
   program::Offload offload{};
   int ranks() const { return dp * tp; }
@@ -52,6 +53,7 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
   layout.bucket_bytes = 32 << 10;
   layout.overlap = c.overlap;
   layout.zero = c.zero;
+  layout.reduce_precision = c.reduce_precision;
   layout.recompute = c.recompute;
   layout.offload = c.offload;
   return layout;
