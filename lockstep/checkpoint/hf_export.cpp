@@ -137,9 +137,9 @@ class Exporter {
 
   // Rows that were saved as they are to be written pass through; anything else is put together in memory first.
   void make(const arch::HfTensor& tensor, at::ScalarType dtype, const ByteSink& take) {
-    const bool in_rows = std::all_of(tensor.parts.begin(), tensor.parts.end(),
-                                     [&](const auto& part) { return step_.is_in_rows(part.name, precise_); });
-    if (tensor.transposed || !in_rows) {
+    const bool in_runs = std::all_of(tensor.parts.begin(), tensor.parts.end(),
+                                     [&](const auto& part) { return step_.is_in_runs(part.name, precise_); });
+    if (tensor.transposed || !in_runs) {
       const at::Tensor whole = put_together(tensor, dtype);
       take(whole.const_data_ptr(), whole.nbytes());
       return;

@@ -62,16 +62,19 @@ using Jobs = std::map<std::string, std::map<const Piece*, PieceJob>>;  // by fil
 Jobs plan(const fs::path& folder, const Manifest& manifest, std::span<const StateTensor> state) {
   Jobs jobs;
   std::vector<std::string> different, missing;
+  std::set<std::string> parameters, named;  // a tensor may have several pieces here
   for (const StateTensor& target : state) {
+    if (target.kind == StateKind::kParameter) parameters.insert(target.name);
     std::string name;
     const ManifestTensor* source = source_of(target, manifest, &name);
     if (source == nullptr) {
+      if (!named.insert(saved_name(target)).second) continue;
       (target.kind == StateKind::kParameter ? different : missing)
           .push_back(cat(saved_name(target), "   not in the checkpoint   config ", shape_text(target.global_shape)));
       continue;
     }
     if (source->shape != target.global_shape) {
-      if (target.kind == StateKind::kParameter)
+      if (target.kind == StateKind::kParameter && named.insert(target.name).second)
         different.push_back(cat(target.name, "   checkpoint ", shape_text(source->shape), "   config ",
                                 shape_text(target.global_shape)));
       continue;
@@ -85,9 +88,8 @@ Jobs plan(const fs::path& folder, const Manifest& manifest, std::span<const Stat
       job.destinations.push_back({box, target.local});
     }
   }
-  const auto parameters =
-      std::count_if(state.begin(), state.end(), [](const auto& t) { return t.kind == StateKind::kParameter; });
-  if (!different.empty()) other_model(folder, cat(different.size(), " of ", parameters, " shapes differ"), different);
+  if (!different.empty())
+    other_model(folder, cat(different.size(), " of ", parameters.size(), " shapes differ"), different);
   if (!missing.empty())
     throw CheckpointError({.code = "LS1308",
                            .what = cat("checkpoint ", folder.string(), " lacks optimizer state", listed(missing)),
@@ -146,8 +148,14 @@ Attempt attempt(const ResumeRequest& request, const fs::path& folder) {
       throw;
     }
   });
-  if (mismatch) throw CheckpointError(mismatch->message());
-  if (!wrong.empty()) throw CheckpointError({.code = "LS1307", .what = wrong});
+  if (!wrong.empty()) {
+    // A rank may hold no piece of what is wrong, and learns it from the others.
+    const std::string other_model = agree(request.world, "checkpoint model", [&] {
+      if (mismatch && mismatch->message().code == "LS1307") throw *mismatch;
+    });
+    if (mismatch) throw CheckpointError(mismatch->message());
+    throw CheckpointError({.code = other_model.empty() ? "LS1308" : "LS1307", .what = wrong});
+  }
   result.problem =
       agree(request.world, "checkpoint load", [&] { result.train_state = load_into(folder, request.state); });
   return result;

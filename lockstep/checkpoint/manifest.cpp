@@ -1,6 +1,9 @@
 #include "lockstep/checkpoint/manifest.h"
 
+#include <algorithm>
 #include <charconv>
+#include <optional>
+#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash.h"
@@ -79,6 +82,22 @@ Manifest manifest_from(const Json& json, std::string_view origin) {
   return manifest;
 }
 
+// Two pieces, in the order of the list, that have an element in common. Along dim 0 a piece is compared only with those
+// that begin before it ends: many shards are many pieces.
+std::optional<std::pair<const Piece*, const Piece*>> find_overlap(const std::vector<Piece>& pieces) {
+  const auto begin = [](const Piece* piece) { return piece->box.offset.empty() ? 0 : piece->box.offset[0]; };
+  std::vector<const Piece*> sorted;
+  for (const Piece& piece : pieces) sorted.push_back(&piece);
+  std::stable_sort(sorted.begin(), sorted.end(), [&](const auto* a, const auto* b) { return begin(a) < begin(b); });
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    const Box& box = sorted[i]->box;
+    const int64_t end = begin(sorted[i]) + (box.shape.empty() ? 1 : box.shape[0]);
+    for (size_t j = i + 1; j < sorted.size() && begin(sorted[j]) < end; ++j)
+      if (intersect(box, sorted[j]->box)) return std::minmax(sorted[i], sorted[j]);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 void Manifest::merge(const Manifest& other) {
@@ -109,18 +128,15 @@ void check_cover(const Manifest& manifest, std::string_view origin) {
           {.code = "LS1305", .what = cat("tensor '", name, "' ", what), .where = std::string(origin)});
     };
     int64_t covered = 0;
-    for (size_t i = 0; i < tensor.pieces.size(); ++i) {
-      const Box& box = tensor.pieces[i].box;
-      if (!lies_in(box, tensor.shape))
-        fail(cat("of shape ", shape_text(tensor.shape), " has a piece at ", shape_text(box.offset), " of shape ",
-                 shape_text(box.shape)));
-      for (size_t j = 0; j < i; ++j) {
-        if (intersect(box, tensor.pieces[j].box))
-          fail(cat("is stored twice at ", shape_text(box.offset), ": in ", tensor.pieces[j].file, " and ",
-                   tensor.pieces[i].file));
-      }
-      covered += volume(box.shape);
+    for (const Piece& piece : tensor.pieces) {
+      if (!lies_in(piece.box, tensor.shape))
+        fail(cat("of shape ", shape_text(tensor.shape), " has a piece at ", shape_text(piece.box.offset), " of shape ",
+                 shape_text(piece.box.shape)));
+      covered += volume(piece.box.shape);
     }
+    if (const auto twice = find_overlap(tensor.pieces))
+      fail(cat("is stored twice at ", shape_text(twice->second->box.offset), ": in ", twice->first->file, " and ",
+               twice->second->file));
     // Inside and disjoint: the pieces cover the tensor exactly when they have as many elements.
     if (covered != volume(tensor.shape))
       fail(cat("is not whole: ", covered, " of ", volume(tensor.shape), " elements were saved"));

@@ -60,16 +60,20 @@ void StepModel::read(const std::string& name, const at::Tensor& to, bool precise
   for (const Piece& piece : tensor.pieces) reader(piece.file).read(saved_name(name, precise), piece, {all});
 }
 
-bool StepModel::is_in_rows(const std::string& name, bool precise) const {
+bool StepModel::is_in_runs(const std::string& name, bool precise) const {
   const ManifestTensor& tensor = find(name, precise);
   return std::all_of(tensor.pieces.begin(), tensor.pieces.end(), [&](const Piece& piece) {
+    // Dims of one index, then one that is cut, then whole ones.
     const Sizes& shape = piece.box.shape;
-    return shape.empty() || std::equal(tensor.shape.begin() + 1, tensor.shape.end(), shape.begin() + 1);
+    size_t dim = 0;
+    while (dim < shape.size() && shape[dim] == 1) ++dim;
+    return dim >= shape.size() || std::equal(tensor.shape.begin() + static_cast<int64_t>(dim) + 1, tensor.shape.end(),
+                                             shape.begin() + static_cast<int64_t>(dim) + 1);
   });
 }
 
 void StepModel::scan(const std::string& name, const std::function<void(const at::Tensor&)>& take, bool precise) {
-  LOCKSTEP_CHECK(is_in_rows(name, precise), name, " is saved in pieces of rows");
+  LOCKSTEP_CHECK(is_in_runs(name, precise), name, " is saved in pieces of its columns");
   std::vector<const Piece*> pieces;
   for (const Piece& piece : find(name, precise).pieces) pieces.push_back(&piece);
   std::sort(pieces.begin(), pieces.end(), [](const auto* a, const auto* b) { return a->box.offset < b->box.offset; });

@@ -33,8 +33,9 @@ class StepModel {
   // Fills `to` with the whole parameter. Each saved piece is read once, and its checksum verified: CheckpointError
   // LS1304.
   void read(const std::string& name, const at::Tensor& to, bool precise = false);
-  // Whether its pieces are whole rows, so that it can be scanned.
-  bool is_in_rows(const std::string& name, bool precise = false) const;
+  // Whether the values of each of its pieces lie side by side in the tensor (rows, or a part of one), so that it can be
+  // scanned.
+  bool is_in_runs(const std::string& name, bool precise = false) const;
   // Hands out the values front to back, some rows at a time, with the same checks; a part is gone when `take` returns.
   void scan(const std::string& name, const std::function<void(const at::Tensor&)>& take, bool precise = false);
   // Fills `to` with a box of it by ranges; checksums are not looked at.

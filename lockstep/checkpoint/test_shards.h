@@ -1,0 +1,107 @@
+// States as the ranks of a sharded layout hold them: of every parameter the rectangles of this rank's part of the flat
+// units, which may be several, or none.
+#pragma once
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+
+#include <string>
+#include <vector>
+
+#include "lockstep/arch/params.h"
+#include "lockstep/base/hash.h"
+#include "lockstep/base/text.h"
+#include "lockstep/engine/state.h"
+
+namespace lockstep::checkpoint {
+
+// replicate x shard x tp ranks, tp fastest; `zero` 1 and 2 share out the optimizer state, 3 also the parameters.
+struct Sharding {
+  int zero = 0;
+  int replicate = 1, shard = 1, tp = 1;
+  bool bf16 = false;  // parameters, with fp32 master weights
+
+  int ranks() const { return replicate * shard * tp; }
+  std::string text() const {
+    return cat("zero ", zero, " dp ", replicate, " x ", shard, " tp ", tp, bf16 ? " bf16" : "");
+  }
+};
+
+// Values of a whole tensor: others for every name and kind, each of them other in bf16 too.
+inline at::Tensor whole_values(const arch::ParamSpec& spec, engine::StateKind kind) {
+  const auto first = static_cast<int64_t>(hash64(spec.name) % 997) + 1009 * static_cast<int64_t>(kind);
+  return at::arange(first, first + spec.numel()).to(at::kFloat).div_(7).reshape(spec.shape);
+}
+
+// The values that `tensor` must hold.
+inline at::Tensor values_of(const std::vector<arch::ParamSpec>& table, const engine::StateTensor& tensor) {
+  for (const arch::ParamSpec& spec : table) {
+    if (spec.name != tensor.name) continue;
+    // An fp32 parameter is what its master weights are.
+    at::Tensor values = whole_values(spec, tensor.kind == engine::StateKind::kMaster ? engine::StateKind::kParameter : tensor.kind);
+    for (size_t dim = 0; dim < tensor.offset.size(); ++dim)
+      values = values.narrow(static_cast<int64_t>(dim), tensor.offset[dim], tensor.local.size(static_cast<int64_t>(dim)));
+    return values.to(tensor.local.scalar_type());
+  }
+  return {};
+}
+
+namespace shards_detail {
+
+// Elements [begin, begin + numel) of this rank's piece of a parameter, as views of one buffer, which begins as zeros.
+inline void add_range(const arch::ParamSpec& spec, engine::StateKind kind, at::ScalarType dtype, int64_t begin,
+                      int64_t numel, int replica, int replicas, std::vector<engine::StateTensor>* state) {
+  const at::Tensor buffer = at::zeros({numel}, at::TensorOptions().dtype(dtype));
+  for (const arch::Rectangle& part : arch::rectangles(spec.local_shape, begin, numel)) {
+    engine::StateTensor tensor{.name = spec.name, .kind = kind, .global_shape = spec.shape, .offset = part.offset, .local = {},
+                               .replica = replica * spec.copies + spec.copy, .num_replicas = replicas * spec.copies};
+    int64_t size = 1;
+    for (size_t dim = 0; dim < part.shape.size(); ++dim) {
+      tensor.offset[dim] += spec.local_offset[dim];
+      size *= part.shape[dim];
+    }
+    tensor.local = buffer.narrow(0, part.begin, size).view(part.shape);
+    state->push_back(std::move(tensor));
+  }
+}
+
+}  // namespace shards_detail
+
+// Zeros, as a store begins; `optimizer` false: parameters alone.
+inline std::vector<engine::StateTensor> sharded_state(const arch::ModelConfig& model, const Sharding& layout, int rank,
+                                                      bool optimizer = true) {
+  using engine::StateKind;
+  const int tp_rank = rank % layout.tp, data = rank / layout.tp, shard = data % layout.shard, replica = data / layout.shard;
+  const auto table = arch::param_table(model, {.size = layout.tp, .rank = tp_rank});
+  const arch::FlatLayout flat = arch::flat_layout(table, layout.shard);
+  std::vector<engine::StateTensor> state;
+  const auto add = [&](StateKind kind, at::ScalarType dtype, bool sharded) {
+    for (const arch::FlatUnit& unit : flat.units) {
+      if (sharded) {
+        for (const arch::ShardSlot& slot : arch::shard_slots(flat, unit, shard))
+          shards_detail::add_range(table[static_cast<size_t>(slot.param)], kind, dtype, slot.begin, slot.numel, replica,
+                                   layout.replicate, &state);
+        continue;
+      }
+      for (const arch::FlatSlot& slot : unit.slots)
+        shards_detail::add_range(table[static_cast<size_t>(slot.param)], kind, dtype, 0, slot.numel, data,
+                                 layout.replicate * layout.shard, &state);
+    }
+  };
+  add(StateKind::kParameter, layout.bf16 ? at::kBFloat16 : at::kFloat, layout.zero == 3);
+  if (!optimizer) return state;
+  if (layout.bf16) add(StateKind::kMaster, at::kFloat, layout.zero > 0);
+  add(StateKind::kExpAvg, at::kFloat, layout.zero > 0);
+  add(StateKind::kExpAvgSq, at::kFloat, layout.zero > 0);
+  return state;
+}
+
+// The same with the values of whole_values().
+inline std::vector<engine::StateTensor> filled_state(const arch::ModelConfig& model, const Sharding& layout, int rank) {
+  const auto table = arch::param_table(model);
+  auto state = sharded_state(model, layout, rank);
+  for (engine::StateTensor& tensor : state) tensor.local.copy_(values_of(table, tensor));
+  return state;
+}
+
+}  // namespace lockstep::checkpoint
