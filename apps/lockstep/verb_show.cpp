@@ -126,8 +126,7 @@ std::string memory_page(const Shown& shown) {
     if (ranks.size() > 1) text += cat("the same on ", ranks_text(ranks[1], ranks.back()), "\n");
     text += "\n";
   }
-  text.pop_back();
-  return text;
+  return text + program::kept_table(shown.layout, shown.ranks.front());
 }
 
 std::string traffic_page(const Shown& shown, const CommandLine& command_line) {

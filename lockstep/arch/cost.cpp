@@ -39,6 +39,12 @@ void block_work(const Sizes& s, LayerCost& cost) {
   const int64_t rotary = (m.traits().learned_positions ? 0 : 2 * heads) + (m.qk_norm ? 6 * heads : 0);
   const int64_t norms_and_sums = 2 * (2 + 3) * s.hidden;
   cost.memory_traffic = norms_and_sums + rotary + s.qkv + s.q + s.up + s.ffn + 4 * s.mask;
+  if (s.input.recompute == Recompute::kFull) {
+    cost.recompute.assign(cost.forward.begin(), cost.forward.end() - 1);  // not the last one, which makes the output
+    cost.recompute_traffic = cost.memory_traffic - 3 * s.hidden - s.mask;  // nor the sum behind it
+  } else if (s.input.recompute == Recompute::kSelective) {
+    cost.recompute_traffic = 2 * 2 * s.hidden + (m.qk_norm ? rotary : 0) + s.up + s.ffn + 2 * s.mask;
+  }
 }
 
 // All three products run in forward: see nn/head.h.
@@ -64,6 +70,14 @@ double LayerCost::forward_flops() const {
 }
 double LayerCost::backward_flops() const {
   return sum_flops(backward);
+}
+
+double LayerCost::recompute_flops() const {
+  return sum_flops(recompute);
+}
+
+std::vector<KeptPart> block_kept_parts(const ModelConfig& model, const CostInput& input) {
+  return block_parts(Sizes(model, input));
 }
 
 int64_t head_chunk_rows(int64_t vocab_size) {

@@ -23,20 +23,25 @@ struct Gemm {
 struct LayerCost {
   std::vector<Gemm> forward;   // GEMMs of the forward pass; attention's causal half counted as such
   std::vector<Gemm> backward;  // of both backward parts together
+  std::vector<Gemm> recompute;  // of RECOMPUTE, under CostInput::recompute
   int64_t memory_traffic = 0;  // bytes of pointwise work, forward
-  int64_t kept = 0;            // bytes alive for backward after forward: everything in its Saved, so a block's and the
-                               // head's input x is in it and the output is not (it is the next layer's input).
+  int64_t recompute_traffic = 0;  // the same of RECOMPUTE
+  int64_t kept = 0;            // bytes alive for backward after forward, under CostInput::recompute: everything in its
+                               // Saved, so a block's and the head's input x is in it and the output is not (it is the
+                               // next layer's input).
                                // Tokens and targets belong to the microbatch and are not counted.
   int64_t output = 0;          // bytes of the layer's output: the activation handed on, and of its gradient
   int64_t forward_workspace = 0;   // peak inside a training forward, less x, kept (x in it counted once) and output
   int64_t restored = 0;            // bytes that RECOMPUTE adds to `kept`, under CostInput::recompute
   int64_t recompute_workspace = 0;  // peak inside RECOMPUTE, less kept and restored
-  int64_t backward_workspace = 0;  // peak inside I then W, less what was kept, dy and dx
+  int64_t backward_workspace = 0;  // peak inside I then W, less what was kept and restored, dy and dx
   double forward_flops() const;
   double backward_flops() const;
+  double recompute_flops() const;
 };
 
-// What of a block is computed again in backward instead of being kept (Chen et al. 2016; Korthikanti et al. 2022).
+// What of a block is computed again in backward instead of being kept (Chen et al. 2016; Korthikanti et al. 2022). In
+// ascending order of work.
 enum class Recompute {
   kNone,
   kSelective,  // norms, activations and pointwise work: GEMM and attention outputs are kept
@@ -52,6 +57,17 @@ struct CostInput {
   Recompute recompute = Recompute::kNone;  // of a block
   bool overlap = false;      // with tp: in action B weight gradients run beside the communication, not behind it
 };
+
+// One of the things that a block's Saved holds, as `show memory` lists them.
+struct KeptPart {
+  std::string name;
+  int64_t bytes = 0;
+  Recompute most = Recompute::kNone;  // kept by this choice and by those that compute less again
+  bool kept_by(Recompute choice) const { return choice <= most; }
+};
+// All that has bytes; `input.recompute` plays no part.
+std::vector<KeptPart> block_kept_parts(const ModelConfig& model, const CostInput& input);
+
 LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input);
 
 // Rows of logits the head holds at a time: as many as fit 16 MiB of fp32, yet enough that adding to the gradient of the

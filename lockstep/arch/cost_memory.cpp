@@ -94,8 +94,15 @@ int64_t head_norm_kept(const Sizes& s) {
   return s.activations(heads * s.model.head_size) + 4 * s.tokens * heads;
 }
 
-void head_norm_forward(const Sizes& s, Memory& memory) {
-  if (s.model.qk_norm) memory.take(head_norm_kept(s)), memory.scratch(s.activations(s.model.kv_heads * s.model.head_size));
+// One kind of heads after the other; the copies stay where backward comes.
+void head_norm_forward(const Sizes& s, bool saved, Memory& memory) {
+  if (!s.model.qk_norm) return;
+  for (const int64_t heads : {s.model.heads, s.model.kv_heads}) {
+    const int64_t values = s.activations(heads * s.model.head_size), statistics = 4 * s.tokens * heads;
+    memory.take(values + statistics);
+    memory.scratch(values);
+    if (!saved) memory.drop(values + statistics);
+  }
 }
 
 // The gradients, copied, stay for W; those of what came in go back to their place.
@@ -113,10 +120,10 @@ void head_norm_backward_weight(const Sizes& s, Memory& memory) {
   memory.drop(head_norm_kept(s) + s.activations((s.model.heads + s.model.kv_heads) * s.model.head_size));
 }
 
-int64_t block_kept(const Sizes& s) {
-  const int64_t attention = s.hidden + s.statistics + s.hidden + s.qkv + s.q + s.logsumexp;  // x, norm, q k v, mixed
-  const int64_t mlp = s.hidden + s.statistics + s.hidden + s.up + s.ffn;
-  return attention + head_norm_kept(s) + mlp + 2 * s.mask;
+int64_t kept_by(Recompute choice, const Sizes& s) {
+  int64_t bytes = 0;
+  for (const KeptPart& part : block_parts(s)) bytes += part.kept_by(choice) ? part.bytes : 0;
+  return bytes;
 }
 
 // The linear at the end of a half: with sequence parallelism all rows of its sum, of which this rank keeps its own.
@@ -125,24 +132,63 @@ void row_linear(const Sizes& s, int64_t in, Memory& memory) {
   if (s.sequence) memory.take(s.hidden), memory.drop(s.whole);
 }
 
-int64_t block_forward_peak(const Sizes& s) {
-  Memory memory(s.hidden);  // x
+// Until the first half's branch is there; `saved`: whether what backward needs stays.
+void attend(const Sizes& s, bool saved, Memory& memory) {
+  const auto unless_saved = [&](int64_t bytes) { memory.drop(saved ? 0 : bytes); };
   norm_forward(s, memory);
+  unless_saved(s.statistics);
   memory.take(s.whole);
   linear(s, s.model.hidden, s.qkv, memory);
   memory.drop(s.whole);
-  head_norm_forward(s, memory);
+  head_norm_forward(s, saved, memory);
   memory.take(s.q + s.logsumexp);
   memory.scratch(attention_scratch(s, kAttentionForward));
+  unless_saved(s.logsumexp);
   row_linear(s, s.q_width, memory);  // becomes the sum after attention
+  unless_saved(s.hidden + s.qkv + s.q);
   dropout_forward(s, memory);
+  unless_saved(s.mask);
+}
+
+// Of the second half until the nonlinearity's output is there.
+void rise(const Sizes& s, bool saved, Memory& memory) {
   norm_forward(s, memory);
+  if (!saved) memory.drop(s.statistics);
   memory.take(s.whole);
   linear(s, s.model.hidden, s.up, memory);
   memory.drop(s.whole);
   memory.take(s.ffn);
+  if (!saved) memory.drop(s.up);
+}
+
+int64_t block_forward_peak(const Sizes& s, bool saved) {
+  Memory memory(s.hidden);  // x
+  attend(s, saved, memory);
+  rise(s, saved, memory);
   row_linear(s, s.model.ffn, memory);  // becomes the output
+  if (!saved) memory.drop(s.hidden + s.ffn);
   dropout_forward(s, memory);
+  return memory.peak();
+}
+
+// Block::recompute: forward up to the last linear, whose output's mask is drawn all the same.
+int64_t recompute_peak(const Sizes& s) {
+  Memory memory(s.hidden);
+  attend(s, /*saved=*/true, memory);
+  rise(s, /*saved=*/true, memory);
+  memory.take(s.mask);
+  return memory.peak();
+}
+
+// Block::restore.
+int64_t restore_peak(const Sizes& s) {
+  Memory memory(kept_by(Recompute::kSelective, s));
+  const auto norm = [&] { norm_forward(s, memory), memory.drop(s.statistics); };
+  norm();
+  head_norm_forward(s, /*saved=*/true, memory);
+  memory.take(s.mask);
+  norm();
+  memory.take(s.ffn + s.mask);
   return memory.peak();
 }
 
@@ -249,16 +295,40 @@ int64_t local_ids(const Sizes& s) { return s.input.tensor.size > 1 ? (2 * 8 + 3)
 
 }  // namespace
 
+std::vector<KeptPart> block_parts(const Sizes& s) {
+  const bool gated = s.model.traits().gated_mlp;
+  std::vector<KeptPart> parts = {
+      {"input", s.hidden, Recompute::kFull},
+      {"norm statistics", 2 * s.statistics, Recompute::kSelective},
+      {"norm outputs", 2 * s.hidden, Recompute::kNone},
+      {"q, k, v", s.qkv, Recompute::kSelective},
+      {"q, k before their norms", head_norm_kept(s), Recompute::kNone},
+      {"attention output", s.q, Recompute::kSelective},
+      {"attention logsumexp", s.logsumexp, Recompute::kSelective},
+      {"sum after attention", s.hidden, Recompute::kSelective},
+      {gated ? "mlp gate and up" : "mlp up", s.up, Recompute::kSelective},
+      {"mlp activation", s.ffn, Recompute::kNone},
+      {"dropout masks", 2 * s.mask, Recompute::kNone},
+  };
+  std::erase_if(parts, [](const KeptPart& part) { return part.bytes == 0; });
+  return parts;
+}
+
 void block_memory(const Sizes& s, LayerCost& cost) {
-  cost.kept = block_kept(s);
+  const Recompute choice = s.input.recompute;
+  const int64_t all = kept_by(Recompute::kNone, s);
+  cost.kept = kept_by(choice, s);
+  cost.restored = all - cost.kept;
   cost.output = s.hidden;
-  cost.forward_workspace = block_forward_peak(s) - cost.kept - cost.output;
-  Memory memory(cost.kept + cost.output);  // with dy
+  cost.forward_workspace = block_forward_peak(s, choice != Recompute::kFull) - cost.kept - cost.output;
+  if (choice == Recompute::kSelective) cost.recompute_workspace = restore_peak(s) - all;
+  if (choice == Recompute::kFull) cost.recompute_workspace = recompute_peak(s) - all;
+  Memory memory(all + cost.output);  // with dy
   if (s.input.tensor.size > 1 && s.input.overlap)
     block_backward_overlapped(s, memory);
   else
     block_backward(s, memory);
-  cost.backward_workspace = memory.peak() - cost.kept - 2 * cost.output;
+  cost.backward_workspace = memory.peak() - all - 2 * cost.output;
 }
 
 void embedding_memory(const Sizes& s, LayerCost& cost) {

@@ -62,6 +62,8 @@ struct Sizes {
   int64_t mask;  // 0 without dropout
 };
 
+std::vector<KeptPart> block_parts(const Sizes& s);
+
 // The bytes of a layer: kept, output and both workspaces of `cost` (cost_memory.cpp).
 void embedding_memory(const Sizes& s, LayerCost& cost);
 void block_memory(const Sizes& s, LayerCost& cost);

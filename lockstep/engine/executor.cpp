@@ -118,7 +118,7 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
     }
   }
   note_waits();
-  LOCKSTEP_CHECK(saved_.empty() && flowing_.empty(), "activations left after the last action");
+  LOCKSTEP_CHECK(saved_.empty() && inputs_.empty() && flowing_.empty(), "activations left after the last action");
   microbatches_ = nullptr;
   return result_;
 }
@@ -128,6 +128,8 @@ void Executor::run(const Action& action) {
   switch (action.kind) {
     case ActionKind::kForward:
       return forward(action);
+    case ActionKind::kRecompute:
+      return recompute(action);
     case ActionKind::kBackward:
     case ActionKind::kBackwardInput:
     case ActionKind::kBackwardWeight:
@@ -170,16 +172,37 @@ void Executor::read_parameters(const Action& action) {
 void Executor::forward(const Action& action) {
   const nn::Microbatch& microbatch = microbatches_->at(static_cast<size_t>(action.microbatch));
   memory_->restart_peak(kStepMemory);
-  std::unique_ptr<nn::Saved> saved;
-  at::Tensor output =
-      layers_[static_cast<size_t>(action.layer)]->forward(flowing_[action.microbatch], microbatch, &saved);
+  const Key key{action.layer, action.microbatch};
+  nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
+  const arch::Recompute recompute = options_.layout.recompute_of(action.layer);
+  const at::Tensor x = flowing_[action.microbatch];
+  at::Tensor output;
+  if (recompute == arch::Recompute::kFull) {
+    output = layer.forward(x, microbatch, nullptr);
+    inputs_[key] = x;
+  } else {
+    std::unique_ptr<nn::Saved>& saved = saved_[key];
+    output = layer.forward(x, microbatch, &saved);
+    if (recompute == arch::Recompute::kSelective) layer.forget(*saved);
+  }
   note_workspace(memory_->live(kStepMemory));
-  saved_[{action.layer, action.microbatch}] = std::move(saved);
   if (action.layer + 1 == static_cast<int>(layers_.size())) {
     losses_[static_cast<size_t>(action.microbatch)] = output;
     output = at::Tensor();  // the gradient of the loss by itself is 1: nothing flows back into the head
   }
   flowing_[action.microbatch] = std::move(output);
+  note_activations();
+}
+
+void Executor::recompute(const Action& action) {
+  const Key key{action.layer, action.microbatch};
+  nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
+  memory_->restart_peak(kStepMemory);
+  if (const auto input = inputs_.extract(key))
+    saved_[key] = layer.recompute(input.mapped(), microbatches_->at(static_cast<size_t>(action.microbatch)));
+  else
+    layer.restore(*saved_.at(key));
+  note_workspace(memory_->live(kStepMemory));
   note_activations();
 }
 
@@ -270,6 +293,7 @@ void Executor::nonfinite() {
   gradients_.abandon();
   flowing_.clear();
   saved_.clear();
+  inputs_.clear();
   comm::Communicator& replica = groups_.replica();
   const at::Tensor mine = at::tensor({static_cast<int64_t>(gradients_.bad_param())}, at::kLong);
   const at::Tensor all = at::empty({replica.size()}, at::kLong);

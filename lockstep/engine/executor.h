@@ -88,6 +88,7 @@ class Executor {
 
   void run(const program::Action& action);
   void forward(const program::Action& action);
+  void recompute(const program::Action& action);
   void backward(const program::Action& action);
   void read_parameters(const program::Action& action);
   void reduce_loss();
@@ -118,6 +119,7 @@ class Executor {
   StepResult result_;
   std::map<int, at::Tensor> flowing_;  // microbatch -> output of its last F, or gradient of its last B
   std::map<Key, std::unique_ptr<nn::Saved>> saved_;
+  std::map<Key, at::Tensor> inputs_;   // of layers that full recomputation runs again
   std::vector<at::Tensor> losses_;     // per microbatch, 0-d
   double gradient_scale_ = 1;          // what STEP multiplied the summed gradients with
   program::MemoryBytes measured_;

@@ -3,7 +3,6 @@
 #include <utility>
 
 namespace lockstep::model {
-namespace {
 
 // The block's input x is kept as attention_norm.x, the sum after attention as mlp_norm.x.
 struct BlockSaved : nn::Saved {
@@ -13,28 +12,65 @@ struct BlockSaved : nn::Saved {
   nn::Norm::Saved mlp_norm;
   nn::Mlp::Saved mlp;
   nn::Dropout::Saved mlp_dropout;
+  nn::Microbatch microbatch;  // the key of both masks; the engine's own tensors
 };
+
+namespace {
+
+template <typename T>
+T* keep(BlockSaved* saved, T BlockSaved::* member) {
+  return saved ? &(saved->*member) : nullptr;
+}
 
 }  // namespace
 
 Block::Block(Parts parts) : parts_(std::move(parts)) {}
 
+at::Tensor Block::attend(const at::Tensor& x, const nn::Microbatch& microbatch, BlockSaved* saved) {
+  const nn::Sequences sequences{.count = microbatch.tokens.size(0), .length = microbatch.tokens.size(1)};
+  at::Tensor branch =
+      parts_.attention->forward(parts_.attention_norm->forward(x, keep(saved, &BlockSaved::attention_norm)),
+                                keep(saved, &BlockSaved::attention), sequences);
+  if (saved) saved->microbatch = microbatch;
+  return parts_.attention_dropout.forward(std::move(branch), microbatch, keep(saved, &BlockSaved::attention_dropout));
+}
+
 // Both sums are taken in place on the branch, which nothing else holds: the first one by the norm behind it.
 at::Tensor Block::forward(const at::Tensor& x, const nn::Microbatch& microbatch, std::unique_ptr<nn::Saved>* saved) {
   auto kept = saved ? std::make_unique<BlockSaved>() : nullptr;
   BlockSaved* s = kept.get();
-  const auto keep = [s](auto BlockSaved::*member) { return s ? &(s->*member) : nullptr; };
-
-  const nn::Sequences sequences{.count = microbatch.tokens.size(0), .length = microbatch.tokens.size(1)};
-  at::Tensor branch = parts_.attention->forward(parts_.attention_norm->forward(x, keep(&BlockSaved::attention_norm)),
-                                                keep(&BlockSaved::attention), sequences);
-  at::Tensor middle =
-      parts_.attention_dropout.forward(std::move(branch), microbatch, keep(&BlockSaved::attention_dropout));
-  branch = parts_.mlp->forward(parts_.mlp_norm->forward_sum(middle, x, keep(&BlockSaved::mlp_norm)),
-                               keep(&BlockSaved::mlp), sequences.count * sequences.length);
-  at::Tensor y = parts_.mlp_dropout.forward(std::move(branch), microbatch, keep(&BlockSaved::mlp_dropout)).add_(middle);
+  at::Tensor middle = attend(x, microbatch, s);
+  at::Tensor branch = parts_.mlp->forward(parts_.mlp_norm->forward_sum(middle, x, keep(s, &BlockSaved::mlp_norm)),
+                                          keep(s, &BlockSaved::mlp), microbatch.tokens.numel());
+  at::Tensor y =
+      parts_.mlp_dropout.forward(std::move(branch), microbatch, keep(s, &BlockSaved::mlp_dropout)).add_(middle);
   if (saved) *saved = std::move(kept);
   return y;
+}
+
+std::unique_ptr<nn::Saved> Block::recompute(const at::Tensor& x, const nn::Microbatch& microbatch) {
+  auto s = std::make_unique<BlockSaved>();
+  at::Tensor middle = attend(x, microbatch, s.get());
+  parts_.mlp->recompute(parts_.mlp_norm->forward_sum(middle, x, &s->mlp_norm), s->mlp, microbatch.tokens.numel());
+  parts_.mlp_dropout.redraw(middle, microbatch, s->mlp_dropout);
+  return s;
+}
+
+void Block::forget(nn::Saved& saved) {
+  auto& s = static_cast<BlockSaved&>(saved);
+  parts_.attention->forget(s.attention);
+  s.attention_dropout = {};
+  parts_.mlp->forget(s.mlp);
+  s.mlp_dropout = {};
+}
+
+void Block::restore(nn::Saved& saved) {
+  auto& s = static_cast<BlockSaved&>(saved);
+  const at::Tensor& middle = s.mlp_norm.x;
+  parts_.attention->restore(parts_.attention_norm->forward(s.attention_norm.x, nullptr), s.attention);
+  parts_.attention_dropout.redraw(middle, s.microbatch, s.attention_dropout);
+  parts_.mlp->restore(parts_.mlp_norm->forward(middle, nullptr), s.mlp);
+  parts_.mlp_dropout.redraw(middle, s.microbatch, s.mlp_dropout);
 }
 
 at::Tensor Block::backward_input(const at::Tensor& dy, nn::Saved& saved) {

@@ -15,6 +15,8 @@
 
 namespace lockstep::model {
 
+struct BlockSaved;
+
 class Block : public nn::Layer {
  public:
   struct Parts {
@@ -32,11 +34,18 @@ class Block : public nn::Layer {
   at::Tensor backward_input(const at::Tensor& dy, nn::Saved& saved) override;
   void backward_weight(nn::Saved& saved) override;
   at::Tensor backward(const at::Tensor& dy, nn::Saved& saved) override;
+  // Full: everything but the last linear map, which makes only the output. Selective: forget keeps what GEMMs and the
+  // attention core left and the norms' statistics, and drops the outputs of norms and activation and the dropout masks.
+  std::unique_ptr<nn::Saved> recompute(const at::Tensor& x, const nn::Microbatch& microbatch) override;
+  void forget(nn::Saved& saved) override;
+  void restore(nn::Saved& saved) override;
 
   // Generation, without dropout: see nn::Attention::decode. x [B, T, D] -> [B, T, D]
   at::Tensor decode(const at::Tensor& x, const nn::KvCacheLayer& cache, std::span<const nn::CacheSpan> spans);
 
  private:
+  // The branch of the first half, before it is added to x.
+  at::Tensor attend(const at::Tensor& x, const nn::Microbatch& microbatch, BlockSaved* saved);
   Parts parts_;
 };
 

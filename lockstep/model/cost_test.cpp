@@ -8,6 +8,7 @@
 #include "lockstep/model/model.h"
 #include "support/counting_allocator.h"
 #include "support/model_parameters.h"
+#include "support/recompute.h"
 #include "support/tensors.h"
 
 namespace lockstep::model {
@@ -55,17 +56,18 @@ const std::vector<Case> kCases = {
 };
 
 struct Measured {
-  int64_t kept = 0, output = 0, forward_peak = 0, backward_peak = 0;
+  int64_t kept = 0, output = 0, forward_peak = 0, restored = 0, recompute_peak = 0, backward_peak = 0;
 };
 
-// Runs one layer alone; every number counts x and dy, which the caller holds.
-Measured measure(nn::Layer& layer, const nn::Microbatch& microbatch, const at::Tensor& x, bool keeps_x) {
+// Runs one layer alone; every number counts x and dy, which the caller holds, but RECOMPUTE's are without dy.
+Measured measure(nn::Layer& whole_layer, arch::Recompute choice, const nn::Microbatch& microbatch, const at::Tensor& x,
+                 bool keeps_x) {
   CountingAllocator& allocator = CountingAllocator::instance();
+  testing::KeptLayer layer(whole_layer, choice);
   const int64_t x_bytes = x.defined() ? static_cast<int64_t>(x.nbytes()) : 0;
   const int64_t before = allocator.live() - x_bytes;
-  std::unique_ptr<nn::Saved> saved;
   allocator.reset_peak();
-  at::Tensor y = layer.forward(x, microbatch, &saved);
+  at::Tensor y = layer.forward(x, microbatch);
   Measured m;
   m.forward_peak = allocator.peak() - before;
   m.output = static_cast<int64_t>(y.nbytes());
@@ -73,9 +75,14 @@ Measured measure(nn::Layer& layer, const nn::Microbatch& microbatch, const at::T
   // dy: as the engine hands it over, the only thing alive besides what was kept.
   at::Tensor dy = y.dim() == 0 ? at::Tensor() : testing::random("dy", y.sizes()).to(y.scalar_type());
   y.reset();
+  const int64_t dy_bytes = dy.defined() ? static_cast<int64_t>(dy.nbytes()) : 0;
   allocator.reset_peak();
-  const at::Tensor dx = layer.backward_input(dy, *saved);
-  layer.backward_weight(*saved);
+  layer.recompute(microbatch);
+  m.recompute_peak = allocator.peak() - before - dy_bytes;
+  m.restored = allocator.live() - before - dy_bytes - (keeps_x ? 0 : x_bytes) - m.kept;
+  allocator.reset_peak();
+  const at::Tensor dx = whole_layer.backward_input(dy, layer.saved());
+  whole_layer.backward_weight(layer.saved());
   m.backward_peak = allocator.peak() - before - (keeps_x ? 0 : x_bytes);
   return m;
 }
@@ -85,29 +92,38 @@ void expect_within(int64_t predicted, int64_t measured, const std::string& what)
       << what;
 }
 
+void compare(const Case& c, arch::Recompute choice) {
+  const arch::ModelConfig model = model_of(c);
+  testing::ModelParameters parameters(model, 1, c.dtype);
+  const auto layers = build_layers(model, parameters, {});
+  const nn::Microbatch microbatch = testing::random_microbatch(model, c.batch, c.seq, 4);
+  const arch::CostInput input{.batch = c.batch, .seq_len = c.seq, .element_size = c.dtype == at::kFloat ? 4 : 2,
+                              .recompute = choice};
+  for (const arch::LayerSpec& spec : arch::layer_table(model)) {
+    const bool first = spec.kind == arch::LayerKind::kEmbedding, block = spec.kind == arch::LayerKind::kBlock;
+    if (choice != arch::Recompute::kNone && !block) continue;
+    const at::Tensor x = first ? at::Tensor() : testing::random("x", {c.batch, c.seq, model.hidden}).to(c.dtype);
+    const arch::LayerCost cost = arch::layer_cost(model, spec, input);
+    const Measured m = measure(*layers[static_cast<size_t>(spec.index)], choice, microbatch, x, !first);
+    const std::string what = cat(spec.name, " ", arch::family_name(c.family), " ", c.dtype, " B", c.batch, " S", c.seq,
+                                 c.dropout > 0 ? " dropout" : "", " recompute ", static_cast<int>(choice));
+    EXPECT_EQ(cost.kept, m.kept) << what;
+    EXPECT_EQ(cost.output, m.output) << what;
+    EXPECT_EQ(cost.restored, m.restored) << what;
+    expect_within(cost.kept + cost.output + cost.forward_workspace, m.forward_peak, what + " forward");
+    if (choice != arch::Recompute::kNone)
+      expect_within(cost.kept + cost.restored + cost.recompute_workspace, m.recompute_peak, what + " again");
+    const int64_t dy = first || block ? cost.output : 0;
+    const int64_t dx = first ? 0 : static_cast<int64_t>(x.nbytes());
+    expect_within(cost.kept + cost.restored + dy + dx + cost.backward_workspace, m.backward_peak, what + " backward");
+  }
+}
+
 TEST(Cost, BytesAreThoseOfTheRunningLayers) {
   at::set_num_threads(1);
-  for (const Case& c : kCases) {
-    const arch::ModelConfig model = model_of(c);
-    testing::ModelParameters parameters(model, 1, c.dtype);
-    const auto layers = build_layers(model, parameters, {});
-    const nn::Microbatch microbatch = testing::random_microbatch(model, c.batch, c.seq, 4);
-    const arch::CostInput input{.batch = c.batch, .seq_len = c.seq, .element_size = c.dtype == at::kFloat ? 4 : 2};
-    for (const arch::LayerSpec& spec : arch::layer_table(model)) {
-      const bool first = spec.kind == arch::LayerKind::kEmbedding;
-      const at::Tensor x = first ? at::Tensor() : testing::random("x", {c.batch, c.seq, model.hidden}).to(c.dtype);
-      const arch::LayerCost cost = arch::layer_cost(model, spec, input);
-      const Measured m = measure(*layers[static_cast<size_t>(spec.index)], microbatch, x, !first);
-      const std::string what = cat(spec.name, " ", arch::family_name(c.family), " ", c.dtype, " B", c.batch, " S",
-                                   c.seq, c.dropout > 0 ? " dropout" : "");
-      EXPECT_EQ(cost.kept, m.kept) << what;
-      EXPECT_EQ(cost.output, m.output) << what;
-      expect_within(cost.kept + cost.output + cost.forward_workspace, m.forward_peak, what + " forward");
-      const int64_t dy = first || spec.kind == arch::LayerKind::kBlock ? cost.output : 0;
-      const int64_t dx = first ? 0 : static_cast<int64_t>(x.nbytes());
-      expect_within(cost.kept + dy + dx + cost.backward_workspace, m.backward_peak, what + " backward");
-    }
-  }
+  for (const Case& c : kCases)
+    for (const arch::Recompute choice : {arch::Recompute::kNone, arch::Recompute::kSelective, arch::Recompute::kFull})
+      compare(c, choice);
 }
 
 }  // namespace

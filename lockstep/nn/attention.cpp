@@ -20,8 +20,7 @@ at::Tensor Attention::forward(const at::Tensor& x, Saved* saved) {
 at::Tensor Attention::forward(const at::Tensor& x, Saved* saved, const Sequences& sequences) {
   const at::Tensor projected = qkv_->forward(x, saved ? &saved->qkv : nullptr, sequences.count * sequences.length)
                                    .view({sequences.count, sequences.length, -1});
-  normalise(projected, saved);
-  if (rotary_) rotary_->apply(rotated(projected));
+  place(projected, saved);
   const auto [q, k, v] = split(projected);
   const at::Tensor mixed = attention_core_forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                                   /*causal=*/true, saved ? &saved->core : nullptr);
@@ -45,6 +44,23 @@ void Attention::core_backward(const at::Tensor& dy, Saved& saved, const at::Tens
   attention_core_backward(dmixed, saved.core, {.dq = q, .dk = k, .dv = v});
   if (rotary_) rotary_->apply_inverse(rotated(dprojected));
   if (head_norm_) head_norm_->backward_input(q, k, saved.head_norm);
+}
+
+void Attention::forget(Saved& saved) {
+  saved.qkv.x.reset();
+  if (!head_norm_) return;  // what was only rotated stays so
+  const auto [q, k, v] = split(saved.projected);
+  head_norm_->forget(q, k, saved.head_norm);
+}
+
+void Attention::restore(const at::Tensor& x, Saved& saved) {
+  saved.qkv.x = x;
+  if (head_norm_) place(saved.projected, &saved);
+}
+
+void Attention::place(const at::Tensor& projected, Saved* saved) {
+  normalise(projected, saved);
+  if (rotary_) rotary_->apply(rotated(projected));
 }
 
 void Attention::normalise(const at::Tensor& projected, Saved* saved) {

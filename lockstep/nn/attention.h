@@ -49,6 +49,11 @@ class Attention {
   Pending start_backward_input(const at::Tensor& dy, Saved& saved);
   void backward_weight(Saved& saved);
 
+  // Selective recomputation: forget drops the input of `qkv` and takes normalised heads back to what they were; restore
+  // is given that input again and normalises and rotates anew. Projections and the core's output stay.
+  void forget(Saved& saved);
+  void restore(const at::Tensor& x, Saved& saved);
+
   // Generation: x [B, T, D], sequence b at spans[b], is appended to the cache and sees what is there.
   at::Tensor decode(const at::Tensor& x, const KvCacheLayer& cache, std::span<const CacheSpan> spans);
 
@@ -58,6 +63,8 @@ class Attention {
   };
   Heads split(const at::Tensor& projected) const;
   at::Tensor rotated(const at::Tensor& projected) const;  // the part rotary positions act on: q | k as one view
+  // Of query and key heads, in place: their norms, then the rotation, each where the model has it.
+  void place(const at::Tensor& projected, Saved* saved);
   void normalise(const at::Tensor& projected, Saved* saved);
   void core_backward(const at::Tensor& dy, Saved& saved, const at::Tensor& dprojected);
 

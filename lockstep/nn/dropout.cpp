@@ -20,10 +20,15 @@ Dropout::Dropout(DropoutOptions options) : options_(std::move(options)) {}
 
 at::Tensor Dropout::forward(at::Tensor x, const Microbatch& microbatch, Saved* saved) const {
   if (options_.probability == 0) return x;
-  const at::Tensor kept = mask(microbatch, x.sizes()).to(x.device());
-  x.mul_(kept).mul_(scale());
-  if (saved) saved->mask = kept;
+  Saved kept;
+  redraw(x, microbatch, kept);
+  x.mul_(kept.mask).mul_(scale());
+  if (saved) *saved = std::move(kept);
   return x;
+}
+
+void Dropout::redraw(const at::Tensor& like, const Microbatch& microbatch, Saved& saved) const {
+  if (options_.probability > 0) saved.mask = mask(microbatch, like.sizes()).to(like.device());
 }
 
 at::Tensor Dropout::backward(const at::Tensor& dy, Saved& saved) const {

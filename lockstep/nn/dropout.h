@@ -24,7 +24,8 @@ struct DropoutOptions {
 class Dropout {
  public:
   struct Saved {
-    at::Tensor mask;  // [B, S, D] bool: kept, since drawing it costs more than reading it; undefined when off
+    at::Tensor mask;  // [B, S, D] bool: kept, since drawing it costs more than reading it; undefined when off, and
+                      // between forget and redraw
   };
 
   explicit Dropout(DropoutOptions options);
@@ -32,6 +33,9 @@ class Dropout {
   // x [B, S, D], owned by the caller alone: overwritten with x * mask / (1 - p) and returned.
   at::Tensor forward(at::Tensor x, const Microbatch& microbatch, Saved* saved) const;
   at::Tensor backward(const at::Tensor& dy, Saved& saved) const;  // releases the mask
+
+  // Recomputation: the mask of a forward over `like`'s shape on its device, drawn again. Same bits.
+  void redraw(const at::Tensor& like, const Microbatch& microbatch, Saved& saved) const;
 
   // The mask of this microbatch's rows here, on the CPU: stream "dropout/step <step>/<site>", element
   // ((first_sample + b) * S + s) * D + d; kept where the uniform number is >= p.

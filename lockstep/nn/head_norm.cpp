@@ -18,6 +18,12 @@ void HeadNorm::forward(const at::Tensor& q, const at::Tensor& k, Saved* saved) {
   k.copy_(k_.forward(copy_of(k), saved ? &saved->k : nullptr));
 }
 
+void HeadNorm::forget(const at::Tensor& q, const at::Tensor& k, Saved& saved) {
+  q.copy_(saved.q.x);
+  k.copy_(saved.k.x);
+  saved = {};
+}
+
 void HeadNorm::backward_input(const at::Tensor& dq, const at::Tensor& dk, Saved& saved) {
   dq.copy_(q_.backward_input(copy_of(dq), saved.q));
   dk.copy_(k_.backward_input(copy_of(dk), saved.k));

@@ -19,6 +19,9 @@ class HeadNorm {
   HeadNorm(Parameter q_weight, Parameter k_weight, double eps);
 
   void forward(const at::Tensor& q, const at::Tensor& k, Saved* saved);
+  // Selective recomputation: q and k become what came in, and nothing is kept beside them; forward(q, k, &saved) brings
+  // the same bits back.
+  void forget(const at::Tensor& q, const at::Tensor& k, Saved& saved);
   // dq, dk: gradients of what forward left, become those of what it was given.
   void backward_input(const at::Tensor& dq, const at::Tensor& dk, Saved& saved);
   void backward_weight(Saved& saved);  // releases all of saved

@@ -24,6 +24,21 @@ Pending Mlp::start_backward_input(const at::Tensor& dy, Saved& saved) {
   return up_->start_backward_input(dh, saved.up);
 }
 
+void Mlp::recompute(const at::Tensor& x, Saved& saved, int64_t rows) {
+  saved.h = up_->forward(x, &saved.up, rows);
+  saved.down.x = activation_->forward(saved.h);
+}
+
+void Mlp::forget(Saved& saved) {
+  saved.up.x.reset();
+  saved.down.x.reset();
+}
+
+void Mlp::restore(const at::Tensor& x, Saved& saved) {
+  saved.up.x = x;
+  saved.down.x = activation_->forward(saved.h);
+}
+
 void Mlp::backward_weight(Saved& saved) {
   down_->backward_weight(saved.down);
   up_->backward_weight(saved.up);

@@ -27,6 +27,13 @@ class Mlp {
   Pending start_backward_input(const at::Tensor& dy, Saved& saved);
   void backward_weight(Saved& saved);
 
+  // Full recomputation: what forward(x, &saved, rows) keeps, without running `down`, whose output nobody needs.
+  void recompute(const at::Tensor& x, Saved& saved, int64_t rows = Linear::kAllRows);
+  // Selective recomputation: forget drops the inputs of both linear maps; restore is given that of `up` again and takes
+  // that of `down` from h.
+  void forget(Saved& saved);
+  void restore(const at::Tensor& x, Saved& saved);
+
  private:
   std::unique_ptr<Linear> up_;
   std::unique_ptr<Activation> activation_;

@@ -11,6 +11,12 @@ Program expand_layers(Program program, const Layout& layout) {
       action.stage = -1;
       for (int i = 0; i < num_layers; ++i) {
         action.layer = forward ? i : num_layers - 1 - i;
+        const bool input = action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput;
+        if (input && layout.recompute_of(action.layer) != arch::Recompute::kNone) {
+          Action recompute = action;
+          recompute.kind = ActionKind::kRecompute;
+          expanded.push_back(recompute);
+        }
         expanded.push_back(action);
       }
     }

@@ -44,6 +44,8 @@ std::string layout_table(const Program& program, const Layout& layout, const std
                          int max_rows = 32);
 // Predicted memory of one rank by category, with what each is made of.
 std::string memory_table(const Program& program, const Layout& layout, int rank);
+// What a block keeps of a microbatch for its backward under each choice of recomputation, and how many blocks do so.
+std::string kept_table(const Layout& layout, int rank);
 // The predicted ledger of one rank, a row per site; with `buckets` a row for each bucket.
 std::string ledger_table(const Program& program, const Layout& layout, int rank, bool buckets);
 // One synchronisation of the gradients of this model over the data axes by both kinds of data parallelism: the

@@ -124,6 +124,30 @@ std::string memory_table(const Program& program, const Layout& layout, int rank)
   return cat("rank ", rank, "\n", table(rows, 1, 1));
 }
 
+std::string kept_table(const Layout& layout, int rank) {
+  constexpr arch::Recompute kChoices[] = {arch::Recompute::kNone, arch::Recompute::kSelective, arch::Recompute::kFull};
+  const arch::CostInput input{.batch = layout.micro_batch,
+                              .seq_len = layout.seq_len,
+                              .element_size = layout.element_size(),
+                              .threads = layout.threads,
+                              .tensor = layout.tensor_shard(rank)};
+  std::vector<Row> rows = {{"a block keeps", "none", "selective", "full"}};
+  int64_t sums[std::size(kChoices)] = {}, blocks[std::size(kChoices)] = {};
+  for (const arch::KeptPart& part : arch::block_kept_parts(layout.model, input)) {
+    Row& row = rows.emplace_back(Row{"  " + part.name});
+    for (size_t i = 0; i < std::size(kChoices); ++i) {
+      row.push_back(part.kept_by(kChoices[i]) ? bytes_text(part.bytes) : "again");
+      if (part.kept_by(kChoices[i])) sums[i] += part.bytes;
+    }
+  }
+  for (int64_t i = 0; i < layout.model.layers; ++i)
+    blocks[static_cast<size_t>(layout.recompute_of(static_cast<int>(i) + 1))] += 1;
+  Row sum{"  in all"}, count{"blocks of this layout"};
+  for (size_t i = 0; i < std::size(kChoices); ++i) sum.push_back(bytes_text(sums[i])), count.push_back(cat(blocks[i]));
+  rows.insert(rows.end(), {sum, count});
+  return table(rows, 1, std::size(kChoices));
+}
+
 std::string ledger_table(const Program& program, const Layout& layout, int rank, bool buckets) {
   std::map<LedgerKey, LedgerEntry> entries;
   std::vector<LedgerKey> order;  // as the program comes to them

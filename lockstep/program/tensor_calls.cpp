@@ -14,6 +14,8 @@ class Calls {
         tp_(layout.mesh.degree(mesh::Axis::kTp)),
         rows_(layout.micro_batch * layout.seq_len),
         forward_(action.kind == ActionKind::kForward),
+        recompute_(action.kind == ActionKind::kRecompute &&
+                   layout.recompute_of(action.layer) == arch::Recompute::kFull),
         input_(action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput),
         weight_(action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight) {}
 
@@ -24,8 +26,9 @@ class Calls {
         if (weight_ && sequence()) gather("embed backward");
         break;
       case arch::LayerKind::kBlock:
-        half(layer.name + ".attention.qkv", layer.name + ".attention.out");
-        half(cat(layer.name, ".mlp.", layout_.model.traits().gated_mlp ? "gate_up" : "up"), layer.name + ".mlp.down");
+        half(layer.name + ".attention.qkv", layer.name + ".attention.out", /*output_again=*/true);
+        half(cat(layer.name, ".mlp.", layout_.model.traits().gated_mlp ? "gate_up" : "up"), layer.name + ".mlp.down",
+             /*output_again=*/false);
         break;
       case arch::LayerKind::kHead:
         if (forward_) head();
@@ -52,10 +55,10 @@ class Calls {
       add(std::move(site), Collective::kAllReduce, rows_ * layout_.model.hidden, layout_.element_size());
   }
 
-  // A column-parallel linear and the row-parallel one behind it.
-  void half(const std::string& column, const std::string& row) {
-    if (forward_ && sequence()) gather(column + " forward");
-    if (forward_) reduce_output(row + " forward");
+  // A column-parallel linear and the row-parallel one behind it, whose output full recomputation needs or not.
+  void half(const std::string& column, const std::string& row, bool output_again) {
+    if ((forward_ || recompute_) && sequence()) gather(column + " forward");
+    if (forward_ || (recompute_ && output_again)) reduce_output(row + " forward");
     if (input_ && sequence()) gather(row + " backward");
     if (input_ && sequence()) gather(column + " gather");
     if (input_) reduce_output(column + " backward");
@@ -71,7 +74,7 @@ class Calls {
   const Layout& layout_;
   const int tp_;
   const int64_t rows_;
-  const bool forward_, input_, weight_;
+  const bool forward_, recompute_, input_, weight_;
   std::vector<TensorCall> calls_;
 };
 

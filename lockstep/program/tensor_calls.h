@@ -18,11 +18,12 @@ struct TensorCall {
   int64_t element_size = 4;
 };
 
-// Of one F, B, I or W of a layer. Nothing where the axis has one rank. M = B S rows, padded to a multiple of tp:
+// Of one F, RECOMPUTE, B, I or W of a layer. Nothing where the axis has one rank. M = B S rows, padded to a multiple of tp:
 //   without sequence parallelism, a block    F: all_reduce [M, D] after attention.out and after mlp.down
 //                                            I: all_reduce [M, D] of dx of attention.qkv and of mlp's first linear
 //   with it, a block    F: all_gather [M, D] before, reduce_scatter [M, D] after each half
 //                       I: the mirror, and all_gather [M, D] of each first linear's x once more for its weight gradient
+//   full recomputation: those of F again but for the one after mlp.down, whose output nobody needs; selective: none
 std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action);
 
 // How such a call of `bytes` over `ranks` is made: the rank has little else to do until it is done.
