@@ -55,8 +55,8 @@ Outcome train(const Case& c, const Choices& blocks) {
       EXPECT_THAT(program::Ledger::difference(predicted, groups.take_ledger()), ::testing::IsEmpty());
     }
     for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
-      tensors.push_back(executor.gradient(param).clone());
-      tensors.push_back(executor.store().value(param).clone());
+      tensors.push_back(executor.whole_gradient(param).clone());
+      tensors.push_back(executor.whole_value(param).clone());
     }
     const std::lock_guard lock(mutex);
     outcome.losses[world.rank()] = losses;
