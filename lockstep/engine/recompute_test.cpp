@@ -26,7 +26,8 @@ using Choices = std::vector<Recompute>;
 
 constexpr int64_t kGlobalBatch = 4;
 
-program::Layout layout_for(const Case& c, const Choices& blocks) {
+// Blocks take their choices in turn.
+program::Layout layout_with(const Case& c, const Choices& blocks) {
   program::Layout layout = engine::testing::layout_for(c, kGlobalBatch);
   for (int64_t i = 0; !blocks.empty() && i < layout.model.layers; ++i)
     layout.recompute.push_back(blocks[static_cast<size_t>(i) % blocks.size()]);
@@ -42,7 +43,7 @@ struct Outcome {
 Outcome train(const Case& c, const Choices& blocks) {
   Outcome outcome;
   std::mutex mutex;
-  const program::Layout layout = layout_for(c, blocks);
+  const program::Layout layout = layout_with(c, blocks);
   lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
     Groups groups(world, layout);
     Executor executor({.layout = layout, .max_grad_norm = 0.05}, groups);
@@ -72,7 +73,7 @@ void expect_same_bits(const Case& c) {
   const Outcome expected = train(c, {});
   for (const Choices& blocks : kChoices) {
     SCOPED_TRACE(cat(c.preset, " dp ", c.dp, " tp ", c.tp, c.sequence_parallel ? " sequence parallel" : "",
-                     c.overlap ? "" : " no overlap", " dropout ", c.dropout, " choice ",
+                     " zero ", c.zero, c.overlap ? "" : " no overlap", " dropout ", c.dropout, " choice ",
                      static_cast<int>(blocks.back())));
     const Outcome outcome = train(c, blocks);
     EXPECT_EQ(outcome.losses, expected.losses);
@@ -103,11 +104,17 @@ TEST(Recompute, TensorAndSequenceParallel) {
   expect_same_bits({.preset = "llama-test", .dp = 2, .micro_batch = 1, .tp = 2});
 }
 
+TEST(Recompute, ShardedStates) {
+  for (const int zero : {2, 3})
+    expect_same_bits({.preset = "llama-test", .dp = 2, .micro_batch = 1, .dropout = 0.1, .zero = zero});
+  expect_same_bits({.dp = 2, .micro_batch = 1, .dropout = 0.1, .tp = 2, .zero = 3});
+}
+
 // Schedules that run I and W apart.
 TEST(Recompute, WeightGradientsMayRunLaterOverTensorParallelism) {
   for (const bool sequence_parallel : {true, false}) {
     const Case c{.preset = "llama-test", .dp = 1, .dropout = 0.1, .tp = 2, .sequence_parallel = sequence_parallel};
-    const program::Layout layout = layout_for(c, {});
+    const program::Layout layout = layout_with(c, {});
     lockstep::testing::run_ranks(2, [&](comm::World& world) {
       Groups groups(world, layout);
       parallel::TensorGroup tensor(*groups.tensor(), {.sequence_parallel = sequence_parallel});
