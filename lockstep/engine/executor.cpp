@@ -39,6 +39,8 @@ StoreOptions store_options(const ExecutorOptions& options, const Groups& groups,
           .shard = layout.shard(groups.rank()),
           .sharded_parameters = layout.sharded_parameters(),
           .transient_gradients = layout.transient_gradients(),
+          .offload_optimizer = layout.offload.optimizer,
+          .offload_parameters = layout.offload.parameters,
           .replica = mesh.group_rank(groups.rank(), mesh::kDataAxes),
           .num_replicas = mesh.degree(mesh::kDataAxes),
           .shard_replica = layout.shards() > 1 ? mesh.coordinates(groups.rank())[mesh::Axis::kDpReplicate]
@@ -52,6 +54,11 @@ std::unique_ptr<parallel::TensorGroup> tensor_group(const program::Layout& layou
   return std::make_unique<parallel::TensorGroup>(
       *groups.tensor(),
       parallel::TensorOptions{.sequence_parallel = layout.sequence_parallel, .overlap = layout.overlap});
+}
+
+std::unique_ptr<CopyQueue> copy_queue(const program::Layout& layout) {
+  const program::Offload& offload = layout.offload;
+  return offload.optimizer || offload.activations ? std::make_unique<CopyQueue>() : nullptr;
 }
 
 // The pieces of the ranks of tp, side by side.
@@ -84,7 +91,9 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
       evaluation_(program::evaluation_program(options_.layout)),
       memory_(std::make_shared<MemoryAccount>()),
       store_(options_.layout.param_table(groups.rank()), store_options(options_, groups, memory_)),
-      gather_(options_.layout, store_, groups, waits_),
+      copies_(copy_queue(options_.layout)),
+      activations_(options_.layout.offload.activations ? std::make_unique<ActivationOffload>(*copies_, memory_) : nullptr),
+      gather_(options_.layout, store_, groups, waits_, copies_.get()),
       gradients_(options_.layout, program_.buckets, store_, groups, waits_),
       tensor_(tensor_group(options_.layout, groups)),
       layers_(model::build_layers(options_.layout.model, store_,
@@ -118,6 +127,7 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
     }
   }
   note_waits();
+  if (copies_) result_.copies = copies_->take_totals();
   LOCKSTEP_CHECK(saved_.empty() && inputs_.empty() && flowing_.empty(), "activations left after the last action");
   microbatches_ = nullptr;
   return result_;
@@ -138,6 +148,10 @@ void Executor::run(const Action& action) {
       return gather_.unshard(action.unit);
     case ActionKind::kReshard:
       return gather_.reshard(action.unit);
+    case ActionKind::kFetch:
+      return fetch(action);
+    case ActionKind::kEvict:
+      return evict(action);
     case ActionKind::kReduceGrad:
       return gradients_.reduce(action);
     case ActionKind::kShardGrad:
@@ -197,6 +211,7 @@ void Executor::forward(const Action& action) {
 void Executor::recompute(const Action& action) {
   const Key key{action.layer, action.microbatch};
   nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
+  if (activations_ && activations_->fetched(key)) inputs_[key] = activations_->take(key);
   memory_->restart_peak(kStepMemory);
   if (const auto input = inputs_.extract(key))
     saved_[key] = layer.recompute(input.mapped(), microbatches_->at(static_cast<size_t>(action.microbatch)));
@@ -260,6 +275,34 @@ void Executor::reduce_loss() {
   result_.loss = values[0] / values[1];
 }
 
+void Executor::fetch(const Action& action) {
+  switch (action.moved) {
+    case program::Moved::kParameters:
+      return gather_.fetch(action.unit);
+    case program::Moved::kActivation:
+      return activations_->fetch({action.layer, action.microbatch});
+    case program::Moved::kOptimizer:
+      break;
+  }
+  LOCKSTEP_CHECK(false, "no place to fetch optimizer state of layer ", action.unit, " from");
+}
+
+void Executor::evict(const Action& action) {
+  switch (action.moved) {
+    case program::Moved::kParameters:
+      return gather_.evict(action.unit);
+    case program::Moved::kActivation: {
+      auto input = inputs_.extract({action.layer, action.microbatch});
+      LOCKSTEP_CHECK(!input.empty(), "layer ", action.layer, " kept no input of microbatch ", action.microbatch);
+      activations_->evict({action.layer, action.microbatch}, std::move(input.mapped()));
+      return note_activations();
+    }
+    case program::Moved::kOptimizer:
+      break;
+  }
+  LOCKSTEP_CHECK(false, "no place to evict optimizer state of layer ", action.unit, " to");
+}
+
 // The one division by the global token count, and the clipping.
 void Executor::norm() {
   gradients_.wait();
@@ -294,6 +337,7 @@ void Executor::nonfinite() {
   flowing_.clear();
   saved_.clear();
   inputs_.clear();
+  if (activations_) activations_->clear();
   comm::Communicator& replica = groups_.replica();
   const at::Tensor mine = at::tensor({static_cast<int64_t>(gradients_.bad_param())}, at::kLong);
   const at::Tensor all = at::empty({replica.size()}, at::kLong);
@@ -343,6 +387,8 @@ std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) 
   for (const Action& action : evaluation_.ranks.at(static_cast<size_t>(groups_.rank()))) {
     if (action.kind == ActionKind::kUnshard) gather_.unshard(action.unit);
     if (action.kind == ActionKind::kReshard) gather_.reshard(action.unit);
+    if (action.kind == ActionKind::kFetch) gather_.fetch(action.unit);
+    if (action.kind == ActionKind::kEvict) gather_.evict(action.unit);
     if (action.kind != ActionKind::kForward) continue;
     gather_.ready(program::units_read(action, store_.table()));
     x = evaluation_layers_[static_cast<size_t>(action.layer)]->forward(x, microbatch, nullptr);

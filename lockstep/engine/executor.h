@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "lockstep/comm/communicator.h"
+#include "lockstep/engine/activation_offload.h"
+#include "lockstep/engine/copy_queue.h"
 #include "lockstep/engine/gradient_reducer.h"
 #include "lockstep/engine/groups.h"
 #include "lockstep/engine/memory_tracker.h"
@@ -41,6 +43,7 @@ struct StepResult {
   double clip_factor = 1;
   double exposed_comm_seconds = 0;  // this rank waited for communication
   std::map<std::string, double> exposed_by{};  // the same by what it waited for: "tp all_reduce", "dp reduce_grad"
+  CopyTotals copies{};  // between host (or disk) and device
   std::string skipped{};  // where the step was left out: whose gradient was not finite, "rank 1: norm.weight"
 };
 
@@ -91,6 +94,8 @@ class Executor {
   void recompute(const program::Action& action);
   void backward(const program::Action& action);
   void read_parameters(const program::Action& action);
+  void fetch(const program::Action& action);
+  void evict(const program::Action& action);
   void reduce_loss();
   void norm();
   void update(const program::Action& action);
@@ -106,6 +111,8 @@ class Executor {
   std::shared_ptr<MemoryAccount> memory_;
   ParameterStore store_;
   ExposedWaits waits_;
+  std::unique_ptr<CopyQueue> copies_;               // null where nothing is offloaded
+  std::unique_ptr<ActivationOffload> activations_;  // null where activations stay
   ParameterGather gather_;
   GradientReducer gradients_;
   std::unique_ptr<parallel::TensorGroup> tensor_;  // null where the axis has one rank

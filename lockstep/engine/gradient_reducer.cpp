@@ -110,7 +110,8 @@ void GradientReducer::shard(const Action& action) {
     const at::Tensor whole = store_.grad_unit(unit);
     const StoreOptions& options = store_.options();
     const int64_t size = whole.numel() / options.shards;
-    const at::Tensor mine = whole.narrow(0, options.shard * size, size), kept = store_.grad_part(unit);
+    const at::Tensor kept = store_.grad_part(unit);
+    const at::Tensor mine = whole.narrow(0, options.shard * size, size).to(kept.device());
     if (kept_[unit])
       kept.add_(mine);
     else

@@ -7,13 +7,14 @@ namespace lockstep::engine {
 using program::Algorithm;
 
 ParameterGather::ParameterGather(const program::Layout& layout, ParameterStore& store, Groups& groups,
-                                 ExposedWaits& waits)
-    : store_(store), groups_(groups), waits_(waits) {
+                                 ExposedWaits& waits, CopyQueue* copies)
+    : store_(store), groups_(groups), waits_(waits), copies_(copies) {
   for (const arch::LayerSpec& layer : arch::layer_table(layout.model)) names_.push_back(layer.name);
 }
 
 void ParameterGather::unshard(int layer) {
   LOCKSTEP_CHECK(!in_flight_.contains(layer), "the parameters of layer ", layer, " are on their way already");
+  fetched(layer);
   const size_t unit = store_.unit_of(layer);
   if (store_.compute().transient()) store_.compute().hold(unit);
   in_flight_[layer] = groups_.shard()->all_gather(
@@ -26,6 +27,28 @@ void ParameterGather::reshard(int layer) {
   store_.compute().drop(store_.unit_of(layer));
 }
 
+UnitBuffers* ParameterGather::fetched_memory() {
+  if (store_.parts().defined()) return &store_.parts();
+  return store_.options().offload_parameters ? &store_.compute() : nullptr;
+}
+
+void ParameterGather::fetch(int layer) {
+  LOCKSTEP_CHECK(!fetches_.contains(layer), "the parameters of layer ", layer, " are on their way already");
+  const size_t unit = store_.unit_of(layer);
+  if (UnitBuffers* memory = fetched_memory()) memory->hold(unit);
+  fetches_[layer] = copies_->copy(store_.fetched_from(unit), store_.compute_part(unit),
+                                  cat("parameters of ", names_.at(static_cast<size_t>(layer)), " to the device"));
+}
+
+void ParameterGather::fetched(int layer) {
+  if (auto found = fetches_.extract(layer)) found.mapped().wait();
+}
+
+void ParameterGather::evict(int layer) {
+  fetched(layer);
+  fetched_memory()->drop(store_.unit_of(layer));
+}
+
 void ParameterGather::pull(const program::Bucket& bucket, int index) {
   const comm::Work work =
       groups_.data().broadcast(store_.compute_slice(bucket.begin, bucket.end), program::kServerRank,
@@ -35,6 +58,7 @@ void ParameterGather::pull(const program::Bucket& bucket, int index) {
 
 void ParameterGather::ready(std::span<const int> layers) {
   for (const int layer : layers) {
+    fetched(layer);
     const auto found = in_flight_.find(layer);
     if (found == in_flight_.end()) continue;
     comm::Work work = std::move(found->second);
@@ -44,6 +68,7 @@ void ParameterGather::ready(std::span<const int> layers) {
 }
 
 void ParameterGather::ready() {
+  while (!fetches_.empty()) fetched(fetches_.begin()->first);
   while (!in_flight_.empty()) ready(std::array{in_flight_.begin()->first});
 }
 

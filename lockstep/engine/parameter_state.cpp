@@ -18,12 +18,13 @@ void ParameterStore::add_whole(std::vector<StateTensor>& state) const {
 }
 
 // A part begins and ends inside rows: of a parameter it holds up to three rectangles.
-void ParameterStore::add_parts(StateKind kind, const at::Tensor& kept, std::vector<StateTensor>& state) const {
+template <typename PartOf>
+void ParameterStore::add_parts(StateKind kind, PartOf part_of, std::vector<StateTensor>& state) const {
   // A parameter server's state lives on the server alone: it is its own only replica.
   const bool replicated = !options_.sole_owner || kind == StateKind::kParameter;
   const int replica = replicated ? options_.shard_replica : 0, replicas = replicated ? options_.num_shard_replicas : 1;
   for (size_t unit = 0; unit < slots_.size(); ++unit) {
-    const at::Tensor values = part(kept, unit);
+    const at::Tensor values = part_of(unit);
     for (const arch::ShardSlot& slot : slots_[unit]) {
       const arch::ParamSpec& spec = table_[static_cast<size_t>(slot.param)];
       for (const arch::Rectangle& box : arch::rectangles(spec.local_shape, slot.begin, slot.numel)) {
@@ -47,14 +48,21 @@ void ParameterStore::add_parts(StateKind kind, const at::Tensor& kept, std::vect
 
 std::vector<StateTensor> ParameterStore::state() const {
   std::vector<StateTensor> state;
-  if (compute_kept_.defined())
-    add_parts(StateKind::kParameter, compute_kept_, state);
+  const bool masters = owns_values() && options_.dtype != at::kFloat;
+  if (options_.offload_parameters)
+    add_parts(StateKind::kParameter, [this](size_t unit) { return host_->compute(unit); }, state);
+  else if (compute_kept_.defined())
+    add_parts(StateKind::kParameter, [this](size_t unit) { return compute_part(unit); }, state);
   else
     add_whole(state);
-  if (!exp_avg_.defined()) return state;
-  if (master_.defined()) add_parts(StateKind::kMaster, master_, state);
-  add_parts(StateKind::kExpAvg, exp_avg_, state);
-  add_parts(StateKind::kExpAvgSq, exp_avg_sq_, state);
+  if (masters) add_parts(StateKind::kMaster, [this](size_t unit) { return value_part(unit); }, state);
+  if (host_) {
+    add_parts(StateKind::kExpAvg, [this](size_t unit) { return host_->exp_avg(unit); }, state);
+    add_parts(StateKind::kExpAvgSq, [this](size_t unit) { return host_->exp_avg_sq(unit); }, state);
+  } else if (exp_avg_.defined()) {
+    add_parts(StateKind::kExpAvg, [this](size_t unit) { return part(exp_avg_, unit); }, state);
+    add_parts(StateKind::kExpAvgSq, [this](size_t unit) { return part(exp_avg_sq_, unit); }, state);
+  }
   return state;
 }
 

@@ -73,10 +73,25 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
   const auto kept = [&](at::ScalarType dtype, MemoryCategory category) {
     return kept_buffer(layout_, dtype, options_, category);
   };
-  compute_ = units(options_.dtype, MemoryCategory::kParameters, options_.sharded_parameters);
-  if (options_.sharded_parameters) compute_kept_ = kept(options_.dtype, MemoryCategory::kParameters);
+  compute_ = units(options_.dtype, MemoryCategory::kParameters, options_.sharded_parameters || options_.offload_parameters);
+  if (options_.sharded_parameters && !options_.offload_parameters)
+    compute_kept_ = kept(options_.dtype, MemoryCategory::kParameters);
+  if (options_.offload_parameters && options_.shards > 1)
+    parts_ = UnitBuffers(layout_of_parts(layout_, [](int64_t part) { return part; }),
+                         {.dtype = options_.dtype,
+                          .device = options_.device,
+                          .memory = options_.memory,
+                          .category = MemoryCategory::kParameters,
+                          .transient = true});
   if (!options_.training) return;
   grad_ = units(at::kFloat, MemoryCategory::kGradients, options_.transient_gradients);
+  if (options_.offload_optimizer) {
+    host_ = std::make_unique<HostStates>(
+        layout_, HostStatesOptions{.compute_copy = options_.offload_parameters && options_.dtype != at::kFloat,
+                                   .disk_units = options_.disk_units,
+                                   .memory = options_.memory});
+    return;
+  }
   if (options_.transient_gradients) grad_kept_ = kept(at::kFloat, MemoryCategory::kGradients);
   if (!options_.owns_optimizer) return;
   exp_avg_ = kept(at::kFloat, MemoryCategory::kOptimizer);
@@ -131,7 +146,7 @@ void ParameterStore::initialize(uint64_t seed) {
       draw_into(table_[static_cast<size_t>(slot.param)], seed, slot.begin, values.narrow(0, slot.offset, slot.numel));
   }
   refresh_compute();
-  if (options_.sharded_parameters || options_.shards == 1) return;
+  if (compute_.transient() || options_.shards == 1) return;
   for (size_t row = 0; row < table_.size(); ++row)
     draw_into(table_[row], seed, 0, view(compute_, static_cast<int>(row)).flatten());
 }
@@ -142,16 +157,21 @@ at::Tensor ParameterStore::part(const at::Tensor& kept, size_t unit) const {
 }
 
 at::Tensor ParameterStore::compute_part(size_t unit) const {
+  if (parts_.defined()) return parts_.unit(unit);
   if (compute_kept_.defined()) return part(compute_kept_, unit);
   const int64_t size = layout_.units.at(unit).numel() / layout_.shards;
   return compute_.unit(unit).narrow(0, options_.shard * size, size);
 }
 
 at::Tensor ParameterStore::value_part(size_t unit) const {
+  if (host_) return host_->value(unit);
   return master_.defined() ? part(master_, unit) : compute_part(unit);
 }
 
+at::Tensor ParameterStore::fetched_from(size_t unit) const { return host_->compute(unit); }
+
 at::Tensor ParameterStore::grad_part(size_t unit) const {
+  if (host_) return host_->gradient(unit);
   if (grad_kept_.defined()) return part(grad_kept_, unit);
   const int64_t size = layout_.units.at(unit).numel() / layout_.shards;
   return grad_.unit(unit).narrow(0, options_.shard * size, size);
@@ -168,18 +188,21 @@ std::vector<ParameterStore::Piece> ParameterStore::gradient_pieces() const {
 }
 
 at::Tensor ParameterStore::value(int param) const {
-  if (!master_.defined() || options_.shards > 1) return view(compute_, param);
+  if (!owns_values() || options_.shards > 1) return view(compute_, param);
   const arch::ParamSpec& spec = table_.at(static_cast<size_t>(param));
   const Place& place = places_[static_cast<size_t>(param)];
-  return part(master_, place.unit).narrow(0, place.offset, spec.local_numel()).view(spec.local_shape);
+  return value_part(place.unit).narrow(0, place.offset, spec.local_numel()).view(spec.local_shape);
 }
 
 at::Tensor ParameterStore::grad(int param) const { return view(grad_, param); }
 
 std::vector<optim::AdamWParameter> ParameterStore::adamw_parameters(size_t unit) const {
-  LOCKSTEP_CHECK(exp_avg_.defined(), "this rank holds no optimizer state");
-  const at::Tensor value = value_part(unit), grad = grad_part(unit), copy = compute_part(unit);
-  const at::Tensor exp_avg = part(exp_avg_, unit), exp_avg_sq = part(exp_avg_sq_, unit);
+  LOCKSTEP_CHECK(exp_avg_.defined() || host_, "this rank holds no optimizer state");
+  const at::Tensor value = value_part(unit), grad = grad_part(unit);
+  const at::Tensor exp_avg = host_ ? host_->exp_avg(unit) : part(exp_avg_, unit);
+  const at::Tensor exp_avg_sq = host_ ? host_->exp_avg_sq(unit) : part(exp_avg_sq_, unit);
+  // What is offloaded gets its copy where it lies; on the device it is fetched.
+  const at::Tensor copy = !host_ ? compute_part(unit) : options_.offload_parameters ? host_->compute(unit) : value;
   std::vector<optim::AdamWParameter> parameters;
   for (const arch::ShardSlot& slot : slots_.at(unit)) {
     const auto piece = [&](const at::Tensor& flat) { return flat.narrow(0, slot.offset, slot.numel); };
@@ -187,13 +210,14 @@ std::vector<optim::AdamWParameter> ParameterStore::adamw_parameters(size_t unit)
                           .grad = piece(grad),
                           .exp_avg = piece(exp_avg),
                           .exp_avg_sq = piece(exp_avg_sq),
-                          .copy = in_place() ? at::Tensor() : piece(copy),
+                          .copy = copy.scalar_type() == at::kFloat ? at::Tensor() : piece(copy),
                           .decay = table_[static_cast<size_t>(slot.param)].weight_decay});
   }
   return parameters;
 }
 
 void ParameterStore::zero_grad() {
+  if (host_) return host_->zero_gradients();
   if (grad_kept_.defined())
     grad_kept_.zero_();
   else
@@ -201,8 +225,19 @@ void ParameterStore::zero_grad() {
 }
 
 void ParameterStore::refresh_compute() {
-  if (!master_.defined()) return;
-  for (size_t unit = 0; unit < slots_.size(); ++unit) compute_part(unit).copy_(value_part(unit));
+  if (!owns_values()) return;
+  for (size_t unit = 0; unit < slots_.size(); ++unit) {
+    const at::Tensor copy = options_.offload_parameters ? host_->compute(unit) : compute_part(unit);
+    if (!copy.is_alias_of(value_part(unit)) || copy.scalar_type() != at::kFloat) copy.copy_(value_part(unit));
+  }
+}
+
+// In fp32 a checkpoint has the values once, as parameters: where both are kept, they were read into the compute copy.
+void ParameterStore::loaded() {
+  if (host_ && options_.dtype == at::kFloat && !options_.offload_parameters)
+    for (size_t unit = 0; unit < slots_.size(); ++unit) value_part(unit).copy_(compute_part(unit));
+  else
+    refresh_compute();
 }
 
 }  // namespace lockstep::engine

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/arch/params.h"
+#include "lockstep/engine/host_states.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/state.h"
 #include "lockstep/engine/unit_buffers.h"
@@ -30,6 +31,9 @@ struct StoreOptions {
   int shard = 0;               // which of them
   bool sharded_parameters = false;   // a whole unit has memory only while it is held
   bool transient_gradients = false;  // likewise its gradient; this rank's part is kept
+  bool offload_optimizer = false;    // moments, fp32 values and gradient sums on the host; gradients are transient then
+  bool offload_parameters = false;   // the compute copy too: a unit has memory on the device only while it is held
+  std::vector<int> disk_units{};     // layers that own the units whose optimizer state has no room on the host
   int replica = 0;             // for checkpoints: which of the `num_replicas` ranks with the same data-parallel share
   int num_replicas = 1;        // of what is not sharded, over all data-parallel ranks
   int shard_replica = 0;       // the same of parts: over the axis dp_replicate
@@ -59,6 +63,9 @@ class ParameterStore : public nn::ParameterSource {
   const at::Tensor& grad_unit(size_t unit) const { return grad_.unit(unit); }
   UnitBuffers& compute() { return compute_; }
   UnitBuffers& gradients() { return grad_; }
+  // With offload_parameters and several shards: this rank's parts on the device, which come and go as well.
+  UnitBuffers& parts() { return parts_; }
+  HostStates* host() { return host_.get(); }  // null where nothing is offloaded
   // Flat slices, elements [begin, end), of buffers that are whole.
   at::Tensor compute_slice(int64_t begin, int64_t end) const { return compute_.slice(begin, end); }
   at::Tensor grad_slice(int64_t begin, int64_t end) const { return grad_.slice(begin, end); }
@@ -80,24 +87,29 @@ class ParameterStore : public nn::ParameterSource {
   at::Tensor value(int param) const;
   at::Tensor grad(int param) const;
 
+  // Where the compute copy of a part comes from when it is fetched from the host.
+  at::Tensor fetched_from(size_t unit) const;
+
   // Of what this rank owns of one unit.
   std::vector<optim::AdamWParameter> adamw_parameters(size_t unit) const;
 
   void zero_grad();
-  // After the master weights changed: rounds them into the compute copy (nothing to do in fp32).
+  // After the master weights changed: rounds them into the compute copy (nothing to do where that is the master).
   void refresh_compute();
 
   // What a checkpoint saves and loads, views into the buffers; of a part one tensor per rectangle. After loading: loaded().
   std::vector<StateTensor> state() const;
-  void loaded() { refresh_compute(); }
+  void loaded();
 
  private:
-  bool in_place() const { return options_.dtype == at::kFloat; }  // the compute copy is the master
+  bool in_place() const { return options_.dtype == at::kFloat && !host_; }  // the compute copy is the master
+  bool owns_values() const { return master_.defined() || host_; }
   at::Tensor view(const UnitBuffers& buffers, int param) const;
   at::Tensor part(const at::Tensor& kept, size_t unit) const;
   nn::Parameter fused(const std::string& name, const std::vector<int>& members) const;
   void add_whole(std::vector<StateTensor>& state) const;
-  void add_parts(StateKind kind, const at::Tensor& kept, std::vector<StateTensor>& state) const;
+  template <typename PartOf>
+  void add_parts(StateKind kind, PartOf part_of, std::vector<StateTensor>& state) const;
 
   std::vector<arch::ParamSpec> table_;
   StoreOptions options_;
@@ -109,7 +121,8 @@ class ParameterStore : public nn::ParameterSource {
   std::vector<Place> places_;                   // per row of the table
   std::vector<std::vector<arch::ShardSlot>> slots_;  // per unit
   std::map<std::string, std::vector<int>, std::less<>> names_;  // parameter and fused names -> rows
-  UnitBuffers compute_, grad_;
+  UnitBuffers compute_, grad_, parts_;
+  std::unique_ptr<HostStates> host_;
   // Parts of all units side by side; undefined where they are part of a whole buffer, or not here.
   at::Tensor compute_kept_, grad_kept_, master_, exp_avg_, exp_avg_sq_;
 };

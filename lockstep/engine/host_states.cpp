@@ -1,0 +1,52 @@
+#include "lockstep/engine/host_states.h"
+
+#include <algorithm>
+
+namespace lockstep::engine {
+
+arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::function<int64_t(int64_t part)>& numel) {
+  arch::FlatLayout parts;
+  for (const arch::FlatUnit& unit : layout.units) {
+    const int64_t size = numel(unit.numel() / layout.shards);
+    parts.units.push_back({.layer = unit.layer, .begin = parts.numel, .end = parts.numel + size, .slots = {}});
+    parts.numel += size;
+  }
+  return parts;
+}
+
+HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options)
+    : compute_copy_(options.compute_copy) {
+  for (const arch::FlatUnit& unit : layout.units) {
+    sizes_.push_back(unit.numel() / layout.shards);
+    on_disk_.push_back(std::count(options.disk_units.begin(), options.disk_units.end(), unit.layer) > 0);
+  }
+  const UnitBufferOptions host{.memory = options.memory, .category = MemoryCategory::kHost, .transient = true};
+  // A bf16 element takes half of an fp32 one.
+  states_ = UnitBuffers(layout_of_parts(layout, [&](int64_t part) { return 3 * part + (compute_copy_ ? (part + 1) / 2 : 0); }),
+                        host);
+  gradients_ = UnitBuffers(layout_of_parts(layout, [](int64_t part) { return part; }), host);
+  for (size_t unit = 0; unit < sizes_.size(); ++unit) {
+    gradients_.hold(unit);
+    gradients_.unit(unit).zero_();
+    if (on_disk(unit)) continue;
+    states_.hold(unit);
+    states_.unit(unit).zero_();
+  }
+}
+
+at::Tensor HostStates::field(size_t unit, int64_t index) const {
+  const int64_t size = sizes_.at(unit);
+  return states_.unit(unit).narrow(0, index * size, size);
+}
+
+at::Tensor HostStates::compute(size_t unit) const {
+  if (!compute_copy_) return value(unit);
+  const int64_t size = sizes_.at(unit);
+  return states_.unit(unit).narrow(0, 3 * size, (size + 1) / 2).view(at::kBFloat16).narrow(0, 0, size);
+}
+
+void HostStates::zero_gradients() {
+  for (size_t unit = 0; unit < sizes_.size(); ++unit) gradients_.unit(unit).zero_();
+}
+
+}  // namespace lockstep::engine

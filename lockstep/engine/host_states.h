@@ -1,0 +1,51 @@
+// What a rank offloads, on the host: of every unit's part the fp32 values, the moments, the gradient sums of the step and,
+// where parameters are offloaded in bf16, their compute copy (Ren et al. 2021, ZeRO-Offload, section 4).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+
+#include "lockstep/arch/params.h"
+#include "lockstep/engine/unit_buffers.h"
+
+namespace lockstep::engine {
+
+struct HostStatesOptions {
+  bool compute_copy = false;  // a bf16 copy of the values beside them
+  std::vector<int> disk_units{};  // layers that own the units whose states are here from hold() to drop() alone
+  std::shared_ptr<MemoryAccount> memory = nullptr;
+};
+
+// One block of memory per unit, so that it moves to and from a disk as one: values, first moments, second moments, copy.
+// Gradients are apart and stay. Everything starts as zeros. "Part" = [numel / shards] of a unit.
+class HostStates {
+ public:
+  HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options);
+
+  at::Tensor value(size_t unit) const { return field(unit, 0); }
+  at::Tensor exp_avg(size_t unit) const { return field(unit, 1); }
+  at::Tensor exp_avg_sq(size_t unit) const { return field(unit, 2); }
+  at::Tensor compute(size_t unit) const;  // bf16 copy where there is one, else the values
+  at::Tensor gradient(size_t unit) const { return gradients_.unit(unit); }
+  void zero_gradients();
+
+  // The block of a unit that comes and goes.
+  UnitBuffers& states() { return states_; }
+  const UnitBuffers& states() const { return states_; }
+  bool on_disk(size_t unit) const { return on_disk_.at(unit); }
+
+ private:
+  at::Tensor field(size_t unit, int64_t index) const;
+
+  std::vector<int64_t> sizes_;  // of the parts
+  std::vector<bool> on_disk_;
+  bool compute_copy_;
+  UnitBuffers states_, gradients_;
+};
+
+// The parts of one rank as a layout of their own, one shard: unit u has `numel(part)` elements.
+arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::function<int64_t(int64_t part)>& numel);
+
+}  // namespace lockstep::engine
