@@ -1,0 +1,53 @@
+// Regions of a file that hold what neither device nor host has room for (Rajbhandari et al. 2021, ZeRO-Infinity).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/descriptor.h"
+
+namespace lockstep::engine {
+
+struct DiskRegion {
+  std::string name;  // "blocks.3 optimizer"
+  int64_t bytes = 0;
+};
+
+// One file per rank and run. It has no name once it is made: however the process ends, its space is free again. Regions
+// begin on pages. Calls for different regions may run at the same time.
+class DiskTier {
+ public:
+  // Makes `folder` where it is missing and takes all the space there at once: a disk that is too small is found here.
+  // OutOfMemoryError LS4011 with the bytes needed and free; EnvironmentError LS4012 where the system refuses.
+  DiskTier(const std::filesystem::path& folder, int rank, std::vector<DiskRegion> regions);
+
+  // The whole region. LS4011 and LS4012 as above, where a write falls short or fails.
+  void write(size_t region, const void* from);
+  // What was written last. EnvironmentError LS4013 where the bytes are not those (their checksum differs) or the file
+  // ends too early.
+  void read(size_t region, void* to) const;
+
+  int64_t bytes() const { return bytes_; }
+  const std::filesystem::path& path() const { return path_; }  // as messages name it
+  int descriptor() const { return file_.get(); }               // for tests, which damage the file
+
+ private:
+  struct Place {
+    DiskRegion region;
+    int64_t offset = 0;
+    uint64_t checksum = 0;
+    bool written = false;
+  };
+  void reserve(const std::filesystem::path& folder) const;
+  std::string where(const Place& place) const;
+
+  std::filesystem::path path_;
+  Descriptor file_{-1};
+  std::vector<Place> places_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace lockstep::engine

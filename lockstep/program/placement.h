@@ -1,0 +1,31 @@
+// Where the states that a rank offloads lie: host memory takes what memory.host_limit allows, the disk the rest (Rajbhandari
+// et al. 2021, ZeRO-Infinity). A static choice, made before the first step and the same in every step.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/program/layout.h"
+
+namespace lockstep::program {
+
+// Of one rank; bytes of its shards.
+struct HostPlan {
+  std::vector<int> disk_units;  // ascending: layers that own the units whose optimizer state lies on disk
+  int64_t gradients = 0;        // fp32 sums of the step, of all units
+  int64_t states = 0;           // moments, fp32 values and, in bf16 with parameters offloaded, the compute copy: of units not on disk
+  int64_t staging = 0;          // two buffers, each as large as the largest unit on disk
+  int64_t activations = 0;      // inputs of layers, of one microbatch
+  int64_t disk = 0;             // states of the units on disk
+  int64_t host() const { return gradients + states + staging + activations; }
+  bool on_disk(int unit) const;
+};
+
+// Bytes that the host or the disk keeps of an offloaded element beside its gradient: 8 moments, 4 value, 2 copy.
+int64_t offloaded_state_bytes(const Layout& layout);
+
+// The small units go to disk first, since two of the largest one there are staged on the host; as few as host() <=
+// host_limit takes. ConfigError LS4010 with the equation where no choice is small enough, or the layout has no disk.
+HostPlan host_plan(const Layout& layout, int rank);
+
+}  // namespace lockstep::program
