@@ -59,17 +59,17 @@ class DeviceCopy {
 
 }  // namespace
 
-struct Copy::State {
+struct CopyState {
   std::string what;
   int64_t bytes = 0;
   std::function<void()> body;
-  std::shared_ptr<CopyQueue::Shared> queue;
+  std::shared_ptr<CopyThread> queue;
   bool done = false;  // with the queue's mutex held
 };
 
 // Outlives the queue where its thread hangs.
-struct CopyQueue::Shared {
-  explicit Shared(const CopyQueueOptions& given) : options(given) {}
+struct CopyThread {
+  explicit CopyThread(const CopyQueueOptions& given) : options(given) {}
 
   void work_off();
   // Until `holds`; counted as exposed.
@@ -79,7 +79,7 @@ struct CopyQueue::Shared {
   const CopyQueueOptions options;
   std::mutex mutex;  // guards what follows
   std::condition_variable changed;
-  std::deque<std::shared_ptr<Copy::State>> waiting;
+  std::deque<std::shared_ptr<CopyState>> waiting;
   int64_t bytes = 0;    // of copies that are not done
   bool running = false;
   bool closing = false;
@@ -90,7 +90,7 @@ struct CopyQueue::Shared {
 };
 
 template <typename Holds>
-void CopyQueue::Shared::wait(std::unique_lock<std::mutex>& lock, const std::string& what, Holds holds) {
+void CopyThread::wait(std::unique_lock<std::mutex>& lock, const std::string& what, Holds holds) {
   if (!holds()) {
     const auto began = Clock::now();
     const bool in_time = changed.wait_for(lock, options.deadline, holds);
@@ -102,12 +102,12 @@ void CopyQueue::Shared::wait(std::unique_lock<std::mutex>& lock, const std::stri
   }
 }
 
-void CopyQueue::Shared::work_off() {
+void CopyThread::work_off() {
   std::unique_lock lock(mutex);
   while (true) {
     changed.wait(lock, [this] { return closing || !waiting.empty(); });
     if (closing) break;
-    const std::shared_ptr<Copy::State> copy = std::move(waiting.front());
+    const std::shared_ptr<CopyState> copy = std::move(waiting.front());
     waiting.pop_front();
     if (!failure) {
       running = true;
@@ -149,8 +149,8 @@ double CopyTotals::hidden() const {
 
 void Copy::wait() {
   if (!state_) return;
-  const std::shared_ptr<State> state = state_;
-  CopyQueue::Shared& queue = *state->queue;
+  const std::shared_ptr<CopyState> state = state_;
+  CopyThread& queue = *state->queue;
   std::unique_lock lock(queue.mutex);
   queue.wait(lock, state->what, [&] { return state->done || queue.closing; });
   LOCKSTEP_CHECK(state->done, "waited for ", state->what, " after its queue was closed");
@@ -159,14 +159,14 @@ void Copy::wait() {
   state_.reset();
 }
 
-CopyQueue::CopyQueue(CopyQueueOptions options) : shared_(std::make_shared<Shared>(options)) {
+CopyQueue::CopyQueue(CopyQueueOptions options) : shared_(std::make_shared<CopyThread>(options)) {
   shared_->thread = std::thread([shared = shared_] { shared->work_off(); });
 }
 
 CopyQueue::~CopyQueue() {
   std::unique_lock lock(shared_->mutex);
   shared_->closing = true;
-  std::deque<std::shared_ptr<Copy::State>> left = std::move(shared_->waiting);
+  std::deque<std::shared_ptr<CopyState>> left = std::move(shared_->waiting);
   shared_->waiting.clear();
   shared_->changed.notify_all();
   const bool ended = shared_->changed.wait_for(lock, shared_->options.deadline, [this] { return shared_->ended; });
@@ -189,7 +189,7 @@ Copy CopyQueue::copy(at::Tensor from, at::Tensor to, std::string what) {
 
 Copy CopyQueue::start(std::string what, int64_t bytes, std::function<void()> body) {
   Copy copy;
-  copy.state_ = std::make_shared<Copy::State>();
+  copy.state_ = std::make_shared<CopyState>();
   copy.state_->what = std::move(what);
   copy.state_->bytes = bytes;
   copy.state_->body = std::move(body);

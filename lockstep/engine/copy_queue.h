@@ -27,17 +27,19 @@ struct CopyTotals {
   double hidden() const;  // share of `seconds` that nobody waited for, 0 to 1; 1 where nothing was copied
 };
 
+struct CopyState;
+struct CopyThread;
+
 // One copy; a default one is done.
 class Copy {
  public:
-  // Returns when the copy is done, and throws what it threw; a second call returns at once. EnvironmentError LS4014 past
-  // the deadline.
+  // Returns when the copy is done, and throws what it or an earlier one threw; a second call returns at once.
+  // EnvironmentError LS4014 past the deadline.
   void wait();
 
  private:
   friend class CopyQueue;
-  struct State;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<CopyState> state_;
 };
 
 // Used by one thread.
@@ -61,8 +63,7 @@ class CopyQueue {
   CopyTotals take_totals();
 
  private:
-  struct Shared;
-  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<CopyThread> shared_;
 };
 
 }  // namespace lockstep::engine
