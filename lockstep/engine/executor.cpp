@@ -1,16 +1,11 @@
 #include "lockstep/engine/executor.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "lockstep/base/check.h"
@@ -59,27 +54,6 @@ std::unique_ptr<parallel::TensorGroup> tensor_group(const program::Layout& layou
 std::unique_ptr<CopyQueue> copy_queue(const program::Layout& layout) {
   const program::Offload& offload = layout.offload;
   return offload.optimizer || offload.activations ? std::make_unique<CopyQueue>() : nullptr;
-}
-
-// The pieces of the ranks of tp, side by side.
-at::Tensor whole_of_pieces(const arch::ParamSpec& spec, const at::Tensor& piece, comm::Communicator& ranks) {
-  const auto placement = spec.placements.find(mesh::Axis::kTp);
-  if (placement == spec.placements.end()) return piece;
-  const at::Tensor mine = at::zeros({spec.largest_numel}, piece.options());
-  mine.narrow(0, 0, piece.numel()).copy_(piece.flatten());
-  const at::Tensor all = at::empty({ranks.size(), spec.largest_numel}, piece.options());
-  ranks.all_gather(mine, all, {.site = "whole " + spec.name}).wait();
-  const int dim = placement->second.dim(), copies = spec.copies;
-  const int parts = ranks.size() / copies;
-  std::vector<at::Tensor> pieces;
-  for (int part = 0; part < parts; ++part) {
-    std::vector<int64_t> shape = spec.shape;
-    int64_t& length = shape[static_cast<size_t>(dim)];
-    length = mesh::shard_range(length, parts, part).size();
-    pieces.push_back(all.select(0, part * copies).narrow(0, 0, spec.numel() / spec.shape[static_cast<size_t>(dim)] * length)
-                         .view(shape));
-  }
-  return at::cat(pieces, dim);
 }
 
 }  // namespace
@@ -375,49 +349,6 @@ program::MemoryBytes Executor::measured_memory() const {
        {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kOptimizer})
     bytes[category] = memory_->live(category);
   return bytes;
-}
-
-ParameterStore& Executor::store() {
-  gather_.ready();
-  return store_;
-}
-
-std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) {
-  at::Tensor x;
-  for (const Action& action : evaluation_.ranks.at(static_cast<size_t>(groups_.rank()))) {
-    if (action.kind == ActionKind::kUnshard) gather_.unshard(action.unit);
-    if (action.kind == ActionKind::kReshard) gather_.reshard(action.unit);
-    if (action.kind == ActionKind::kFetch) gather_.fetch(action.unit);
-    if (action.kind == ActionKind::kEvict) gather_.evict(action.unit);
-    if (action.kind != ActionKind::kForward) continue;
-    gather_.ready(program::units_read(action, store_.table()));
-    x = evaluation_layers_[static_cast<size_t>(action.layer)]->forward(x, microbatch, nullptr);
-  }
-  return {x.item<double>(), microbatch.targets.ge(0).sum().item<int64_t>()};
-}
-
-// `part`: this rank's part of the parameter's unit.
-at::Tensor Executor::whole(int param, const at::Tensor& part) {
-  const arch::ParamSpec& spec = store_.table().at(static_cast<size_t>(param));
-  const arch::FlatUnit& unit = store_.layout().units[store_.unit_of(spec.layer)];
-  at::Tensor all = part;
-  if (groups_.shard()) {
-    all = at::empty({unit.numel()}, part.options());
-    groups_.shard()->all_gather(part, all, {.site = "whole " + spec.name}).wait();
-  }
-  for (const arch::FlatSlot& slot : unit.slots)
-    if (slot.param == param) all = all.narrow(0, slot.offset - unit.begin, slot.numel).view(spec.local_shape);
-  return tensor_ ? whole_of_pieces(spec, all, *groups_.tensor()) : all;
-}
-
-at::Tensor Executor::whole_gradient(int param) {
-  const size_t unit = store_.unit_of(store_.table().at(static_cast<size_t>(param)).layer);
-  return whole(param, store_.grad_part(unit)).div(result_.clip_factor);
-}
-
-at::Tensor Executor::whole_value(int param) {
-  gather_.ready();
-  return whole(param, store_.value_part(store_.unit_of(store_.table().at(static_cast<size_t>(param)).layer)));
 }
 
 }  // namespace lockstep::engine
