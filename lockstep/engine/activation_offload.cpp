@@ -20,7 +20,7 @@ void ActivationOffload::evict(Key key, at::Tensor activation) {
   LOCKSTEP_CHECK(!host_.contains(key), "layer ", key.first, ", microbatch ", key.second, " is on the host already");
   {
     const MemoryScope scope(memory_, MemoryCategory::kHost);
-    leaving_.host = at::empty(activation.sizes(), activation.options().device(at::kCPU));
+    leaving_.host = at::empty(activation.sizes(), activation.options().device(at::kCPU).pinned_memory(activation.is_cuda()));
   }
   leaving_.device = activation.contiguous();
   leaving_.copy = copies_.copy(leaving_.device, leaving_.host, cat("input of layer ", key.first, " to the host"));

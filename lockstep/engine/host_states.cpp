@@ -20,7 +20,7 @@ HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& 
     sizes_.push_back(unit.numel() / layout.shards);
     on_disk_.push_back(std::count(options.disk_units.begin(), options.disk_units.end(), unit.layer) > 0);
   }
-  const UnitBufferOptions host{.memory = options.memory, .category = MemoryCategory::kHost, .transient = true};
+  const UnitBufferOptions host{.memory = options.memory, .category = MemoryCategory::kHost, .transient = true, .pinned = options.pinned};
   // A bf16 element takes half of an fp32 one.
   states_ = UnitBuffers(layout_of_parts(layout, [&](int64_t part) { return 3 * part + (compute_copy_ ? (part + 1) / 2 : 0); }),
                         host);

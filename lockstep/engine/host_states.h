@@ -15,6 +15,7 @@ namespace lockstep::engine {
 struct HostStatesOptions {
   bool compute_copy = false;  // a bf16 copy of the values beside them
   std::vector<int> disk_units{};  // layers that own the units whose states are here from hold() to drop() alone
+  bool pinned = false;  // the device is a GPU
   std::shared_ptr<MemoryAccount> memory = nullptr;
 };
 

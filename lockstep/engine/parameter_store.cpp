@@ -89,6 +89,7 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
     host_ = std::make_unique<HostStates>(
         layout_, HostStatesOptions{.compute_copy = options_.offload_parameters && options_.dtype != at::kFloat,
                                    .disk_units = options_.disk_units,
+                                   .pinned = options_.device.is_cuda(),
                                    .memory = options_.memory});
     return;
   }

@@ -17,6 +17,7 @@ struct UnitBufferOptions {
   std::shared_ptr<MemoryAccount> memory = nullptr;  // nothing is accounted without one
   MemoryCategory category = MemoryCategory::kParameters;
   bool transient = false;  // a unit has memory from hold() to drop() alone
+  bool pinned = false;     // transient, on the host: in pages that a GPU reads and writes by itself
 };
 
 // Views into a unit stay valid when its memory comes and goes: they share its storage. Reading one while the unit is not
