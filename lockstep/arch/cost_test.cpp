@@ -89,5 +89,46 @@ TEST(LayerCost, HeadHoldsAChunkOfLogits) {
   EXPECT_LE(large, small);
 }
 
+// Korthikanti et al. 2022, equation 1: 34 bytes a token and column in half precision with dropout, but for the scores,
+// which flash attention does not keep (in their place 4 bytes a head). Statistics of two norms, fp32, besides.
+TEST(Recompute, KeepsWhatThePaperCounts) {
+  ModelConfig model = gpt3();
+  model.dropout = 0.1;
+  const LayerSpec block = layer_table(model)[1];
+  const int64_t batch = 2, seq = 512, tokens = batch * seq, h = model.hidden;
+  const auto cost = [&](Recompute choice) {
+    return layer_cost(model, block, {.batch = batch, .seq_len = seq, .element_size = 2, .recompute = choice});
+  };
+  const LayerCost none = cost(Recompute::kNone), selective = cost(Recompute::kSelective), full = cost(Recompute::kFull);
+  const int64_t statistics = 4 * model.heads + 16;
+  EXPECT_EQ(none.kept, tokens * (34 * h + statistics));
+  EXPECT_EQ(selective.kept, tokens * (20 * h + statistics));
+  EXPECT_EQ(full.kept, tokens * 2 * h);
+  for (const LayerCost& c : {none, selective, full}) {
+    EXPECT_EQ(c.kept + c.restored, none.kept);
+    EXPECT_EQ(c.backward_workspace, none.backward_workspace);
+    EXPECT_DOUBLE_EQ(c.backward_flops(), none.backward_flops());
+  }
+  EXPECT_EQ(none.recompute_workspace, 0);
+}
+
+// Everything again but the last product, [tokens, 4 h] by [4 h, h].
+TEST(Recompute, FlopsOfEachChoice) {
+  const ModelConfig model = gpt3();
+  const LayerSpec block = layer_table(model)[1];
+  const double tokens = 1024, h = 12288;
+  const auto cost = [&](Recompute choice) {
+    return layer_cost(model, block, {.batch = 2, .seq_len = 512, .recompute = choice});
+  };
+  const LayerCost full = cost(Recompute::kFull);
+  EXPECT_DOUBLE_EQ(full.recompute_flops(), full.forward_flops() - 2 * tokens * 4 * h * h);
+  EXPECT_EQ(full.recompute.back().name, "up");
+  EXPECT_EQ(cost(Recompute::kNone).recompute_flops(), 0);
+  EXPECT_EQ(cost(Recompute::kSelective).recompute_flops(), 0);
+  EXPECT_GT(cost(Recompute::kSelective).recompute_traffic, 0);
+  EXPECT_LT(cost(Recompute::kSelective).recompute_traffic, full.recompute_traffic);
+  EXPECT_LT(full.recompute_traffic, full.memory_traffic);
+}
+
 }  // namespace
 }  // namespace lockstep::arch

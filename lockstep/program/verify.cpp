@@ -10,6 +10,7 @@
 #include "lockstep/program/passes.h"
 #include "lockstep/program/predict.h"
 #include "lockstep/program/render.h"
+#include "lockstep/program/verify_recompute.h"
 #include "lockstep/program/verify_sharding.h"
 
 namespace lockstep::program {
@@ -68,6 +69,7 @@ class Verifier {
     for (rank_ = 0; rank_ < layout_.mesh.world_size(); ++rank_) {
       if (!trace()) continue;
       check_passes_over_layers();
+      if (after_ >= Pass::kExpandLayers) take(check_recomputed(program_, layout_, rank_));
       if (after_ >= Pass::kShardParameters) take(check_gathered(program_, layout_, rank_));
       if (after_ >= Pass::kReduceGradients && sharded_) take(check_sharded_gradients(program_, layout_, rank_));
       if (after_ >= Pass::kReduceGradients && !sharded_) check_reductions();

@@ -18,6 +18,8 @@ std::string_view pass_name(Pass pass);
 //   [once]        each layer has one F and one backward (B, or I and W) per microbatch
 //   [order]       F of a microbatch in the order of the layers, backward in the opposite order, each F before its B,
 //                 W after I
+//   [recompute]   one RECOMPUTE of every microbatch for blocks that do not keep all, after their F and with nothing that
+//                 computes between it and their B or I; none for others
 //   [gather]      transient parameters are gathered before every action that reads them, and never while they are; zero 1
 //                 and 2: UNSHARD of every unit once, after its STEP; otherwise no UNSHARD
 //   [reshard]     what is dropped was gathered and used; nothing is dropped that the layout keeps until its next use, and
