@@ -12,6 +12,7 @@
 #include "lockstep/program/memory.h"
 #include "lockstep/program/predict.h"
 #include "lockstep/program/render.h"
+#include "lockstep/program/traffic.h"
 
 namespace lockstep::apps {
 namespace {
@@ -139,9 +140,11 @@ std::string traffic_page(const Shown& shown, const CommandLine& command_line) {
     text += program::ledger_table(shown.program, shown.layout, shown.ranks[i], command_line.has("full")) + "\n";
   }
   if (shown.ranks.size() > kinds) {
-    text += cat(ranks_text(shown.ranks[kinds], shown.ranks.back()), ": gradients as on rank ", shown.ranks[kinds - 1],
-                server ? "" : ", each to the next rank of the ring", "\n\n");
+    const bool sharded = shown.layout.shards() > 1;
+    text += cat(ranks_text(shown.ranks[kinds], shown.ranks.back()), sharded ? ": as on rank " : ": gradients as on rank ",
+                shown.ranks[kinds - 1], server ? "" : sharded ? ", each to the next rank of its groups" : ", each to the next rank of the ring", "\n\n");
   }
+  if (shown.layout.shards() > 1) return text + program::sharding_summary(shown.program, shown.layout);
   // Without data parallelism no gradient is synchronised.
   const bool tensor_alone = shown.layout.mesh.degree(mesh::kDataAxes) == 1 && shown.layout.mesh.world_size() > 1;
   return tensor_alone ? text : text + program::traffic_summary(shown.layout);
@@ -168,6 +171,12 @@ OrderedJson rank_json(const Shown& shown, int rank, const std::string& what) {
   } else if (what == "layout") {
     json["coordinates"] = layout.mesh.describe(rank);
     for (const arch::LayerSpec& layer : arch::layer_table(layout.model)) json["layers"].push_back(layer.name);
+    if (layout.shards() > 1) {
+      json["shard"] = {{"index", layout.shard(rank)},
+                       {"of", layout.shards()},
+                       {"ranks", layout.mesh.group(rank, program::kShardAxis)},
+                       {"same_on", layout.mesh.group(rank, program::kReplicateAxis)}};
+    }
     json["sequences"] = {program::microbatch_samples(layout, rank, 0).begin,
                          program::microbatch_samples(layout, rank, layout.num_microbatches() - 1).end};
   }
@@ -192,6 +201,26 @@ OrderedJson rank_json(const Shown& shown, int rank, const std::string& what) {
   return json;
 }
 
+OrderedJson sharding_json(const Shown& shown) {
+  const Layout& layout = shown.layout;
+  const int replicas = layout.mesh.degree(mesh::Axis::kDpReplicate);
+  OrderedJson json = {{"shards", layout.shards()},
+                      {"replicas", replicas},
+                      {"microbatches", layout.num_microbatches()},
+                      {"zero", layout.zero},
+                      {"stages", OrderedJson::array()}};
+  for (const program::StageTraffic& stage : program::sharding_traffic(layout))
+    json["stages"].push_back({{"zero", stage.zero},
+                              {"gathers", stage.gathers},
+                              {"reduces", stage.reduces},
+                              {"formula_bytes", stage.formula_bytes},
+                              {"predicted_bytes", stage.predicted_bytes}});
+  if (replicas == 1) return json;
+  const program::ReplicaTraffic sums = program::replica_traffic(shown.program, layout);
+  json["between_replicas"] = {{"formula_bytes", sums.formula_bytes}, {"predicted_bytes", sums.predicted_bytes}};
+  return json;
+}
+
 std::string json_page(const Shown& shown, const std::string& what) {
   OrderedJson json = {{"what", what},
                       {"world_size", shown.layout.mesh.world_size()},
@@ -208,6 +237,7 @@ std::string json_page(const Shown& shown, const std::string& what) {
                                        {"server_link_bytes", program::server_link_bytes(bytes, n)}};
     }
   }
+  if (what == "traffic" && shown.layout.shards() > 1) json["sharding"] = sharding_json(shown);
   return json.dump(2) + "\n";
 }
 

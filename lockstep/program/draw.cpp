@@ -2,14 +2,20 @@
 #include <map>
 
 #include "lockstep/base/text.h"
+#include "lockstep/program/passes.h"
 #include "lockstep/program/render.h"
 
 namespace lockstep::program {
 namespace {
 
 bool on_network(ActionKind kind) {
-  return kind == ActionKind::kReduceGrad || kind == ActionKind::kPush || kind == ActionKind::kLoss ||
-         kind == ActionKind::kReducePartial || kind == ActionKind::kPull;
+  return kind == ActionKind::kUnshard || kind == ActionKind::kReduceGrad || kind == ActionKind::kReduceShard ||
+         kind == ActionKind::kPush || kind == ActionKind::kLoss || kind == ActionKind::kReducePartial ||
+         kind == ActionKind::kPull;
+}
+
+bool is_copy(ActionKind kind) {
+  return kind == ActionKind::kFetch || kind == ActionKind::kEvict;
 }
 
 // Waits for everything that was communicated before it.
@@ -22,23 +28,58 @@ std::string short_label(int layer, int num_layers) {
   return layer == num_layers - 1 ? "h" : cat(layer - 1);
 }
 
+// What stands in front of the layer.
+std::string letter(const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kRecompute:
+      return "f";
+    case ActionKind::kUnshard:
+      return "+";
+    case ActionKind::kReshard:
+      return "-";
+    case ActionKind::kFetch:
+    case ActionKind::kEvict: {
+      const char* what = action.moved == Moved::kOptimizer ? "s" : action.moved == Moved::kActivation ? "x" : "";
+      return (action.kind == ActionKind::kFetch ? "+" : "-") + std::string(what);
+    }
+    case ActionKind::kReduceGrad:
+      return "R";
+    case ActionKind::kShardGrad:
+      return "S";
+    case ActionKind::kReduceShard:
+      return "A";
+    case ActionKind::kPush:
+      return ">";
+    case ActionKind::kPull:
+      return "<";
+    case ActionKind::kStep:
+      return action.unit < 0 ? "STEP" : "U";
+    default:
+      return std::string(action_name(action.kind));
+  }
+}
+
 std::string cell_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers) {
-  if (action.layer >= 0) return cat(action_name(action.kind), short_label(action.layer, num_layers));
-  if (action.bucket < 0) return std::string(action_name(action.kind));
-  const char* letter = action.kind == ActionKind::kReduceGrad ? "R" : action.kind == ActionKind::kPush ? ">" : "<";
+  const std::string text = letter(action);
+  if (action.layer >= 0) return text + short_label(action.layer, num_layers);
+  if (action.unit >= 0) return text + short_label(action.unit, num_layers);
+  if (action.bucket < 0) return text;
   const std::vector<int>& layers = buckets.at(static_cast<size_t>(action.bucket)).layers;
   const std::string first = short_label(layers.front(), num_layers);
-  return layers.size() == 1 ? letter + first : cat(letter, first, "..", short_label(layers.back(), num_layers));
+  return layers.size() == 1 ? text + first : cat(text, first, "..", short_label(layers.back(), num_layers));
 }
 
 // A lane: slot -> text.
 using Lane = std::map<int, std::string>;
 
 struct RankLanes {
-  Lane compute, network;
+  Lane compute, network, copies;
   size_t next = 0;       // action
   int compute_free = 0;  // first slot
   int network_free = 0;
+  int copies_free = 0;
+  // The slot behind what was started and not yet waited for: of units, of their state on the host, of inputs, of buckets.
+  std::map<int, int> unit_ready, state_ready, input_ready, bucket_ready;
 };
 
 class Drawing {
@@ -46,6 +87,7 @@ class Drawing {
   Drawing(const Program& program, const Layout& layout)
       : program_(program),
         num_layers_(static_cast<int>(arch::layer_table(layout.model).size())),
+        table_(layout.param_table(0)),
         ranks_(program.ranks.size()) {
     while (advance()) communicate();
     if (!microbatch_starts_.contains(1)) microbatch_starts_.clear();
@@ -55,7 +97,7 @@ class Drawing {
     const size_t shown = std::min(max_ranks, ranks_.size());
     std::vector<size_t> widths;
     for (size_t r = 0; r < shown; ++r) {
-      for (const Lane* lane : {&ranks_[r].compute, &ranks_[r].network}) {
+      for (const Lane* lane : {&ranks_[r].compute, &ranks_[r].network, &ranks_[r].copies}) {
         for (const auto& [slot, label] : *lane) {
           widths.resize(std::max(widths.size(), static_cast<size_t>(slot) + 1), 1);
           widths[static_cast<size_t>(slot)] = std::max(widths[static_cast<size_t>(slot)], label.size() + 1);
@@ -74,6 +116,9 @@ class Drawing {
       if (ranks_.size() > 1)
         result += line(pad_right(cat("     ", std::string(cat(r).size(), ' '), " network"), margin), ranks_[r].network,
                        widths);
+      if (!ranks_[r].copies.empty())
+        result += line(pad_right(cat("     ", std::string(cat(r).size(), ' '), " copies"), margin), ranks_[r].copies,
+                       widths);
     }
     if (shown < ranks_.size()) result += cat("(", ranks_.size() - shown, " more ranks)\n");
     return result;
@@ -89,7 +134,11 @@ class Drawing {
       RankLanes& lanes = ranks_[r];
       for (; lanes.next < actions(r).size() && !on_network(actions(r)[lanes.next].kind); ++lanes.next) {
         const Action& action = actions(r)[lanes.next];
-        if (waits(action.kind)) lanes.compute_free = std::max(lanes.compute_free, lanes.network_free);
+        if (is_copy(action.kind)) {
+          copy(lanes, action);
+          continue;
+        }
+        lanes.compute_free = std::max(lanes.compute_free, ready(lanes, action));
         if (r == 0 && action.kind == ActionKind::kForward && action.layer == 0) {
           microbatch_starts_[action.microbatch] = lanes.compute_free;
         }
@@ -100,11 +149,37 @@ class Drawing {
     return more;
   }
 
+  // The first slot in which all is there that the action uses.
+  int ready(RankLanes& lanes, const Action& action) const {
+    if (waits(action.kind)) return lanes.network_free;
+    int slot = 0;
+    const auto after = [&](std::map<int, int>& started, int key) {
+      if (const auto found = started.find(key); found != started.end()) slot = std::max(slot, found->second);
+    };
+    for (int unit : units_read(action, table_)) after(lanes.unit_ready, unit);
+    if (action.kind == ActionKind::kRecompute) after(lanes.input_ready, action.layer);
+    if (action.kind == ActionKind::kStep) after(lanes.state_ready, action.unit);
+    if (action.bucket >= 0) after(lanes.bucket_ready, action.bucket);
+    return slot;
+  }
+
+  void copy(RankLanes& lanes, const Action& action) {
+    const int slot = std::max(lanes.compute_free, lanes.copies_free);
+    lanes.copies[slot] = cell_text(action, program_.buckets, num_layers_);
+    lanes.copies_free = slot + 1;
+    if (action.kind == ActionKind::kEvict) return;
+    if (action.moved == Moved::kParameters) lanes.unit_ready[action.unit] = slot + 1;
+    if (action.moved == Moved::kOptimizer) lanes.state_ready[action.unit] = slot + 1;
+    if (action.moved == Moved::kActivation) lanes.input_ready[action.layer] = slot + 1;
+  }
+
   // The next call of every rank: all of them come to the same one (the verifier's rule [deadlock]).
   void communicate() {
     int start = 0;
     for (size_t r = 0; r < ranks_.size(); ++r) {
-      if (ranks_[r].next < actions(r).size()) start = std::max({start, ranks_[r].compute_free, ranks_[r].network_free});
+      RankLanes& lanes = ranks_[r];
+      if (lanes.next >= actions(r).size()) continue;
+      start = std::max({start, lanes.compute_free, lanes.network_free, ready(lanes, actions(r)[lanes.next])});
     }
     for (size_t r = 0; r < ranks_.size(); ++r) {
       RankLanes& lanes = ranks_[r];
@@ -112,6 +187,8 @@ class Drawing {
       const Action& action = actions(r)[lanes.next++];
       lanes.network[start] = cell_text(action, program_.buckets, num_layers_);
       lanes.network_free = start + 1;
+      if (action.kind == ActionKind::kUnshard) lanes.unit_ready[action.unit] = start + 1;
+      if (action.kind == ActionKind::kReduceGrad) lanes.bucket_ready[action.bucket] = start + 1;
       if (waits(action.kind)) lanes.compute_free = start + 1;
     }
   }
@@ -126,6 +203,7 @@ class Drawing {
 
   const Program& program_;
   const int num_layers_;
+  const std::vector<arch::ParamSpec> table_;
   std::vector<RankLanes> ranks_;
   std::map<int, int> microbatch_starts_;  // of rank 0; empty where there is one
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/base/text.h"
+#include "lockstep/program/render_folded.h"
 
 namespace lockstep::program {
 namespace {
@@ -118,16 +119,47 @@ std::vector<std::string> compact_texts(const std::vector<Entry>& entries) {
   return texts;
 }
 
-std::string wrapped(const std::vector<std::string>& texts, const ProgramTextOptions& options) {
-  const std::string new_line = "\n" + std::string(static_cast<size_t>(options.indent), ' ');
-  std::string result;
-  size_t column = static_cast<size_t>(options.indent);
+// What is somewhere else between its uses, or made again.
+bool comes_and_goes(const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kRecompute:
+    case ActionKind::kUnshard:
+    case ActionKind::kReshard:
+    case ActionKind::kFetch:
+    case ActionKind::kEvict:
+    case ActionKind::kShardGrad:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Pieces that fit a line: what is longer is cut behind its commas.
+std::vector<std::string> fitting(const std::vector<std::string>& texts, size_t width) {
+  std::vector<std::string> pieces;
   for (size_t i = 0; i < texts.size(); ++i) {
-    const std::string piece = i + 1 < texts.size() ? texts[i] + " |" : texts[i];
-    if (i > 0 && options.width > 0 && column + 1 + piece.size() > static_cast<size_t>(options.width)) {
+    std::string rest = i + 1 < texts.size() ? texts[i] + " |" : texts[i];
+    while (width > 0 && rest.size() > width) {
+      const size_t comma = rest.rfind(", ", width - 1);
+      if (comma == std::string::npos) break;
+      pieces.push_back(rest.substr(0, comma + 1));
+      rest = rest.substr(comma + 2);
+    }
+    pieces.push_back(std::move(rest));
+  }
+  return pieces;
+}
+
+std::string wrapped(const std::vector<std::string>& texts, const ProgramTextOptions& options) {
+  const auto indent = static_cast<size_t>(options.indent), width = static_cast<size_t>(options.width);
+  const std::string new_line = "\n" + std::string(indent, ' ');
+  std::string result;
+  size_t column = indent;
+  for (const std::string& piece : fitting(texts, width > indent ? width - indent : 0)) {
+    if (!result.empty() && width > 0 && column + 1 + piece.size() > width) {
       result += new_line;
-      column = static_cast<size_t>(options.indent);
-    } else if (i > 0) {
+      column = indent;
+    } else if (!result.empty()) {
       result += " ";
       ++column;
     }
@@ -164,6 +196,8 @@ std::string action_text(const Action& action, const std::vector<Bucket>& buckets
 std::string program_text(const Program& program, const Layout& layout, int rank, const ProgramTextOptions& options) {
   const int num_layers = static_cast<int>(arch::layer_table(layout.model).size());
   const std::vector<Action>& actions = program.ranks.at(static_cast<size_t>(rank));
+  if (options.compact && std::any_of(actions.begin(), actions.end(), comes_and_goes))
+    return wrapped(folded_texts(actions, program.buckets, num_layers), options);
   if (options.compact) return wrapped(compact_texts(runs_of_layers(actions, program.buckets, num_layers)), options);
   std::vector<std::string> texts;
   for (const Action& action : actions) texts.push_back(action_text(action, program.buckets, num_layers));

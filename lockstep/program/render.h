@@ -18,8 +18,8 @@ std::string action_text(const Action& action, const std::vector<Bucket>& buckets
 struct ProgramTextOptions {
   int width = 0;   // wrap lines at " | " to this many columns; 0 = one line
   int indent = 0;  // of the lines after the first
-  bool compact =
-      false;  // neighbouring layers as one ("F embed..head m0"), repeated microbatches as one ("m0..m6 (...)")
+  bool compact = false;  // neighbouring layers as one ("F embed..head m0"), repeated microbatches as one ("m0..m6 (...)");
+                         // with sharding, offload or recomputation see render_folded.h
 };
 // "F embed m0 | F b0 m0 | ... | NORM | STEP" of one rank.
 std::string program_text(const Program& program, const Layout& layout, int rank,
@@ -29,8 +29,11 @@ std::string program_text(const Program& program, const Layout& layout, int rank,
 //                m0                m1
 //   rank 0 compute Fe F0 Fh Bh B0 Be Fe F0 Fh Bh B0 Be               NORM STEP
 //          network                                  Rh R0 Re   LOSS
-// e, 0, 1, .., h = embedding, blocks, head; R = REDUCE_GRAD, > = PUSH, < = PULL of the bucket of these layers. Not to
-// scale: every action is one slot. Communication starts once all its ranks have come to it, one call after the other.
+// e, 0, 1, .., h = embedding, blocks, head. Computing: F, B, I, W; f = RECOMPUTE, U = STEP of one unit; - = RESHARD and
+// S = SHARD_GRAD, which take no time. On the network: + = UNSHARD, R = REDUCE_GRAD, A = REDUCE_SHARD, > = PUSH, < = PULL of
+// the bucket of these layers. A third lane where things are offloaded: + = FETCH and - = EVICT of parameters, of optimizer
+// state (s) or an input (x). Not to scale: every action is one slot. Communication starts once all its ranks have come to
+// it, one call after the other; what uses its result waits for it.
 std::string draw_program(const Program& program, const Layout& layout, int max_ranks = 4);
 
 // One block as the ranks of a tp group hold it: its matrices [out, in], every cell marked with the rank that holds it (the
@@ -51,5 +54,7 @@ std::string ledger_table(const Program& program, const Layout& layout, int rank,
 // One synchronisation of the gradients of this model over the data axes by both kinds of data parallelism: the
 // literature's formulas beside what the ledgers predict, and the same for fp16 gradients.
 std::string traffic_summary(const Layout& layout);
+// With several shards: what a rank sends in a step of zero 1, 2 and 3, formulas beside predictions (traffic.h).
+std::string sharding_summary(const Program& program, const Layout& layout);
 
 }  // namespace lockstep::program

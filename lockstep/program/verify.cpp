@@ -69,9 +69,11 @@ class Verifier {
     for (rank_ = 0; rank_ < layout_.mesh.world_size(); ++rank_) {
       if (!trace()) continue;
       check_passes_over_layers();
-      if (after_ >= Pass::kExpandLayers) take(check_recomputed(program_, layout_, rank_));
-      if (after_ >= Pass::kShardParameters) take(check_gathered(program_, layout_, rank_));
-      if (after_ >= Pass::kReduceGradients && sharded_) take(check_sharded_gradients(program_, layout_, rank_));
+      const bool repeated = rank_ > 0 && actions() == program_.ranks[static_cast<size_t>(rank_) - 1];
+      if (after_ >= Pass::kExpandLayers && !repeated) take(check_recomputed(program_, layout_, rank_));
+      if (after_ >= Pass::kShardParameters && !repeated) take(check_gathered(program_, layout_, rank_));
+      if (after_ >= Pass::kReduceGradients && sharded_ && !repeated)
+        take(check_sharded_gradients(program_, layout_, rank_));
       if (after_ >= Pass::kReduceGradients && !sharded_) check_reductions();
       if (after_ >= Pass::kUpdate) check_update();
     }

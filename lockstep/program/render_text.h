@@ -1,0 +1,23 @@
+// Tables and bytes as text: what the pages of `lockstep show` share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep::program {
+
+using Row = std::vector<std::string>;
+
+// Columns as wide as their longest entry; `numbers` of them from `first_number` on are right-aligned.
+std::string table(const std::vector<Row>& rows, size_t first_number, size_t numbers);
+
+// "498 MiB".
+std::string bytes_text(int64_t bytes);
+// Bytes as the literature counts them, in powers of ten: "498 MB".
+std::string decimal_bytes(double bytes);
+std::string decimal_bytes(int64_t bytes);
+// "0..3", "0, 2, 4".
+std::string rank_list(const std::vector<int>& ranks);
+
+}  // namespace lockstep::program
