@@ -48,9 +48,10 @@ Program update(Program program, const Layout& layout);
 
 // What Layout::offload names, moved ahead of its use (double buffered) and back or dropped after it. Parameters: FETCH and
 // EVICT take the place of UNSHARD and RESHARD where nothing is sharded, else FETCH stands one UNSHARD ahead of its own and
-// EVICT behind RESHARD. Optimizer: STEP unit by unit, on the host; what is on disk (disk_units) with FETCH of the next
-// unit before it and EVICT after it; parameters that stay on the device follow with FETCH (and UNSHARD). Activations: EVICT
-// after F of a layer that keeps its input alone, FETCH one layer ahead of its RECOMPUTE.
+// EVICT behind RESHARD. Optimizer: STEP unit by unit, on the host; what is on disk (placement.h) with FETCH of the next
+// unit before it and EVICT after it, the first FETCH before the last microbatch's backward; parameters that stay on the
+// device follow with FETCH, and one STEP later UNSHARD where that is to come. Activations: EVICT after F of a layer that
+// keeps its input alone, FETCH one layer ahead of its RECOMPUTE. ConfigError LS4010 as host_plan.
 Program offload(Program program, const Layout& layout);
 
 bool has_partial(const std::vector<arch::ParamSpec>& table);

@@ -10,7 +10,8 @@
 namespace lockstep::program {
 namespace {
 
-int64_t activation_bytes(const Layout& layout, int rank) {
+// The first rank of tp has no fewer rows than the others.
+int64_t activation_bytes(const Layout& layout) {
   if (!layout.offload.activations) return 0;
   int64_t bytes = 0;
   for (const arch::LayerSpec& spec : arch::layer_table(layout.model)) {
@@ -20,7 +21,7 @@ int64_t activation_bytes(const Layout& layout, int rank) {
                                .seq_len = layout.seq_len,
                                .element_size = layout.element_size(),
                                .threads = layout.threads,
-                               .tensor = layout.tensor_shard(rank),
+                               .tensor = layout.tensor_shard(0),
                                .recompute = arch::Recompute::kFull})
                  .kept;
   }
@@ -34,10 +35,10 @@ std::string equation(const HostPlan& plan) {
              bytes(plan.staging), " + activations ", bytes(plan.activations), " = ", bytes(plan.host()));
 }
 
-[[noreturn]] void refuse(const Layout& layout, int rank, const HostPlan& least) {
+[[noreturn]] void refuse(const Layout& layout, const HostPlan& least) {
   const bool could = !layout.offload.disk && layout.offload.optimizer;
   throw ConfigError({.code = "LS4010",
-                     .what = cat("rank ", rank, " offloads more to the host than memory.host_limit (",
+                     .what = cat("a rank offloads more to the host than memory.host_limit (",
                                  bytes(layout.offload.host_limit), ") allows: ", equation(least),
                                  layout.offload.disk ? ", the least that any choice of units on disk needs" : ""),
                      .where = "memory.host_limit",
@@ -53,12 +54,13 @@ int64_t offloaded_state_bytes(const Layout& layout) {
   return 12 + (layout.offload.parameters && layout.precision == config::Precision::kBf16 ? 2 : 0);
 }
 
-HostPlan host_plan(const Layout& layout, int rank) {
+HostPlan host_plan(const Layout& layout) {
   HostPlan plan;
-  plan.activations = activation_bytes(layout, rank);
+  if (!layout.offload.optimizer && !layout.offload.activations) return plan;
+  plan.activations = activation_bytes(layout);
   std::vector<std::pair<int64_t, int>> units;  // elements of the shard, layer
   if (layout.offload.optimizer)
-    for (const arch::FlatUnit& unit : layout.flat_layout(rank).units)
+    for (const arch::FlatUnit& unit : layout.flat_layout(0).units)
       units.emplace_back(unit.numel() / layout.shards(), unit.layer);
   std::sort(units.begin(), units.end());
   const int64_t per_element = offloaded_state_bytes(layout);
@@ -69,7 +71,7 @@ HostPlan host_plan(const Layout& layout, int rank) {
   const int64_t limit = layout.offload.host_limit;
   HostPlan least = plan;
   for (size_t next = 0; limit > 0 && plan.host() > limit; ++next) {
-    if (!layout.offload.disk || next == units.size()) refuse(layout, rank, least);
+    if (!layout.offload.disk || next == units.size()) refuse(layout, least);
     const auto& [numel, layer] = units[next];
     plan.states -= numel * per_element;
     plan.disk += numel * per_element;

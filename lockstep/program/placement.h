@@ -9,7 +9,7 @@
 
 namespace lockstep::program {
 
-// Of one rank; bytes of its shards.
+// Of a rank, alike on all of them; bytes of its shards.
 struct HostPlan {
   std::vector<int> disk_units;  // ascending: layers that own the units whose optimizer state lies on disk
   int64_t gradients = 0;        // fp32 sums of the step, of all units
@@ -26,6 +26,6 @@ int64_t offloaded_state_bytes(const Layout& layout);
 
 // The small units go to disk first, since two of the largest one there are staged on the host; as few as host() <=
 // host_limit takes. ConfigError LS4010 with the equation where no choice is small enough, or the layout has no disk.
-HostPlan host_plan(const Layout& layout, int rank);
+HostPlan host_plan(const Layout& layout);
 
 }  // namespace lockstep::program

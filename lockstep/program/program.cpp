@@ -61,7 +61,7 @@ Program evaluation_program(const Layout& layout) {
   Program program;
   program.ranks.assign(static_cast<size_t>(layout.mesh.world_size()),
                        {{.kind = ActionKind::kForward, .stage = 0, .microbatch = 0}});
-  return shard_parameters(expand_layers(std::move(program), layout), layout);
+  return offload(shard_parameters(expand_layers(std::move(program), layout), layout), layout);
 }
 
 Program build_program(const Layout& layout) {
@@ -69,7 +69,8 @@ Program build_program(const Layout& layout) {
   program = verified(expand_layers(std::move(program), layout), layout, Pass::kExpandLayers);
   program = verified(shard_parameters(std::move(program), layout), layout, Pass::kShardParameters);
   program = verified(reduce_gradients(std::move(program), layout), layout, Pass::kReduceGradients);
-  return verified(update(std::move(program), layout), layout, Pass::kUpdate);
+  program = verified(update(std::move(program), layout), layout, Pass::kUpdate);
+  return verified(offload(std::move(program), layout), layout, Pass::kOffload);
 }
 
 }  // namespace lockstep::program

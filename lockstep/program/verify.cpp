@@ -10,6 +10,7 @@
 #include "lockstep/program/passes.h"
 #include "lockstep/program/predict.h"
 #include "lockstep/program/render.h"
+#include "lockstep/program/verify_offload.h"
 #include "lockstep/program/verify_recompute.h"
 #include "lockstep/program/verify_sharding.h"
 
@@ -76,6 +77,7 @@ class Verifier {
         take(check_sharded_gradients(program_, layout_, rank_));
       if (after_ >= Pass::kReduceGradients && !sharded_) check_reductions();
       if (after_ >= Pass::kUpdate) check_update();
+      if (after_ >= Pass::kOffload && !repeated) take(check_offloaded(program_, layout_, rank_));
     }
     check_same_communication();
     return problems_;
@@ -92,6 +94,14 @@ class Verifier {
   }
   void here(const char* rule, const std::string& what) { problem(rule, cat("rank ", rank_, ": ", what)); }
 
+  bool exists(const Action& action) const {
+    const int place = after_ == Pass::kSchedule ? action.stage : action.layer;
+    return place >= 0 && place < layers_ && action.microbatch >= 0 && action.microbatch < layout_.num_microbatches();
+  }
+  bool owns_parameters(int unit) const {
+    return std::any_of(table_.begin(), table_.end(), [&](const arch::ParamSpec& spec) { return spec.layer == unit; });
+  }
+
   // Sorts the list into trace_; false where an index does not exist.
   bool trace() {
     trace_ = {};
@@ -103,13 +113,17 @@ class Verifier {
       const bool has_unit = action.kind == ActionKind::kUnshard || action.kind == ActionKind::kReshard;
       const bool has_bucket =
           reduces(action.kind) || action.kind == ActionKind::kPull;
-      if (computes(action.kind) &&
-          (place < 0 || place >= layers_ || action.microbatch < 0 || action.microbatch >= layout_.num_microbatches())) {
+      if (computes(action.kind) && !exists(action)) {
         here("ranks", cat(what, " of place ", place, ", microbatch ", action.microbatch));
         continue;
       }
       if (has_bucket && (action.bucket < 0 || action.bucket >= static_cast<int>(program_.buckets.size()))) {
         here("ranks", cat(what, " of bucket ", action.bucket));
+        continue;
+      }
+      const bool moves = action.kind == ActionKind::kFetch || action.kind == ActionKind::kEvict;
+      if (moves && (action.moved == Moved::kActivation ? !exists(action) : !owns_parameters(action.unit))) {
+        here("ranks", cat(what, " of unit ", action.unit, ", layer ", action.layer, ", microbatch ", action.microbatch));
         continue;
       }
       if ((has_unit && action.unit < 0) || action.unit >= model_layers_) {

@@ -39,6 +39,13 @@ std::string_view pass_name(Pass pass);
 //                 where units are updated one by one that of each, on the ranks that hold optimizer state, and on no other
 //   [pull]        parameter server: every rank pulls every bucket once, after NORM and STEP; otherwise none
 //   [stale]       no F or B after STEP or PULL
+//   [fetch]       offloaded parameters are fetched before anything reads or gathers them, once, evicted once after it and
+//                 before STEP, and at most two units ahead of their gathering; parameters that stay on the device are
+//                 fetched once after their STEP and before their UNSHARD, and never evicted; otherwise none
+//   [state]       optimizer state on disk: fetched once before its STEP, evicted once after it, of at most two units at a
+//                 time; of no other unit
+//   [input]       offloaded inputs of layers that are computed again: evicted once after F, fetched once after that and
+//                 before RECOMPUTE; of no other layer
 //   [deadlock]    all ranks of a data group, and of a tp group, issue the same communication in the same order
 std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after = Pass::kOffload);
 
