@@ -74,6 +74,27 @@ TEST(Show, RefusesWhatItCannotShow) {
   EXPECT_THAT(show("layout --model.preset=gpt2-10m").output, HasSubstr("LS1114"));
 }
 
+TEST(Show, ShardsAndTheirTraffic) {
+  const std::string layout = " -n 4 --model.preset=llama-test --parallel.zero=3 --parallel.dp_shard=2";
+  const std::string table = show("layout" + layout).output;
+  EXPECT_THAT(table, HasSubstr("dp_replicate 2 x dp_shard 2 (zero 3)"));
+  EXPECT_THAT(table, HasSubstr("1 of 2 on ranks 2, 3  ranks 1, 3"));
+  const std::string traffic = show("traffic" + layout).output;
+  EXPECT_THAT(traffic, HasSubstr("unshard blocks.*"));
+  EXPECT_THAT(traffic, HasSubstr("* zero 3: and parameters       2 P        P       3 P"));
+  EXPECT_THAT(traffic, HasSubstr("between the R = 2 groups"));
+  const Json json = parse_json(show("traffic --json" + layout).output, "traffic")["sharding"];
+  EXPECT_EQ(json["shards"], 2);
+  EXPECT_EQ(json["replicas"], 2);
+  ASSERT_EQ(json["stages"].size(), 3u);
+  for (int zero : {1, 2, 3}) EXPECT_EQ(json["stages"][static_cast<size_t>(zero - 1)]["gathers"], zero == 3 ? 2 : 1);
+  EXPECT_GT(json["between_replicas"]["predicted_bytes"].get<int64_t>(), 0);
+  const Json shard = parse_json(show("layout --json" + layout).output, "layout")["ranks"][3]["shard"];
+  EXPECT_EQ(shard["index"], 1);
+  EXPECT_EQ(shard["ranks"], Json::array({2, 3}));
+  EXPECT_EQ(shard["same_on"], Json::array({1, 3}));
+}
+
 TEST(Show, Json) {
   const std::string layout = " --json -n 2 --model.preset=gpt2-test";
   const Json program = parse_json(show("program" + layout).output, "program");

@@ -67,6 +67,95 @@ TEST(ShardingTest, Zero1ReducesOnceAndHsdpSumsShardsOverTheGroups) {
               HasSubstr("REDUCE_GRAD b0 m1 | SHARD_GRAD head m1 | REDUCE_SHARD head | B embed m1"));
 }
 
+// As many bytes wait as may, and a unit that does not fit comes just before its use.
+TEST(ShardingTest, PrefetchIsBoundedByBytes) {
+  Layout layout = sharded_layout(3, 3, 2, 1);
+  const std::vector<arch::FlatUnit> units = layout.flat_layout(0).units;
+  layout.prefetch = 5;
+  layout.prefetch_limit = units[1].numel() * 4;
+  EXPECT_THAT(text_of(layout), HasSubstr("UNSHARD embed | UNSHARD b0 | F embed m0 | RESHARD embed | UNSHARD b1 | F b0 m0"));
+  layout.prefetch_limit = units[1].numel() * 4 - 1;  // the embedding and the head are smaller than a block
+  EXPECT_THAT(text_of(layout), HasSubstr("UNSHARD embed | F embed m0 | RESHARD embed | UNSHARD b0 | F b0 m0"));
+  layout.prefetch_limit = 2 * units[1].numel() * 4;
+  EXPECT_THAT(text_of(layout), HasSubstr("UNSHARD embed | UNSHARD b0 | UNSHARD b1 | F embed m0 | RESHARD embed | "
+                                         "UNSHARD b2 | F b0 m0"));
+  layout.prefetch = 0;
+  EXPECT_THAT(text_of(layout), HasSubstr("UNSHARD embed | F embed m0 | RESHARD embed | UNSHARD b0 | F b0 m0"));
+}
+
+// Two actions ahead, the last block would be gathered again right where it is dropped: it stays.
+TEST(ShardingTest, NothingIsDroppedToBeGatheredAgainAtOnce) {
+  Layout layout = sharded_layout(3, 1, 2, 1);
+  layout.prefetch = 2;
+  EXPECT_THAT(text_of(layout), HasSubstr("F b0 m0 | F head m0 | B head m0 | RESHARD head | REDUCE_GRAD head m0 | "
+                                         "B b0 m0 | RESHARD b0"));
+}
+
+TEST(ShardingTest, KeptParametersAreGatheredOnceAndDroppedAtTheEnd) {
+  Layout layout = sharded_layout(3, 1, 2, 2);
+  layout.reshard_after_forward = layout.reshard_after_microbatch = false;
+  const std::string text = text_of(layout);
+  EXPECT_EQ(text.find("UNSHARD b0"), text.rfind("UNSHARD b0"));
+  EXPECT_THAT(text, HasSubstr("B b0 m1 | RESHARD b0"));
+  EXPECT_THAT(text, Not(HasSubstr("RESHARD b0 | F")));
+}
+
+TEST(ShardingTest, RecomputationReadsTheParametersToo) {
+  Layout layout = sharded_layout(3, 2, 2, 1);
+  layout.recompute.assign(2, arch::Recompute::kFull);
+  EXPECT_THAT(text_of(layout), HasSubstr("B head m0 | RESHARD head | REDUCE_GRAD head m0 | RECOMPUTE b1 m0 | "
+                                         "UNSHARD b0 | SHARD_GRAD head m0 | B b1 m0 | RESHARD b1"));
+}
+
+TEST(ShardingTest, ATiedEmbeddingIsReadByTheHeadAndWrittenByIt) {
+  const std::string text = text_of(sharded_layout(3, 2, 2, 1, 1, 1, "gpt2-test"));
+  EXPECT_THAT(text, HasSubstr("UNSHARD embed | UNSHARD head | F b1 m0 | RESHARD b1 | F head m0 | UNSHARD b1 | B head m0 | "
+                              "RESHARD embed | RESHARD head"));
+  EXPECT_THAT(text, HasSubstr("B embed m0 | REDUCE_GRAD embed m0"));
+  const std::vector<arch::ParamSpec> table = sharded_layout(3, 1, 2, 1, 1, 1, "gpt2-test").param_table(0);
+  EXPECT_THAT(units_written({.kind = ActionKind::kForward, .layer = 2, .microbatch = 0}, table), testing::ElementsAre(0));
+  EXPECT_THAT(units_read({.kind = ActionKind::kBackward, .layer = 2, .microbatch = 0}, table), testing::ElementsAre(0, 2));
+  EXPECT_THAT(units_read({.kind = ActionKind::kBackward, .layer = 0, .microbatch = 0}, table), IsEmpty());
+  EXPECT_THAT(units_read({.kind = ActionKind::kBackwardWeight, .layer = 1, .microbatch = 0}, table), IsEmpty());
+}
+
+TEST(ShardingTextTest, FoldedFormNamesTheFirstAndTheLastRound) {
+  const Layout layout = sharded_layout(3, 6, 2, 4);
+  const std::string text = program_text(build_program(layout), layout, 0, {.compact = true});
+  EXPECT_THAT(text, testing::StartsWith(
+                        "UNSHARD embed | UNSHARD b0 | (F embed m0, RESHARD embed, UNSHARD b1) .. (F b4 m0, RESHARD b4, "
+                        "UNSHARD head) | F b5 m0 | RESHARD b5 | F head m0 | UNSHARD b5 | B head m0 | RESHARD head | "
+                        "UNSHARD b4 | REDUCE_GRAD head m0 | (B b5 m0, RESHARD b5, UNSHARD b3, REDUCE_GRAD b5 m0, "
+                        "SHARD_GRAD head m0) .. (B b2 m0, RESHARD b2, UNSHARD b0, REDUCE_GRAD b2 m0, SHARD_GRAD b3 m0)"));
+  EXPECT_THAT(text, HasSubstr("m = 1..2 (F embed, RESHARD embed, UNSHARD b1, SHARD_GRAD embed m-1, (F b0, RESHARD b0, "
+                              "UNSHARD b2) .. (F b4, RESHARD b4, UNSHARD head), F b5"));
+  const Layout states = sharded_layout(1, 6, 2, 1);
+  EXPECT_THAT(program_text(build_program(states), states, 0, {.compact = true}),
+              testing::EndsWith("NORM | (STEP embed, UNSHARD embed) .. (STEP head, UNSHARD head)"));
+}
+
+// Wrapped, it says the same.
+TEST(ShardingTextTest, LongRoundsAreWrapped) {
+  const Layout layout = sharded_layout(3, 6, 2, 4);
+  const Program program = build_program(layout);
+  std::string text = program_text(program, layout, 0, {.width = 60, .indent = 2, .compact = true});
+  for (const std::string& line : split(text, '\n')) EXPECT_LE(line.size(), 60u) << line;
+  for (size_t at = 0; (at = text.find("\n  ", at)) != std::string::npos;) text.replace(at, 3, " ");
+  EXPECT_EQ(text, program_text(program, layout, 0, {.compact = true}));
+}
+
+TEST(ShardingTextTest, GathersAreDrawnBesideTheLayerBefore) {
+  const Layout layout = sharded_layout(3, 1, 2, 1);
+  EXPECT_EQ(draw_program(build_program(layout), layout, 1),
+            "rank 0 compute     Fe -e F0 -0 Fh Bh -h B0 -0 Sh Be S0 Se      NORM STEP\n"
+            "       network  +e +0    +h       +0    Rh    R0    Re    LOSS\n"
+            "(1 more ranks)\n");
+  const Layout states = sharded_layout(1, 1, 2, 1, 2);
+  EXPECT_EQ(draw_program(build_program(states), states, 1),
+            "rank 0 compute  Fe F0 Fh Bh B0 Be                  NORM Ue U0 Uh\n"
+            "       network              Rh R0 Ah Re A0 Ae LOSS         +e +0 +h\n(3 more ranks)\n");
+}
+
 TEST(ShardingTest, EveryLayoutIsSound) {
   std::mt19937 random(7);
   const auto one_of = [&](auto... values) {
@@ -84,6 +173,10 @@ TEST(ShardingTest, EveryLayoutIsSound) {
     layout.overlap = one_of(true, false);
     layout.bucket_bytes = one_of(0, 100000, 1 << 30);
     layout.sequence_parallel = one_of(true, false);
+    for (int64_t block = 0; block < layout.model.layers && one_of(true, false); ++block)
+      layout.recompute = std::vector<arch::Recompute>(static_cast<size_t>(layout.model.layers),
+                                                      one_of(arch::Recompute::kSelective, arch::Recompute::kFull));
+    if (!layout.recompute.empty()) layout.recompute[0] = arch::Recompute::kNone;
     if (one_of(true, false)) layout.precision = config::Precision::kBf16;
     EXPECT_THAT(verify(build_program(layout), layout), IsEmpty()) << describe(layout);
   }
