@@ -118,7 +118,8 @@ std::vector<int> units_read(const Action& action, const std::vector<arch::ParamS
   if (action.layer < 0 || !(forward || (input && action.layer != kEmbedding))) return {};
   std::set<int> units;
   for (const arch::ParamSpec& spec : table)
-    if (spec.layer == action.layer || std::count(spec.tied_layers.begin(), spec.tied_layers.end(), action.layer) > 0)
+    if (spec.layer == action.layer ||
+        (forward && std::count(spec.tied_layers.begin(), spec.tied_layers.end(), action.layer) > 0))
       units.insert(spec.layer);
   return {units.begin(), units.end()};
 }
