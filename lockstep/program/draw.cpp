@@ -14,8 +14,10 @@ bool on_network(ActionKind kind) {
          kind == ActionKind::kPull;
 }
 
-bool is_copy(ActionKind kind) {
-  return kind == ActionKind::kFetch || kind == ActionKind::kEvict;
+// Parameters did not change: their EVICT moves nothing.
+bool is_copy(const Action& action) {
+  return action.kind == ActionKind::kFetch ||
+         (action.kind == ActionKind::kEvict && action.moved != Moved::kParameters);
 }
 
 // Waits for everything that was communicated before it.
@@ -134,7 +136,7 @@ class Drawing {
       RankLanes& lanes = ranks_[r];
       for (; lanes.next < actions(r).size() && !on_network(actions(r)[lanes.next].kind); ++lanes.next) {
         const Action& action = actions(r)[lanes.next];
-        if (is_copy(action.kind)) {
+        if (is_copy(action)) {
           copy(lanes, action);
           continue;
         }

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "lockstep/base/text.h"
@@ -179,6 +180,10 @@ TEST(ShardingTest, EveryLayoutIsSound) {
       layout.recompute = std::vector<arch::Recompute>(static_cast<size_t>(layout.model.layers),
                                                       one_of(arch::Recompute::kSelective, arch::Recompute::kFull));
     if (!layout.recompute.empty()) layout.recompute[0] = arch::Recompute::kNone;
+    layout.offload.optimizer = one_of(true, false, false);
+    layout.offload.parameters = layout.offload.optimizer && (layout.zero == 3 || shard * replicate == 1) && one_of(true, false);
+    layout.offload.activations = one_of(true, false) && std::count(layout.recompute.begin(), layout.recompute.end(),
+                                                                   arch::Recompute::kFull) > 0;
     if (one_of(true, false)) layout.precision = config::Precision::kBf16;
     EXPECT_THAT(verify(build_program(layout), layout), IsEmpty()) << describe(layout);
   }
