@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-GROUPS = ("single", "ranks", "ranks-large", "tensor", "generate", "collectives", "tokenizer", "startup", "gemm")
+GROUPS = ("single", "ranks", "ranks-large", "tensor", "recompute", "generate", "collectives", "tokenizer", "startup", "gemm")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "ranks-large")
 VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "llama-15m": 32000, "llama-15m-12h": 32000}
 # What a model of bench/peers/shapes.py has other than its preset: the 6 heads of llama-15m do not divide by 4 ranks.
@@ -36,10 +36,12 @@ class Case:
     threads: int = 2  # of one rank
     tp: int = 1  # ranks that share one copy of the model
     sequence_parallel: bool = False  # of the rows between linears; with tp > 1
+    recompute: str = "none"  # lockstep: memory.recompute
 
     def layout(self):
         split = f" tp{self.tp}" if self.tp > 1 else ""
-        return f"{self.ranks}x{self.threads}{split}{' sp' if self.sequence_parallel else ''}"
+        again = f" {self.recompute}" if self.recompute != "none" else ""
+        return f"{self.ranks}x{self.threads}{split}{' sp' if self.sequence_parallel else ''}{again}"
 
     def replicas(self):
         return self.ranks // self.tp
@@ -114,6 +116,12 @@ def tensor_rows(work):
     return rows
 
 
+def recompute_rows(work):
+    """What it costs to keep less, beside keeping all."""
+    one = Case("lockstep", "ring", work)
+    return [Row(replace(one, recompute=choice), (), (one,)) for choice in ("selective", "full")]
+
+
 def training_rows(groups, quick):
     wide, _, gpt2, llama = works(quick)
     rows = single_rows(quick) if "single" in groups else []
@@ -121,6 +129,7 @@ def training_rows(groups, quick):
     rows += rank_rows(wide, servers=False) if "ranks-large" in groups else []
     if "tensor" in groups:
         rows += [row for work in (gpt2, replace(llama, model="llama-15m-12h")) for row in tensor_rows(work)]
+    rows += [row for work in (gpt2, llama) for row in recompute_rows(work)] if "recompute" in groups else []
     rows += [Row(Case("lockstep", "ring", wide), (Case("pytorch", "eager", wide),))] if "startup" in groups else []
     first = {}
     for row in rows:

@@ -92,6 +92,7 @@ def lockstep_options(case, setting):
         f"--model.preset={preset}",
         *changes,
         *(split if case.tp > 1 else []),
+        f"--memory.recompute={case.recompute}",
         f"--model.vocab_size={VOCABULARY[work.model]}",
         f"--data.train={setting.scratch / work.model}",
         f"--train.seq_len={work.seq_len}",

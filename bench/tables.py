@@ -44,7 +44,7 @@ def ranks(report):
     heads = ["work", "ranks", "data parallel", "ms", "of our own 1x2", "of our ring", "busiest rank's links", "times as fast as DDP"]
     rows = []
     for row in report["comparisons"]:
-        if row["layout"] == "1x2" or row["tp"] > 1 or "share_of" not in row:
+        if row["layout"] == "1x2" or row["tp"] > 1 or row["recompute"] != "none" or "share_of" not in row:
             continue
         shares = {name: ratio(found) for name, found in row["share_of"].items()}
         ring = next((text for name, text in shares.items() if "ring" in name), "-")
@@ -92,6 +92,15 @@ def tensor(report):
             ]
         )
     return table(heads, rows)
+
+
+def recompute(report):
+    rows = [
+        [row["work"], row["recompute"], number(row["median_ms"]), ratio(row["share_of"]["lockstep 1x2"])]
+        for row in report["comparisons"]
+        if row["recompute"] != "none"
+    ]
+    return table(["work", "recompute", "ms", "as fast as none"], rows)
 
 
 def exposed(report):
@@ -199,6 +208,7 @@ PARTS = (
     ("Several ranks of one thread on the same two cores", ranks),
     ("What ranks cost PyTorch", ddp),
     ("One copy of the model on several ranks of one thread", tensor),
+    ("Blocks that keep less for their backward", recompute),
     ("What its ranks wait for", exposed),
     ("Generation, greedy", generation),
     ("All-reduce between processes", collectives),

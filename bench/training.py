@@ -134,7 +134,7 @@ def comparison(row, measurements, setting):
     """Ours beside the fastest peer and beside our own bases."""
     ours, best = row.ours, measurements.fastest(row.peers)
     found = {"work": ours.work.name(), "precision": ours.precision, "layout": ours.layout(), "program": ours.kind()}
-    found |= {"tp": ours.tp, "mark": row.mark}
+    found |= {"tp": ours.tp, "recompute": ours.recompute, "mark": row.mark}
     found["median_ms"] = measurements.step(ours) * 1000
     limit = measurements.limits.seconds(ours.work, ours.precision)
     found["share_of_limit"] = limit / measurements.step(ours) if limit else None
