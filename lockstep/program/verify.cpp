@@ -13,6 +13,7 @@
 #include "lockstep/program/verify_offload.h"
 #include "lockstep/program/verify_recompute.h"
 #include "lockstep/program/verify_sharding.h"
+#include "lockstep/program/verify_update.h"
 
 namespace lockstep::program {
 namespace {
@@ -35,16 +36,11 @@ bool is_communication(ActionKind kind) {
   }
 }
 
-bool reduces(ActionKind kind) {
-  return kind == ActionKind::kReduceGrad || kind == ActionKind::kShardGrad || kind == ActionKind::kReduceShard ||
-         kind == ActionKind::kPush;
-}
-
 // What one rank's list says, by position.
 struct Trace {
   std::map<Key, std::vector<int>> forward, input, weight;  // B counts as both
-  std::map<int, std::vector<int>> reduce, push, pull;      // by bucket
-  std::vector<int> loss, partial, norm, step;
+  std::map<int, std::vector<int>> reduce, push;            // by bucket
+  std::vector<int> sharded;                                // SHARD_GRAD, REDUCE_SHARD
 };
 
 class Verifier {
@@ -76,7 +72,7 @@ class Verifier {
       if (after_ >= Pass::kReduceGradients && sharded_ && !repeated)
         take(check_sharded_gradients(program_, layout_, rank_));
       if (after_ >= Pass::kReduceGradients && !sharded_) check_reductions();
-      if (after_ >= Pass::kUpdate) check_update();
+      if (after_ >= Pass::kUpdate) take(check_update(program_, layout_, rank_, after_));
       if (after_ >= Pass::kOffload && !repeated) take(check_offloaded(program_, layout_, rank_));
     }
     check_same_communication();
@@ -111,8 +107,7 @@ class Verifier {
       const int place = after_ == Pass::kSchedule ? action.stage : action.layer;
       const std::string what = cat("action ", i, ": ", action_name(action.kind));
       const bool has_unit = action.kind == ActionKind::kUnshard || action.kind == ActionKind::kReshard;
-      const bool has_bucket =
-          reduces(action.kind) || action.kind == ActionKind::kPull;
+      const bool has_bucket = reduces(action.kind) || action.kind == ActionKind::kPull;
       if (computes(action.kind) && !exists(action)) {
         here("ranks", cat(what, " of place ", place, ", microbatch ", action.microbatch));
         continue;
@@ -150,16 +145,9 @@ class Verifier {
         return trace_.reduce[action.bucket].push_back(position);
       case ActionKind::kPush:
         return trace_.push[action.bucket].push_back(position);
-      case ActionKind::kPull:
-        return trace_.pull[action.bucket].push_back(position);
-      case ActionKind::kLoss:
-        return trace_.loss.push_back(position);
-      case ActionKind::kReducePartial:
-        return trace_.partial.push_back(position);
-      case ActionKind::kNorm:
-        return trace_.norm.push_back(position);
-      case ActionKind::kStep:
-        return trace_.step.push_back(position);
+      case ActionKind::kShardGrad:
+      case ActionKind::kReduceShard:
+        return trace_.sharded.push_back(position);
       default:
         return;
     }
@@ -224,6 +212,7 @@ class Verifier {
     auto& reductions = server_mode_ ? trace_.push : trace_.reduce;
     const auto& others = server_mode_ ? trace_.reduce : trace_.push;
     if (!others.empty()) here("reduce", cat(text(others.begin()->second[0]), " is not how this layout reduces"));
+    for (int position : trace_.sharded) here("reduce", cat(text(position), ", but no gradients are sharded"));
     for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket) {
       const std::vector<int>& at = reductions[bucket];
       if (at.size() != (several_ ? 1 : 0)) {
@@ -237,75 +226,6 @@ class Verifier {
         for (int position : positions) {
           if (position > at[0]) here("complete", cat(text(position), " adds to the gradients after ", text(at[0])));
         }
-      }
-    }
-  }
-
-  void check_update() {
-    const bool owner = layout_.owns_optimizer(rank_);
-    if (trace_.loss.size() != 1 || trace_.norm.size() != 1) {
-      here("update", cat(trace_.loss.size(), " LOSS and ", trace_.norm.size(), " NORM; should be 1 and 1"));
-      return;
-    }
-    if (!check_steps(owner)) return;
-    const int loss = trace_.loss[0], norm = trace_.norm[0];
-    const int step = owner ? trace_.step[0] : norm;  // a worker's parameters are settled by NORM
-    check_partial(owner, norm);
-    if (norm < loss) here("update", "NORM before LOSS, which brings the number of tokens");
-    if (step < norm) here("update", "STEP before NORM");
-    for (int i = 0; i < static_cast<int>(actions().size()); ++i) {
-      const ActionKind kind = actions()[static_cast<size_t>(i)].kind;
-      if (reduces(kind) && i > norm) here("update", cat(text(i), " after NORM"));
-      if (reduces(kind) && !trace_.partial.empty() && i > trace_.partial[0])
-        here("partial", cat(text(i), " after REDUCE_PARTIAL"));
-      if (computes(kind) && i > step)
-        here("stale", cat(text(i), " after the parameters of the next step"));
-      else if (computes(kind) && i > loss)
-        here("update", cat(text(i), " after LOSS"));
-    }
-    check_pulls(std::max(norm, step));
-  }
-
-  // One STEP of all parameters, or one of every unit, on the ranks that own optimizer state.
-  bool check_steps(bool owner) {
-    std::map<int, int> times;
-    for (int position : trace_.step) times[actions()[static_cast<size_t>(position)].unit] += 1;
-    std::map<int, int> of_all, of_each;
-    if (owner) of_all[-1] = 1;
-    for (const arch::FlatUnit& unit : layout_.flat_layout(0).units) of_each[unit.layer] = 1;
-    const bool by_unit = owner && (layout_.offload.optimizer || (layout_.shards() > 1 && layout_.zero < 3));
-    const bool all_at_once = !by_unit || (after_ < Pass::kOffload && layout_.sharded_parameters()) || layout_.shards() == 1;
-    if ((all_at_once && times == of_all) || (by_unit && times == of_each)) return true;
-    std::vector<std::string> found;
-    for (const auto& [unit, count] : times)
-      found.push_back(cat(count, " STEP of ", unit < 0 ? "all" : layer_label(unit, model_layers_)));
-    here("update", cat(found.empty() ? "no STEP" : join(found, ", "), "; should be ",
-                       !owner     ? "none"
-                       : !by_unit ? "1 of all"
-                                  : "1 of every unit"));
-    return false;
-  }
-
-  // Every gradient that is Partial on the tp axis is summed before anything reads it.
-  void check_partial(bool owner, int norm) {
-    const size_t wanted = owner && has_partial(table_) ? 1 : 0;
-    if (trace_.partial.size() != wanted) {
-      here("partial", cat(trace_.partial.size(), " REDUCE_PARTIAL; should be ", wanted));
-    } else if (wanted == 1 && trace_.partial[0] > norm) {
-      here("partial", "REDUCE_PARTIAL after NORM");
-    } else if (wanted == 1) {
-      for (const auto& [key, positions] : trace_.weight)
-        for (int position : positions)
-          if (position > trace_.partial[0]) here("partial", cat(text(position), " after REDUCE_PARTIAL"));
-    }
-  }
-
-  void check_pulls(int updated) {
-    for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket) {
-      const std::vector<int>& at = trace_.pull[bucket];
-      if (at.size() != (server_mode_ ? 1 : 0)) here("pull", cat("bucket ", bucket, " is pulled ", at.size(), " times"));
-      for (int position : at) {
-        if (position < updated) here("pull", cat(text(position), " before the update"));
       }
     }
   }
