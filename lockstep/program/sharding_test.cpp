@@ -122,6 +122,31 @@ TEST(ShardingTest, ATiedEmbeddingIsReadByTheHeadAndWrittenByIt) {
   EXPECT_THAT(units_read({.kind = ActionKind::kBackwardWeight, .layer = 1, .microbatch = 0}, table), IsEmpty());
 }
 
+TEST(ShardingLayoutTest, MadeFromTheConfiguration) {
+  config::RunConfig config;
+  config.model.preset = "gpt2-test";
+  config.train.global_batch = 32;
+  config.train.micro_batch = 2;
+  config.train.seq_len = 64;
+  config.parallel.fsdp = true;
+  config.parallel.dp_replicate = 2;
+  config.parallel.tp = 2;
+  config.memory.recompute.list = {"full"};
+  const Layout layout = make_layout(config, arch::resolve_model(config.model), 8);
+  EXPECT_EQ(describe(layout),
+            "dp_replicate 2 x dp_shard 2 (zero 3) x tp 2 (sequence parallel), 4 microbatches x 2 sequences x 64 tokens, fp32");
+  EXPECT_EQ(layout.shards(), 2);
+  EXPECT_EQ(layout.shard(2), 1);
+  EXPECT_EQ(layout.shard(4), 0);
+  EXPECT_TRUE(layout.sharded_parameters());
+  EXPECT_TRUE(layout.transient_gradients());
+  EXPECT_EQ(layout.recompute_of(0), arch::Recompute::kNone);
+  EXPECT_EQ(layout.recompute_of(2), arch::Recompute::kFull);
+  const Layout reference = reference_layout(layout);
+  EXPECT_EQ(describe(reference), "1 rank, 16 microbatches x 2 sequences x 64 tokens, fp32");
+  EXPECT_FALSE(reference.transient_gradients());
+}
+
 TEST(ShardingTextTest, FoldedFormNamesTheFirstAndTheLastRound) {
   const Layout layout = sharded_layout(3, 6, 2, 4);
   const std::string text = program_text(build_program(layout), layout, 0, {.compact = true});
