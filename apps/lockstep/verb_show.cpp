@@ -141,8 +141,11 @@ std::string traffic_page(const Shown& shown, const CommandLine& command_line) {
   }
   if (shown.ranks.size() > kinds) {
     const bool sharded = shown.layout.shards() > 1;
+    const char* where = server    ? ""
+                        : sharded ? ", each to the next rank of its groups"
+                                  : ", each to the next rank of the ring";
     text += cat(ranks_text(shown.ranks[kinds], shown.ranks.back()), sharded ? ": as on rank " : ": gradients as on rank ",
-                shown.ranks[kinds - 1], server ? "" : sharded ? ", each to the next rank of its groups" : ", each to the next rank of the ring", "\n\n");
+                shown.ranks[kinds - 1], where, "\n\n");
   }
   if (shown.layout.shards() > 1) return text + program::sharding_summary(shown.program, shown.layout);
   // Without data parallelism no gradient is synchronised.

@@ -12,7 +12,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-RunConfig read(std::string_view text) { return load_config_text(text, "run.toml").config; }
+RunConfig read(std::string_view text) {
+  return load_config_text(text, "run.toml").config;
+}
 
 std::string refusal(std::string_view text) {
   try {
@@ -68,7 +70,8 @@ disk_path = "/tmp/x"
   EXPECT_EQ(config.memory.host_limit.count, 4096);
   EXPECT_EQ(config.memory.disk_path, "/tmp/x");
   EXPECT_THAT(read("[memory]\nrecompute = \"full\"").memory.recompute.list, ElementsAre("full"));
-  const LoadedConfig loaded = load_config({}, {{"memory.offload", "optimizer,activations"}, {"memory.recompute", "[none,full]"}});
+  const LoadedConfig loaded =
+      load_config({}, {{"memory.offload", "optimizer,activations"}, {"memory.recompute", "[none,full]"}});
   EXPECT_THAT(loaded.config.memory.offload.list, ElementsAre("optimizer", "activations"));
   EXPECT_THAT(loaded.config.memory.recompute.list, ElementsAre("none", "full"));
   EXPECT_EQ(load_config_text(resolved_toml(loaded), "x").config, loaded.config);
@@ -123,7 +126,8 @@ void expect_refused(const Refused& refused) {
 
 TEST(ShardingConfig, EveryProblemOfShardingIsNamed) {
   const Refused all[] = {
-      {"[parallel]\nzero = 1\nfsdp = true", 4, "run.toml:2", "fsdp is zero 3, but zero = 1", "leave one of the two out"},
+      {"[parallel]\nzero = 1\nfsdp = true", 4, "run.toml:2", "fsdp is zero 3, but zero = 1",
+       "leave one of the two out"},
       {"[parallel]\ndp_shard = 2", 4, "run.toml:2",
        "dp_shard(2) groups ranks that share out states, but zero = 0 shares out none",
        "use zero 1, 2 or 3, or dp_replicate alone"},

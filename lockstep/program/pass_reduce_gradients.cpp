@@ -68,8 +68,7 @@ class Reductions {
       if (writes(k, unit)) complete[computing(k).microbatch] = k + 1;
     const bool several = layout_.shards() > 1;
     for (const auto& [microbatch, at] : complete) {
-      if (several)
-        starts_[at].push_back({.kind = ActionKind::kReduceGrad, .microbatch = microbatch, .bucket = index});
+      if (several) starts_[at].push_back({.kind = ActionKind::kReduceGrad, .microbatch = microbatch, .bucket = index});
       const bool later = several && layout_.overlap && at < computing_.size() && !writes(at, unit);
       std::vector<Action>& waits = waits_[later ? at + 1 : at];
       waits.push_back({.kind = ActionKind::kShardGrad, .microbatch = microbatch, .bucket = index});

@@ -7,7 +7,8 @@
 namespace lockstep::program {
 namespace {
 
-// Computing actions [first, last] between which a unit's parameters stay; gathered in front of computing action `begin`.
+// Computing actions [first, last] between which a unit's parameters stay; gathered in front of computing action
+// `begin`.
 struct Stretch {
   int unit = 0;
   size_t first = 0, last = 0;
@@ -99,9 +100,9 @@ class Gathering {
 
   const Layout& layout_;
   const std::vector<Action>& actions_;
-  std::map<int, int64_t> bytes_;            // of a unit's compute copy
-  std::vector<size_t> computing_;           // positions of the computing actions
-  std::vector<std::vector<int>> reads_;     // of each of them
+  std::map<int, int64_t> bytes_;         // of a unit's compute copy
+  std::vector<size_t> computing_;        // positions of the computing actions
+  std::vector<std::vector<int>> reads_;  // of each of them
   std::vector<Stretch> stretches_, placed_;
 };
 
@@ -136,7 +137,7 @@ std::vector<int> units_written(const Action& action, const std::vector<arch::Par
 Program shard_parameters(Program program, const Layout& layout) {
   if (!layout.transient_parameters()) return program;
   const std::vector<arch::ParamSpec> table = layout.param_table(0);  // units are alike on all ranks
-  std::vector<Action> planned;  // most ranks have the same list: planned once
+  std::vector<Action> planned;                                       // most ranks have the same list: planned once
   std::vector<Action> result;
   for (std::vector<Action>& actions : program.ranks) {
     if (actions != planned) {

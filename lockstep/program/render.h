@@ -29,11 +29,11 @@ std::string program_text(const Program& program, const Layout& layout, int rank,
 //                m0                m1
 //   rank 0 compute Fe F0 Fh Bh B0 Be Fe F0 Fh Bh B0 Be               NORM STEP
 //          network                                  Rh R0 Re   LOSS
-// e, 0, 1, .., h = embedding, blocks, head. Computing: F, B, I, W; f = RECOMPUTE, U = STEP of one unit; - = RESHARD or EVICT
-// of parameters and S = SHARD_GRAD, which take little time. On the network: + = UNSHARD, R = REDUCE_GRAD, A =
-// REDUCE_SHARD, > = PUSH, < = PULL of the bucket of these layers. A third lane where things are offloaded: + = FETCH of
-// parameters, +s and -s FETCH and EVICT of optimizer state, +x and -x of an input. Not to scale: every action is one slot. Communication starts once all its ranks have come to
-// it, one call after the other; what uses its result waits for it.
+// e, 0, 1, .., h = embedding, blocks, head. Computing: F, B, I, W; f = RECOMPUTE, U = STEP of one unit; - = RESHARD or
+// EVICT of parameters and S = SHARD_GRAD, which take little time. On the network: + = UNSHARD, R = REDUCE_GRAD,
+// A = REDUCE_SHARD, > = PUSH, < = PULL of the bucket of these layers. A third lane where things are offloaded: + = FETCH
+// of parameters, +s and -s FETCH and EVICT of optimizer state, +x and -x of an input. Not to scale: every action is one
+// slot. Communication starts once all its ranks have come to it, one call after the other; what uses its result waits.
 std::string draw_program(const Program& program, const Layout& layout, int max_ranks = 4);
 
 // One block as the ranks of a tp group hold it: its matrices [out, in], every cell marked with the rank that holds it (the

@@ -116,7 +116,8 @@ class Folding {
     for (size_t k = 0; k < length; ++k) same = same && actions_[first + k].microbatch == microbatch;
     if (first == last) return text(actions_[first]) + microbatch_text(microbatch);
     if (length == 1)
-      return cat(text(actions_[first]), "..", layer_label(*place(actions_[last]), num_layers_), microbatch_text(microbatch));
+      return cat(text(actions_[first]), "..", layer_label(*place(actions_[last]), num_layers_),
+                 microbatch_text(microbatch));
     const auto one = [&](size_t from) {
       std::vector<std::string> parts;
       for (size_t k = 0; k < length; ++k)

@@ -81,8 +81,8 @@ std::string traffic_summary(const Layout& layout) {
       {"parameter server: the server's link", "2(n-1) S", decimal_bytes(server_link_bytes(gradient_bytes, n)),
        decimal_bytes(predicted.server_link), decimal_bytes(server_link_bytes(fp16, n))},
   };
-  return cat("one synchronisation of the gradients of ", here, " parameters over n = ", n,
-             n == 1 ? " rank" : " ranks", "\n", table(rows, 2, 3));
+  return cat("one synchronisation of the gradients of ", here, " parameters over n = ", n, n == 1 ? " rank" : " ranks",
+             "\n", table(rows, 2, 3));
 }
 
 std::string sharding_summary(const Program& program, const Layout& layout) {
@@ -96,16 +96,16 @@ std::string sharding_summary(const Program& program, const Layout& layout) {
     rows.push_back({cat(stage.zero == layout.zero ? "* " : "  ", "zero ", stage.zero, ": ", names[stage.zero]),
                     times(stage.gathers), times(stage.reduces), times(stage.gathers + stage.reduces),
                     decimal_bytes(stage.formula_bytes), decimal_bytes(stage.predicted_bytes)});
-  std::string text = cat("what a rank sends in a step: (S-1)/S of the P parameters for each time they are gathered or "
-                         "their gradients reduced\n", "S = ", shards, " shards, M = ", microbatches,
-                         microbatches == 1 ? " microbatch" : " microbatches", "; gathered in ",
-                         bf16 ? "bf16" : "fp32", ", reduced in ", bf16_wire ? "bf16" : "fp32", "\n",
-                         table(rows, 1, 5));
+  std::string text = cat(
+      "what a rank sends in a step: (S-1)/S of the P parameters for each time they are gathered or "
+      "their gradients reduced\n",
+      "S = ", shards, " shards, M = ", microbatches, microbatches == 1 ? " microbatch" : " microbatches",
+      "; gathered in ", bf16 ? "bf16" : "fp32", ", reduced in ", bf16_wire ? "bf16" : "fp32", "\n", table(rows, 1, 5));
   if (const int replicas = layout.mesh.degree(mesh::Axis::kDpReplicate); replicas > 1) {
     const ReplicaTraffic sums = replica_traffic(program, layout);
-    text += cat("between the R = ", replicas, " groups, once a step: 2(R-1)/R of the P/S gradients of a shard: ",
-                decimal_bytes(sums.formula_bytes), " by the formula, ", decimal_bytes(sums.predicted_bytes),
-                " predicted\n");
+    text += cat("between the R = ", replicas,
+                " groups, once a step: 2(R-1)/R of the P/S gradients of a shard: ", decimal_bytes(sums.formula_bytes),
+                " by the formula, ", decimal_bytes(sums.predicted_bytes), " predicted\n");
   }
   return cat(text, "gathers per step of each unit: ", gathers_text(program, layout), "\n");
 }

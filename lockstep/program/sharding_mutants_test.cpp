@@ -58,14 +58,20 @@ size_t find(const Actions& actions, K kind, int place = -1, int which = 0) {
   }
   throw std::runtime_error("no such action");
 }
-void erase(Actions& actions, size_t i) { actions.erase(actions.begin() + static_cast<int64_t>(i)); }
-void insert(Actions& actions, size_t i, Action action) { actions.insert(actions.begin() + static_cast<int64_t>(i), action); }
+void erase(Actions& actions, size_t i) {
+  actions.erase(actions.begin() + static_cast<int64_t>(i));
+}
+void insert(Actions& actions, size_t i, Action action) {
+  actions.insert(actions.begin() + static_cast<int64_t>(i), action);
+}
 void move(Actions& actions, size_t from, size_t to) {
   const Action action = actions[from];
   erase(actions, from);
   insert(actions, to, action);
 }
-void twice(Actions& actions, size_t i) { insert(actions, i, actions[i]); }
+void twice(Actions& actions, size_t i) {
+  insert(actions, i, actions[i]);
+}
 
 struct Mutant {
   const char* rule;
@@ -77,18 +83,23 @@ struct Mutant {
 const Mutant kMutants[] = {
     {"ranks", "a unit that does not exist", layout_of(3), [](Actions& a) { a[find(a, K::kUnshard)].unit = 9; }},
     {"gather", "never gathered", layout_of(3), [](Actions& a) { erase(a, find(a, K::kUnshard, 1)); }},
-    {"gather", "not gathered again for backward", layout_of(3), [](Actions& a) { erase(a, find(a, K::kUnshard, 1, 1)); }},
+    {"gather", "not gathered again for backward", layout_of(3),
+     [](Actions& a) { erase(a, find(a, K::kUnshard, 1, 1)); }},
     {"gather", "gathered twice", layout_of(3), [](Actions& a) { twice(a, find(a, K::kUnshard, 1)); }},
     {"gather", "gathered behind its use", layout_of(3),
      [](Actions& a) { move(a, find(a, K::kUnshard, 2), find(a, K::kForward, 2)); }},
     {"gather", "dropped before its use", layout_of(3),
      [](Actions& a) { move(a, find(a, K::kReshard, 1), find(a, K::kForward, 1)); }},
-    {"gather", "gathered where nothing is sharded", layout_of(1), [](Actions& a) { insert(a, 0, {.kind = K::kUnshard, .unit = 0}); }},
-    {"gather", "an updated unit that is not gathered", layout_of(1), [](Actions& a) { erase(a, find(a, K::kUnshard, 1)); }},
+    {"gather", "gathered where nothing is sharded", layout_of(1),
+     [](Actions& a) { insert(a, 0, {.kind = K::kUnshard, .unit = 0}); }},
+    {"gather", "an updated unit that is not gathered", layout_of(1),
+     [](Actions& a) { erase(a, find(a, K::kUnshard, 1)); }},
     {"gather", "gathered before its update", layout_of(2),
      [](Actions& a) { move(a, find(a, K::kUnshard, 1), find(a, K::kStep, 1)); }},
-    {"gather", "gathered twice after its update", layout_of(2), [](Actions& a) { twice(a, find(a, K::kUnshard, kHead)); }},
-    {"gather", "zero 3 gathers after STEP", layout_of(3), [](Actions& a) { a.push_back({.kind = K::kUnshard, .unit = 0}); }},
+    {"gather", "gathered twice after its update", layout_of(2),
+     [](Actions& a) { twice(a, find(a, K::kUnshard, kHead)); }},
+    {"gather", "zero 3 gathers after STEP", layout_of(3),
+     [](Actions& a) { a.push_back({.kind = K::kUnshard, .unit = 0}); }},
     {"reshard", "dropped twice", layout_of(3), [](Actions& a) { twice(a, find(a, K::kReshard, 1)); }},
     {"reshard", "never dropped", layout_of(3), [](Actions& a) { erase(a, find(a, K::kReshard, 1, 3)); }},
     {"reshard", "dropped after STEP", layout_of(3),
@@ -119,7 +130,8 @@ const Mutant kMutants[] = {
      }},
     {"prefetch", "two units wait", narrow(), [](Actions& a) { move(a, find(a, K::kUnshard, 2), 0); }},
     {"buckets", "transient gradients of two units in one bucket", layout_of(2), nullptr},
-    {"reduce", "transient gradients not reduced", layout_of(2), [](Actions& a) { erase(a, find(a, K::kReduceGrad, 1)); }},
+    {"reduce", "transient gradients not reduced", layout_of(2),
+     [](Actions& a) { erase(a, find(a, K::kReduceGrad, 1)); }},
     {"reduce", "reduced twice", layout_of(3), [](Actions& a) { twice(a, find(a, K::kReduceGrad, 1)); }},
     {"reduce", "reduced for another microbatch", layout_of(2),
      [](Actions& a) { a[find(a, K::kReduceGrad, 1)].microbatch = 1; }},

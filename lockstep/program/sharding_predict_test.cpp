@@ -65,8 +65,7 @@ TEST(ShardingPredictTest, CallsByHand) {
   EXPECT_EQ(gather.payload, 2 * 4 * block);
   EXPECT_THAT(gather.sent, ElementsAre(Pair(2, 2 * 3 * block)));
   EXPECT_EQ(entry(ledger, "unshard head", Collective::kAllGather, "dp", Algorithm::kRing).count, 1);
-  const LedgerEntry& reduce =
-      entry(ledger, "reduce_grad bucket 0", Collective::kReduceScatter, "dp", Algorithm::kRing);
+  const LedgerEntry& reduce = entry(ledger, "reduce_grad bucket 0", Collective::kReduceScatter, "dp", Algorithm::kRing);
   EXPECT_EQ(reduce.payload, 4 * head);
   EXPECT_THAT(reduce.sent, ElementsAre(Pair(2, 3 * head)));
   const LedgerEntry& norm = entry(ledger, "norm", Collective::kAllReduce, "dp", Algorithm::kDirect);
@@ -190,7 +189,8 @@ TEST(ShardingTrafficTest, FormulasMeetPredictions) {
   }
   for (int zero : {0, 1})  // but for padding
     EXPECT_NEAR(static_cast<double>(stages[static_cast<size_t>(zero)].predicted_bytes) /
-                    stages[static_cast<size_t>(zero)].formula_bytes, 1, 0.002);
+                    stages[static_cast<size_t>(zero)].formula_bytes,
+                1, 0.002);
   EXPECT_LT(static_cast<double>(stages[2].predicted_bytes), stages[2].formula_bytes);
   const ReplicaTraffic sums = replica_traffic(build_program(layout), layout);
   EXPECT_DOUBLE_EQ(sums.formula_bytes, parameters / 4 * 4);

@@ -74,7 +74,8 @@ TEST(ShardingTest, PrefetchIsBoundedByBytes) {
   const std::vector<arch::FlatUnit> units = layout.flat_layout(0).units;
   layout.prefetch = 5;
   layout.prefetch_limit = units[1].numel() * 4;
-  EXPECT_THAT(text_of(layout), HasSubstr("UNSHARD embed | UNSHARD b0 | F embed m0 | RESHARD embed | UNSHARD b1 | F b0 m0"));
+  EXPECT_THAT(text_of(layout),
+              HasSubstr("UNSHARD embed | UNSHARD b0 | F embed m0 | RESHARD embed | UNSHARD b1 | F b0 m0"));
   layout.prefetch_limit = units[1].numel() * 4 - 1;  // the embedding and the head are smaller than a block
   EXPECT_THAT(text_of(layout), HasSubstr("UNSHARD embed | F embed m0 | RESHARD embed | UNSHARD b0 | F b0 m0"));
   layout.prefetch_limit = 2 * units[1].numel() * 4;
@@ -110,12 +111,15 @@ TEST(ShardingTest, RecomputationReadsTheParametersToo) {
 
 TEST(ShardingTest, ATiedEmbeddingIsReadByTheHeadAndWrittenByIt) {
   const std::string text = text_of(sharded_layout(3, 2, 2, 1, 1, 1, "gpt2-test"));
-  EXPECT_THAT(text, HasSubstr("UNSHARD embed | UNSHARD head | F b1 m0 | RESHARD b1 | F head m0 | RESHARD embed | UNSHARD b1 | "
-                              "B head m0 | RESHARD head"));
+  EXPECT_THAT(
+      text, HasSubstr("UNSHARD embed | UNSHARD head | F b1 m0 | RESHARD b1 | F head m0 | RESHARD embed | UNSHARD b1 | "
+                      "B head m0 | RESHARD head"));
   EXPECT_THAT(text, HasSubstr("B embed m0 | REDUCE_GRAD embed m0"));
   const std::vector<arch::ParamSpec> table = sharded_layout(3, 1, 2, 1, 1, 1, "gpt2-test").param_table(0);
-  EXPECT_THAT(units_written({.kind = ActionKind::kForward, .layer = 2, .microbatch = 0}, table), testing::ElementsAre(0));
-  EXPECT_THAT(units_read({.kind = ActionKind::kForward, .layer = 2, .microbatch = 0}, table), testing::ElementsAre(0, 2));
+  EXPECT_THAT(units_written({.kind = ActionKind::kForward, .layer = 2, .microbatch = 0}, table),
+              testing::ElementsAre(0));
+  EXPECT_THAT(units_read({.kind = ActionKind::kForward, .layer = 2, .microbatch = 0}, table),
+              testing::ElementsAre(0, 2));
   // The head's forward made the gradient of its input already.
   EXPECT_THAT(units_read({.kind = ActionKind::kBackward, .layer = 2, .microbatch = 0}, table), testing::ElementsAre(2));
   EXPECT_THAT(units_read({.kind = ActionKind::kBackward, .layer = 0, .microbatch = 0}, table), IsEmpty());
@@ -134,7 +138,8 @@ TEST(ShardingLayoutTest, MadeFromTheConfiguration) {
   config.memory.recompute.list = {"full"};
   const Layout layout = make_layout(config, arch::resolve_model(config.model), 8);
   EXPECT_EQ(describe(layout),
-            "dp_replicate 2 x dp_shard 2 (zero 3) x tp 2 (sequence parallel), 4 microbatches x 2 sequences x 64 tokens, fp32");
+            "dp_replicate 2 x dp_shard 2 (zero 3) x tp 2 (sequence parallel), 4 microbatches x 2 sequences x 64 "
+            "tokens, fp32");
   EXPECT_EQ(layout.shards(), 2);
   EXPECT_EQ(layout.shard(2), 1);
   EXPECT_EQ(layout.shard(4), 0);
@@ -150,11 +155,12 @@ TEST(ShardingLayoutTest, MadeFromTheConfiguration) {
 TEST(ShardingTextTest, FoldedFormNamesTheFirstAndTheLastRound) {
   const Layout layout = sharded_layout(3, 6, 2, 4);
   const std::string text = program_text(build_program(layout), layout, 0, {.compact = true});
-  EXPECT_THAT(text, testing::StartsWith(
-                        "UNSHARD embed | UNSHARD b0 | (F embed m0, RESHARD embed, UNSHARD b1) .. (F b4 m0, RESHARD b4, "
-                        "UNSHARD head) | F b5 m0 | RESHARD b5 | F head m0 | UNSHARD b5 | B head m0 | RESHARD head | "
-                        "UNSHARD b4 | REDUCE_GRAD head m0 | (B b5 m0, RESHARD b5, UNSHARD b3, REDUCE_GRAD b5 m0, "
-                        "SHARD_GRAD head m0) .. (B b2 m0, RESHARD b2, UNSHARD b0, REDUCE_GRAD b2 m0, SHARD_GRAD b3 m0)"));
+  EXPECT_THAT(text,
+              testing::StartsWith(
+                  "UNSHARD embed | UNSHARD b0 | (F embed m0, RESHARD embed, UNSHARD b1) .. (F b4 m0, RESHARD b4, "
+                  "UNSHARD head) | F b5 m0 | RESHARD b5 | F head m0 | UNSHARD b5 | B head m0 | RESHARD head | "
+                  "UNSHARD b4 | REDUCE_GRAD head m0 | (B b5 m0, RESHARD b5, UNSHARD b3, REDUCE_GRAD b5 m0, "
+                  "SHARD_GRAD head m0) .. (B b2 m0, RESHARD b2, UNSHARD b0, REDUCE_GRAD b2 m0, SHARD_GRAD b3 m0)"));
   EXPECT_THAT(text, HasSubstr("m = 1..2 (F embed, RESHARD embed, UNSHARD b1, SHARD_GRAD embed m-1, (F b0, RESHARD b0, "
                               "UNSHARD b2) .. (F b4, RESHARD b4, UNSHARD head), F b5"));
   const Layout states = sharded_layout(1, 6, 2, 1);
@@ -206,9 +212,10 @@ TEST(ShardingTest, EveryLayoutIsSound) {
                                                       one_of(arch::Recompute::kSelective, arch::Recompute::kFull));
     if (!layout.recompute.empty()) layout.recompute[0] = arch::Recompute::kNone;
     layout.offload.optimizer = one_of(true, false, false);
-    layout.offload.parameters = layout.offload.optimizer && (layout.zero == 3 || shard * replicate == 1) && one_of(true, false);
-    layout.offload.activations = one_of(true, false) && std::count(layout.recompute.begin(), layout.recompute.end(),
-                                                                   arch::Recompute::kFull) > 0;
+    layout.offload.parameters =
+        layout.offload.optimizer && (layout.zero == 3 || shard * replicate == 1) && one_of(true, false);
+    layout.offload.activations =
+        one_of(true, false) && std::count(layout.recompute.begin(), layout.recompute.end(), arch::Recompute::kFull) > 0;
     if (one_of(true, false)) layout.precision = config::Precision::kBf16;
     EXPECT_THAT(verify(build_program(layout), layout), IsEmpty()) << describe(layout);
   }

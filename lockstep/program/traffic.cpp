@@ -64,8 +64,7 @@ std::vector<StageTraffic> sharding_traffic(const Layout& layout) {
     stage.reduces = staged.transient_gradients() ? layout.num_microbatches() : 1;
     stage.formula_bytes = share * (static_cast<double>(stage.gathers * layout.element_size()) +
                                    static_cast<double>(stage.reduces) * wire);
-    stage.predicted_bytes =
-        sent_for(build_program(staged), staged, 0, {ActionKind::kUnshard, ActionKind::kReduceGrad});
+    stage.predicted_bytes = sent_for(build_program(staged), staged, 0, {ActionKind::kUnshard, ActionKind::kReduceGrad});
     stages.push_back(stage);
   }
   return stages;

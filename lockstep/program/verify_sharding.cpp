@@ -40,7 +40,8 @@ class RankCheck {
 class GatherCheck : RankCheck {
  public:
   GatherCheck(const Program& program, const Layout& layout, int rank) : RankCheck(program, layout, rank) {
-    for (const arch::FlatUnit& unit : layout.flat_layout(0).units) units_[unit.layer].bytes = unit.numel() * layout.element_size();
+    for (const arch::FlatUnit& unit : layout.flat_layout(0).units)
+      units_[unit.layer].bytes = unit.numel() * layout.element_size();
   }
 
   std::vector<std::string> run() {
@@ -190,11 +191,13 @@ class GradientCheck : RankCheck {
   const std::vector<int>& layers(int bucket) const { return program_.buckets[static_cast<size_t>(bucket)].layers; }
   std::string bucket_name(int bucket, int microbatch) const {
     const std::string units = layers(bucket).empty() ? "" : name(layers(bucket).front());
-    return microbatch < 0 ? cat("bucket ", bucket, " (", units, ")") : cat("bucket ", bucket, " (", units, ") m", microbatch);
+    return microbatch < 0 ? cat("bucket ", bucket, " (", units, ")")
+                          : cat("bucket ", bucket, " (", units, ") m", microbatch);
   }
 
   // The one position of what must be there `wanted` times (0 or 1); 0 where it is not.
-  size_t only(const char* rule, const char* what, int bucket, int microbatch, std::vector<size_t> found, size_t wanted) {
+  size_t only(const char* rule, const char* what, int bucket, int microbatch, std::vector<size_t> found,
+              size_t wanted) {
     if (found.size() != wanted)
       problem(rule, cat(bucket_name(bucket, microbatch), " has ", found.size(), " ", what, "; should be ", wanted));
     return found.size() == 1 && wanted == 1 ? found[0] : 0;

@@ -67,7 +67,8 @@ class UpdateCheck {
     if (partial.empty()) return;
     if (partial[0] > norm) problem("partial", "REDUCE_PARTIAL after NORM");
     for (size_t i = partial[0] + 1; i < actions_.size(); ++i)
-      if (reduces(actions_[i].kind) || computes(actions_[i].kind)) problem("partial", cat(text(i), " after REDUCE_PARTIAL"));
+      if (reduces(actions_[i].kind) || computes(actions_[i].kind))
+        problem("partial", cat(text(i), " after REDUCE_PARTIAL"));
   }
 
   void check_order() {
