@@ -44,6 +44,8 @@ ROWS = (
         "engine.tensor_parallel_test", "parallel_tensor.layers_test", "e2e.verify_test"),
     row("dp x tp", "either kind of data parallelism over tp groups", "groups of neighbouring ranks",
         "engine.tensor_parallel_test", "e2e.verify_test", "e2e.tensor_parallel_test"),
+    row("recomputation", "selective or full, of all blocks or block by block; no bit changes", "a block is the unit",
+        "model.recompute_test", "engine.recompute_test", "program.recompute_test", "model.cost_test", "e2e.recompute_test"),
     row("other parallelism", "", "planned: pipeline, context, expert; asking for `pp`, `cp` or `ep` is an error (LS1047)",
         "config.config_test"),
     row("models", "GPT-2, Llama, Mistral, Qwen2, Qwen3: presets, sizes or a `config.json`; gradients against autograd",

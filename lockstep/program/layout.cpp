@@ -118,6 +118,19 @@ Layout reference_layout(const Layout& layout) {
   return reference;
 }
 
+namespace {
+
+// ", recompute full"; nothing where every block keeps all.
+std::string recompute_text(const std::vector<arch::Recompute>& blocks) {
+  const auto all = [&](arch::Recompute choice) { return std::ranges::count(blocks, choice) == std::ssize(blocks); };
+  if (all(arch::Recompute::kNone)) return "";
+  return all(arch::Recompute::kSelective) ? ", recompute selective"
+         : all(arch::Recompute::kFull)    ? ", recompute full"
+                                          : ", recompute by block";
+}
+
+}  // namespace
+
 std::string describe(const Layout& layout) {
   const auto several = [](int64_t count, const char* what, const char* plural) {
     return cat(count, " ", count == 1 ? what : plural);
@@ -137,7 +150,7 @@ std::string describe(const Layout& layout) {
   return cat(axes.empty() ? "1 rank" : join(axes, " x "), ", ",
              several(layout.num_microbatches(), "microbatch", "microbatches"), " x ",
              several(layout.micro_batch, "sequence", "sequences"), " x ", several(layout.seq_len, "token", "tokens"),
-             ", ", layout.precision == config::Precision::kBf16 ? "bf16" : "fp32");
+             ", ", layout.precision == config::Precision::kBf16 ? "bf16" : "fp32", recompute_text(layout.recompute));
 }
 
 SampleRange microbatch_samples(const Layout& layout, int rank, int64_t microbatch) {
