@@ -153,8 +153,16 @@ void Executor::run(const Action& action) {
 // What the action reads has come, and what it adds to is there.
 void Executor::read_parameters(const Action& action) {
   if (action.kind > ActionKind::kRecompute) return;
-  gather_.ready(program::units_read(action, store_.table()));
-  gradients_.open(program::units_written(action, store_.table()));
+  const Units& touched = units(action);
+  gather_.ready(touched.read);
+  gradients_.open(touched.written);
+}
+
+const Executor::Units& Executor::units(const Action& action) {
+  const auto [place, fresh] = units_.try_emplace({action.kind, action.layer});
+  if (fresh)
+    place->second = {program::units_read(action, store_.table()), program::units_written(action, store_.table())};
+  return place->second;
 }
 
 void Executor::forward(const Action& action) {

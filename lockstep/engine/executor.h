@@ -88,12 +88,16 @@ class Executor {
 
  private:
   using Key = std::pair<int, int>;  // layer, microbatch
+  struct Units {
+    std::vector<int> read, written;
+  };
 
   void run(const program::Action& action);
   void forward(const program::Action& action);
   void recompute(const program::Action& action);
   void backward(const program::Action& action);
   void read_parameters(const program::Action& action);
+  const Units& units(const program::Action& action);
   void fetch(const program::Action& action);
   void evict(const program::Action& action);
   void reduce_loss();
@@ -118,6 +122,8 @@ class Executor {
   std::unique_ptr<parallel::TensorGroup> tensor_;  // null where the axis has one rank
   std::vector<std::unique_ptr<nn::Layer>> layers_;
   std::vector<std::unique_ptr<nn::Layer>> evaluation_layers_;  // over the same parameters, without dropout
+
+  std::map<std::pair<program::ActionKind, int>, Units> units_;  // by kind and layer: each found once
 
   // Of the step that runs.
   const std::vector<nn::Microbatch>* microbatches_ = nullptr;

@@ -48,7 +48,7 @@ std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) 
     if (action.kind == ActionKind::kFetch) gather_.fetch(action.unit);
     if (action.kind == ActionKind::kEvict) gather_.evict(action.unit);
     if (action.kind != ActionKind::kForward) continue;
-    gather_.ready(program::units_read(action, store_.table()));
+    gather_.ready(units(action).read);
     x = evaluation_layers_[static_cast<size_t>(action.layer)]->forward(x, microbatch, nullptr);
   }
   return {x.item<double>(), microbatch.targets.ge(0).sum().item<int64_t>()};
