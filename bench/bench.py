@@ -24,7 +24,7 @@ from gemm import products_of
 from programs import BenchError, Setting, peer_allocator
 from tables import markdown
 from token_files import write_random_tokens
-from training import Measurements, Rounds, case_row, check_twins, comparison, measure
+from training import Measurements, Rounds, case_row, check_twins, comparison, measure, measure_memory
 
 CORES = 2  # one rank with two threads, or several ranks with one
 PROGRAMS = {"collectives": "bench_collectives", "tokenizer": "bench_tokenize"}  # that a group needs beside `lockstep`
@@ -103,6 +103,7 @@ def train(arguments, setting, end):
     rounds = Rounds(1 if setting.quick else arguments.rounds, end)
     measurements = measure(rows, products, rounds, setting)
     check_twins(measurements, setting)
+    measure_memory(rows, measurements, setting)
     return rows, products, measurements
 
 

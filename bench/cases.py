@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-GROUPS = ("single", "ranks", "ranks-large", "tensor", "recompute", "generate", "collectives", "tokenizer", "startup", "gemm")
+GROUPS = ("single", "ranks", "ranks-large", "tensor", "zero", "recompute", "generate", "collectives", "tokenizer", "startup", "gemm")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "ranks-large")
 VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "llama-15m": 32000, "llama-15m-12h": 32000}
 # What a model of bench/peers/shapes.py has other than its preset: the 6 heads of llama-15m do not divide by 4 ranks.
 CHANGES = {"llama-15m-12h": ("llama-15m", ("--model.heads=12", "--model.kv_heads=12"))}
+ZERO_MARKS = {(1, 2): 0.96, (1, 4): 0.96, (2, 2): 0.96, (2, 4): 0.96, (3, 2): 0.94, (3, 4): 0.90}  # (zero, ranks)
+ZERO_PEERS = {1: ("zero",), 2: ("fsdp-keep",), 3: ("fsdp",)}  # --how of peers/train_fsdp_torch.py
 MARKS = {(2, 2): 0.92, (4, 4): 0.82, (4, 2): 0.88}  # (ranks, tp): the share of our own 1x2 that is aimed at
 
 
@@ -29,7 +31,7 @@ class Work:
 @dataclass(frozen=True)
 class Case:
     program: str  # lockstep | pytorch
-    how: str  # lockstep: parallel.data_parallel; pytorch: eager | compile | ddp | dtensor
+    how: str  # lockstep: parallel.data_parallel; pytorch: eager | compile | ddp | dtensor | those of ZERO_PEERS
     work: Work
     precision: str = "fp32"  # fp32 | bf16; pytorch has autocast (fp32 weights) and bf16 (no fp32 weights)
     ranks: int = 1
@@ -37,6 +39,7 @@ class Case:
     tp: int = 1  # ranks that share one copy of the model
     sequence_parallel: bool = False  # of the rows between linears; with tp > 1
     recompute: str = "none"  # lockstep: memory.recompute
+    zero: int = 0  # which states the ranks share out
 
     def layout(self):
         split = f" tp{self.tp}" if self.tp > 1 else ""
@@ -49,7 +52,8 @@ class Case:
     def kind(self):
         """Which of the programs that do the same work."""
         if self.program == "lockstep":
-            return "lockstep" if self.replicas() == 1 else f"lockstep {self.how}"
+            how = f"zero {self.zero}" if self.zero else self.how
+            return "lockstep" if self.replicas() == 1 else f"lockstep {how}"
         casts = {"fp32": "", "autocast": " autocast", "bf16": " pure bf16"}
         return f"pytorch {self.how}{casts[self.precision]}"
 
@@ -122,6 +126,17 @@ def recompute_rows(work):
     return [Row(replace(one, recompute=choice), (), (one,)) for choice in ("selective", "full")]
 
 
+def zero_rows(work):
+    """States shared out over the ranks, beside what PyTorch has for the same."""
+    one, alone = Case("lockstep", "ring", work), Case("pytorch", "eager", work)
+    rows = [Row(one, (alone,))]
+    for (zero, ranks), mark in ZERO_MARKS.items():
+        split = {"ranks": ranks, "threads": 1, "zero": zero}
+        peers = tuple(replace(alone, how=how, **split) for how in ZERO_PEERS[zero])
+        rows.append(Row(replace(one, **split), peers, (one,), alone, mark))
+    return rows
+
+
 def training_rows(groups, quick):
     wide, _, gpt2, llama = works(quick)
     rows = single_rows(quick) if "single" in groups else []
@@ -130,6 +145,8 @@ def training_rows(groups, quick):
     if "tensor" in groups:
         rows += [row for work in (gpt2, replace(llama, model="llama-15m-12h")) for row in tensor_rows(work)]
     rows += [row for work in (gpt2, llama) for row in recompute_rows(work)] if "recompute" in groups else []
+    if "zero" in groups:
+        rows += [row for work in (gpt2, llama) for row in zero_rows(work)]
     rows += [Row(Case("lockstep", "ring", wide), (Case("pytorch", "eager", wide),))] if "startup" in groups else []
     first = {}
     for row in rows:

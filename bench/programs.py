@@ -41,6 +41,7 @@ class Result:
     startup: float = 0.0  # seconds from starting the process to the beginning of the first step
     exposed: dict = field(default_factory=dict)  # Lockstep, rank 0: what it waited for -> its share of each timed step
     data_wait: float | None = None  # Lockstep: share of the timed steps spent fetching the batch
+    peak_bytes: int | None = None  # Lockstep: what it measured of the rank that had most allocated at once
     report: dict | None = None  # the PyTorch twin's report
 
 
@@ -101,6 +102,7 @@ def lockstep_options(case, setting):
         f"--train.precision={case.precision}",
         f"--train.threads={case.threads}",
         f"--parallel.data_parallel={case.how}",
+        f"--parallel.zero={case.zero}",
     ]
 
 
@@ -175,22 +177,41 @@ def run_lockstep(case, setting):
         exposed=exposed_shares(timed),
         startup=rows[0]["time"] - rows[0]["perf/step_ms"] / 1000 - begin,
         data_wait=sum(row["data/wait"] * row["perf/step_ms"] for row in timed) / seconds,
+        peak_bytes=round(max(row["mem/peak_gib"] for row in rows) * 2**30),
     )
 
 
-def run_torch(case, setting):
+def torch_options(case, setting):
     work = case.work
     options = ["--model", work.model, "--tokens", f"{setting.scratch / work.model}.bin"]
-    options += ["--batch", work.batch, "--seq-len", work.seq_len, "--ranks", case.ranks, "--threads", case.threads]
-    options += ["--warmup", setting.warmup, "--steps", work.steps]
-    script = "train_torch.py" if case.tp == 1 else "train_tp_torch.py"
-    options += ["--precision", case.precision] if case.tp == 1 else ["--tp", case.tp]
+    return [*options, "--batch", work.batch, "--seq-len", work.seq_len, "--ranks", case.ranks, "--threads", case.threads]
+
+
+def torch_script(case):
+    """And what it takes besides torch_options()."""
+    if case.zero:
+        return "train_fsdp_torch.py", ["--how", case.how]
+    if case.tp > 1:
+        return "train_tp_torch.py", ["--tp", case.tp]
+    return "train_torch.py", ["--precision", case.precision]
+
+
+def run_torch(case, setting):
+    script, options = torch_script(case)
+    options = [*torch_options(case, setting), *options, "--warmup", setting.warmup, "--steps", case.work.steps]
     options += ["--compile"] if case.how == "compile" else []
     options += ["--sequence-parallel"] if case.sequence_parallel else []
     begin = time.time()
     report = run_peer(script, options, setting, case.threads)
     faults = report["step_faults"] if case.ranks == 1 else []
     return Result(report["step_seconds"], faults, report["first_step_begin"] - begin, report=report)
+
+
+def torch_memory(case, setting):
+    """The most bytes that a rank of FSDP2 or ZeroRedundancyOptimizer had allocated at once; in a run of its own."""
+    script, options = torch_script(case)
+    options = [*torch_options(case, setting), *options, "--warmup", 1, "--steps", 1, "--memory"]
+    return run_peer(script, options, setting, case.threads)["allocated_bytes"]
 
 
 def run_case(case, setting):
@@ -206,6 +227,11 @@ def lockstep_parameters(case, setting):
     """Parameters of one replica, by the bytes that `lockstep show` predicts for them."""
     element_size = 2 if case.precision == "bf16" else 4
     return show("layout", case, setting)["ranks"][0]["bytes"]["parameters"] // element_size
+
+
+def predicted_peak(case, setting):
+    """The most bytes that a rank has allocated at once, by the formulas."""
+    return max(rank["bytes"]["total"] for rank in show("memory", case, setting)["ranks"])
 
 
 def busiest_rank_bytes(case, setting):

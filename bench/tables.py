@@ -44,7 +44,7 @@ def ranks(report):
     heads = ["work", "ranks", "data parallel", "ms", "of our own 1x2", "of our ring", "busiest rank's links", "times as fast as DDP"]
     rows = []
     for row in report["comparisons"]:
-        if row["layout"] == "1x2" or row["tp"] > 1 or row["recompute"] != "none" or "share_of" not in row:
+        if row["layout"] == "1x2" or row["tp"] > 1 or row["zero"] or row["recompute"] != "none" or "share_of" not in row:
             continue
         shares = {name: ratio(found) for name, found in row["share_of"].items()}
         ring = next((text for name, text in shares.items() if "ring" in name), "-")
@@ -103,11 +103,51 @@ def recompute(report):
     return table(["work", "recompute", "ms", "as fast as none"], rows)
 
 
+def zero(report):
+    heads = ["work", "ranks", "zero", "ms", "of our own 1x2", "mark", "waiting", "busiest rank's links"]
+    heads += ["PyTorch", "ms", "of PyTorch eager 1x2", "times as fast"]
+    waits = {(row["work"], row["layout"], row["zero"]): row["exposed"] for row in report["cases"] if row["exposed"]}
+    rows = []
+    for row in report["comparisons"]:
+        if not row["zero"]:
+            continue
+        share = row["share_of"]["lockstep 1x2"]
+        waited = waits.get((row["work"], row["layout"], row["zero"]), {})
+        rows.append(
+            [
+                row["work"], row["layout"], str(row["zero"]), number(row["median_ms"]), ratio(share),
+                verdict(share, row["mark"]), f"{sum(waited.values()):.1%}", f"{row['busiest_rank_bytes'] / 1e6:.0f} MB a step",
+                row["peer"].removeprefix("pytorch "), number(row["peer_ms"]), ratio(row["peer_share"]),
+                ratio(row["times_as_fast"]),
+            ]
+        )
+    return table(heads, rows)
+
+
+def memory(report):
+    heads = ["work", "ranks", "zero", "one rank MiB", "largest rank MiB", "predicted MiB", "off by", "PyTorch", "MiB"]
+    rows = []
+    for row in report["comparisons"]:
+        if not row["zero"]:
+            continue
+        one, ours, predicted, peer = (
+            row[name] / 2**20 for name in ("one_rank_bytes", "peak_bytes", "predicted_bytes", "peer_bytes")
+        )
+        rows.append(
+            [
+                row["work"], row["layout"], str(row["zero"]), number(one, 1), number(ours, 1), number(predicted, 1),
+                f"{ours / predicted - 1:+.1%}", row["peer"].removeprefix("pytorch "), number(peer, 1),
+            ]
+        )
+    return table(heads, rows)
+
+
 def exposed(report):
     rows = [
-        [row["work"], row["layout"], what, f"{share:.1%}", number(share * row["median_ms"], 1)]
+        [row["work"], f"{row['layout']}{' zero ' + str(row['zero']) if row['zero'] else ''}", what, f"{share:.1%}",
+         number(share * row["median_ms"], 1)]
         for row in report["cases"]
-        if row["tp"] > 1
+        if row["tp"] > 1 or row["zero"]
         for what, share in row["exposed"].items()
     ]
     return table(["work", "ranks", "rank 0 waits for", "of a step", "ms"], rows)
@@ -208,6 +248,8 @@ PARTS = (
     ("Several ranks of one thread on the same two cores", ranks),
     ("What ranks cost PyTorch", ddp),
     ("One copy of the model on several ranks of one thread", tensor),
+    ("States shared out", zero),
+    ("What a rank has allocated at most", memory),
     ("Blocks that keep less for their backward", recompute),
     ("What its ranks wait for", exposed),
     ("Generation, greedy", generation),

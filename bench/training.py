@@ -7,7 +7,7 @@ from statistics import median
 
 from cases import Case, cases_of
 from gemm import GemmLimits, Products
-from programs import BenchError, busiest_rank_bytes, lockstep_parameters, run_case
+from programs import BenchError, busiest_rank_bytes, lockstep_parameters, predicted_peak, run_case, torch_memory
 
 SLOWER = 1.1  # a peer this many times slower than the fastest of its row is measured in the first round alone
 
@@ -24,6 +24,7 @@ class Measurements:
     def __init__(self):
         self.rounds = defaultdict(dict)  # case -> {round: Result}
         self.limits = GemmLimits()
+        self.memory = {}  # case -> largest bytes of a rank
 
     def add(self, case, number, result):
         self.rounds[case][number] = result
@@ -82,6 +83,17 @@ def measure(rows, products, rounds, setting):
     return measurements
 
 
+def measure_memory(rows, measurements, setting):
+    """Of the cases that share out states, and of the single rank beside them: ours as its runs say, PyTorch's in runs of
+    their own, one each."""
+    sharing = [row for row in rows if row.ours.zero]
+    for case in cases_of(sharing):
+        if case.program == "lockstep":
+            measurements.memory[case] = max(measurements.each_round(case, "peak_bytes"))
+        elif case.zero:
+            measurements.memory[case] = torch_memory(case, setting)
+
+
 def check_twins(measurements, setting):
     """The twins have the parameters of the models they stand for."""
     for case, results in measurements.rounds.items():
@@ -102,6 +114,7 @@ def case_row(case, measurements):
         "precision": case.dtype(),
         "layout": case.layout(),
         "tp": case.tp,
+        "zero": case.zero,
         "program": case.kind(),
         "median_ms": median(steps) * 1000,
         "fastest_ms": min(steps) * 1000,
@@ -134,7 +147,11 @@ def comparison(row, measurements, setting):
     """Ours beside the fastest peer and beside our own bases."""
     ours, best = row.ours, measurements.fastest(row.peers)
     found = {"work": ours.work.name(), "precision": ours.precision, "layout": ours.layout(), "program": ours.kind()}
-    found |= {"tp": ours.tp, "recompute": ours.recompute, "mark": row.mark}
+    found |= {"tp": ours.tp, "zero": ours.zero, "recompute": ours.recompute, "mark": row.mark}
+    if ours.zero:
+        memory = measurements.memory
+        found |= {"peak_bytes": memory[ours], "predicted_bytes": predicted_peak(ours, setting)}
+        found |= {"one_rank_bytes": memory[row.bases[0]], "peer_bytes": memory[best] if best else None}
     found["median_ms"] = measurements.step(ours) * 1000
     limit = measurements.limits.seconds(ours.work, ours.precision)
     found["share_of_limit"] = limit / measurements.step(ours) if limit else None

@@ -5,6 +5,8 @@
 //   checkpoint_write --read FOLDER   one line for each *.safetensors file in it: "NAME refused", or "NAME" and its
 //   tensors as
 //                                    NAME:DTYPE:BEGIN:END
+//   checkpoint_write --zero FOLDER SHARDS TP
+//                                    for checkpoint_fsdp_test.py: a step that SHARDS x TP ranks save which share out a model
 //   checkpoint_write --import DIR CHECKPOINTS RANKS fp32|bf16
 //                                    the step that RANKS ranks save after each has read its pieces of a Hugging Face
 //                                    directory
@@ -17,6 +19,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <string_view>
 
 #include "lockstep/arch/hf_config.h"
@@ -28,6 +31,7 @@
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/checkpoint/safetensors_writer.h"
 #include "lockstep/checkpoint/save.h"
+#include "lockstep/checkpoint/test_shards.h"
 #include "lockstep/mesh/placement.h"
 #include "support/run_ranks.h"
 
@@ -96,6 +100,38 @@ void write_dtypes(const fs::path& folder) {
   tensors.push_back({"a \"quoted\" n\xc3\xa4me", numbers(0, {4})});
   tensors.push_back({"empty", numbers(0, {0, 3})});
   checkpoint::write_safetensors(folder / "dtypes.safetensors", tensors, {{"format", "pt"}});
+}
+
+// A small model over shards x tp ranks. Elements of parameter i are 10000 i, 10000 i + 1, ...; those of its moments are a
+// million and two millions more. Says "NAME ROWS [COLUMNS]" of each.
+void write_zero(const fs::path& folder, int shards, int tp) {
+  const arch::ModelConfig model{.family = arch::Family::kLlama, .layers = 1, .hidden = 24, .heads = 4, .kv_heads = 2,
+                                .head_size = 6, .ffn = 40, .vocab_size = 61, .max_seq_len = 16, .tied = false};
+  const checkpoint::Sharding layout{.zero = 3, .shard = shards, .tp = tp};
+  const auto table = arch::param_table(model);
+  std::map<std::string, int64_t> rows;
+  for (const arch::ParamSpec& spec : table) {
+    rows.emplace(spec.name, std::ssize(rows));
+    std::printf("%s", spec.name.c_str());
+    for (const int64_t size : spec.shape) std::printf(" %lld", static_cast<long long>(size));
+    std::puts("");
+  }
+  testing::run_ranks(layout.ranks(), [&](comm::World& world) {
+    std::vector<int> all;
+    for (int rank = 0; rank < world.size(); ++rank) all.push_back(rank);
+    const auto communicator = world.communicator(all, "world");
+    const auto state = checkpoint::sharded_state(model, layout, world.rank());
+    for (const StateTensor& tensor : state) {
+      const int64_t moment = tensor.kind == StateKind::kParameter ? 0 : tensor.kind == StateKind::kExpAvg ? 1 : 2;
+      at::Tensor values = numbers(10000 * rows.at(tensor.name) + 1000000 * moment, tensor.global_shape);
+      for (size_t dim = 0; dim < tensor.offset.size(); ++dim)
+        values = values.narrow(static_cast<int64_t>(dim), tensor.offset[dim], tensor.local.size(static_cast<int64_t>(dim)));
+      tensor.local.copy_(values);
+    }
+    const checkpoint::TrainState progress{.step = 12, .version = "0.1.0", .world_size = world.size()};
+    checkpoint::save(
+        {.directory = folder / "checkpoints", .state = state, .train_state = progress, .world = *communicator});
+  });
 }
 
 void read_files(const fs::path& folder) {
@@ -168,6 +204,10 @@ int main(int argc, char** argv) {
     return 0;
   }
   try {
+    if (argc == 5 && std::string_view(argv[1]) == "--zero") {
+      lockstep::write_zero(argv[2], std::atoi(argv[3]), std::atoi(argv[4]));
+      return 0;
+    }
     if (argc == 6 && std::string_view(argv[1]) == "--import") {
       lockstep::import_directory(argv[2], argv[3], std::atoi(argv[4]), lockstep::dtype_of(argv[5]));
       return 0;

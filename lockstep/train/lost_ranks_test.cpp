@@ -34,12 +34,12 @@ namespace fs = std::filesystem;
 constexpr int kRanks = 3;
 constexpr int kVictim = 1;
 
-config::LoadedConfig configuration(const std::string& folder, const std::string& steps) {
+config::LoadedConfig configuration(const std::string& folder, const std::string& steps, const std::string& zero) {
   return config::load_config_text(cat("[run]\ndir = \"", folder, "/run\"\n[model]\npreset = \"gpt2-test\"\nvocab_size = 512\n",
                                       "[data]\ntrain = \"", folder, "/tokens\"\n[train]\nsteps = ", steps,
                                       "\nseq_len = 16\nglobal_batch = 6\nmicro_batch = 1\nthreads = 1\n",
                                       "[optimizer]\nschedule = \"constant\"\nwarmup_steps = 0\n",
-                                      "[parallel]\nbucket_mib = 0.1\n[checkpoint]\nevery = 2\n"),
+                                      "[parallel]\nbucket_mib = 0.1\nzero = ", zero, "\n[checkpoint]\nevery = 2\n"),
                                   "test");
 }
 
@@ -66,12 +66,12 @@ class Break {
   std::atomic<int> calls_ = 0;
 };
 
-// Arguments: folder, steps, place, signal, seconds until a rank that does not come is lost.
+// Arguments: folder, steps, place, signal, seconds until a rank that does not come is lost, stage of ZeRO.
 int run_rank(const std::vector<std::string>& given) {
   at::set_num_threads(1);
   std::vector<std::string> arguments = given;
   const launch::Identity me = launch::take_identity(arguments);
-  const auto loaded = configuration(arguments.at(0), arguments.at(1));
+  const auto loaded = configuration(arguments.at(0), arguments.at(1), arguments.at(5));
   const program::Layout layout = program::layout_of(loaded, me.world_size);
   const auto fault = std::make_shared<Break>(arguments.at(2), std::stoi(arguments.at(3)));
   const bool victim = me.rank == kVictim && arguments.at(2) != "nowhere";
@@ -110,18 +110,28 @@ Outcome launch_ranks(const std::vector<std::string>& arguments) {
   return {code, text};
 }
 
-class LostRanks : public ::testing::TestWithParam<std::pair<std::string, int>> {
+struct Fault {
+  std::string place;
+  int signal = SIGKILL;
+  int zero = 0;
+  // The run has a checkpoint before it happens.
+  bool later() const { return zero > 0 || place == "checkpoint load"; }
+};
+
+class LostRanks : public ::testing::TestWithParam<Fault> {
  protected:
   static void SetUpTestSuite() {
     fs::remove_all(root());
-    fs::create_directories(root());
-    prepare(root() / "whole");
-    const Outcome outcome = run(root() / "whole", 4, "nowhere", 0, 600);
-    ASSERT_EQ(outcome.code, 0) << outcome.text;
+    for (const int zero : {0, 3}) {
+      prepare(whole(zero));
+      const Outcome outcome = run(whole(zero), 4, {.place = "nowhere", .zero = zero}, 600);
+      ASSERT_EQ(outcome.code, 0) << outcome.text;
+    }
   }
   static void TearDownTestSuite() { fs::remove_all(root()); }
 
   static fs::path root() { return fs::temp_directory_path() / cat("lockstep-lost-ranks-", getpid()); }
+  static fs::path whole(int zero) { return root() / cat("whole-", zero); }
   static void prepare(const fs::path& folder) {
     fs::create_directories(folder);
     data::TokenFileWriter writer(folder / "tokens", 512);
@@ -130,8 +140,8 @@ class LostRanks : public ::testing::TestWithParam<std::pair<std::string, int>> {
     writer.add_document(ids);
     writer.finish();
   }
-  static Outcome run(const fs::path& folder, int steps, const std::string& place, int signal, int seconds) {
-    return launch_ranks({folder.string(), cat(steps), place, cat(signal), cat(seconds)});
+  static Outcome run(const fs::path& folder, int steps, const Fault& fault, int seconds) {
+    return launch_ranks({folder.string(), cat(steps), fault.place, cat(fault.signal), cat(seconds), cat(fault.zero)});
   }
   // Content of the tensors of the last step.
   static std::map<std::string, std::string> tensors(const fs::path& folder) {
@@ -151,43 +161,55 @@ std::vector<std::string> shared_memory_files() {
 }
 
 TEST_P(LostRanks, AreNamedNothingStaysAndTheRunGoesOn) {
-  const auto& [place, signal] = GetParam();
-  const fs::path folder = root() / cat(join(split(place, ' '), "-"), "-", signal);
+  const Fault fault = GetParam(), nowhere{.place = "nowhere", .zero = fault.zero};
+  const fs::path folder = root() / cat(join(split(fault.place, ' '), "-"), "-", fault.signal, "-", fault.zero);
   prepare(folder);
-  if (place == "checkpoint load") {
-    ASSERT_EQ(run(folder, 2, "nowhere", 0, 600).code, 0);
+  if (fault.later()) {
+    ASSERT_EQ(run(folder, 2, nowhere, 600).code, 0);
   }
   // Who is killed is noticed at once, long before this deadline; who is stopped only by it.
-  const Outcome outcome = run(folder, 4, place, signal, signal == SIGSTOP ? 8 : 600);
+  const Outcome outcome = run(folder, 4, fault, fault.signal == SIGSTOP ? 8 : 600);
   EXPECT_EQ(outcome.code, static_cast<int>(ExitCode::kPeerLost)) << outcome.text;
-  if (signal == SIGKILL) {
+  if (fault.signal == SIGKILL) {
     EXPECT_THAT(outcome.text, HasSubstr("rank 1 was ended by signal 9 (Killed)\n"));
   }
   // Rank, collective and number in one line.
-  EXPECT_THAT(outcome.text, ContainsRegex("error LS300[23]: rank [0-9].*[a-z_]+ #[0-9]+ '[^']+'")) << place;
+  EXPECT_THAT(outcome.text, ContainsRegex("error LS300[23]: rank [0-9].*[a-z_]+ #[0-9]+ '[^']+'")) << fault.place;
   EXPECT_THAT(outcome.text, ContainsRegex("rank 1 (\\(process [0-9]+\\) died|never entered|does not go on with|has closed)"));
   int status = 0;
   EXPECT_EQ(waitpid(-1, &status, WNOHANG), -1) << "a process is left";
   EXPECT_THAT(shared_memory_files(), ::testing::IsEmpty());
 
-  const Outcome again = run(folder, 4, "nowhere", 0, 600);
+  if (fault.later()) {
+    const checkpoint::Latest latest = checkpoint::find_latest(folder / "run" / "checkpoints");
+    EXPECT_EQ(latest.step, 2);
+    EXPECT_THAT(latest.skipped, ::testing::IsEmpty());
+    EXPECT_THAT(checkpoint::verify_sums(*latest.path, checkpoint::read_manifest(*latest.path)), ::testing::IsEmpty());
+  }
+
+  const Outcome again = run(folder, 4, nowhere, 600);
   EXPECT_EQ(again.code, 0) << again.text;
-  EXPECT_TRUE(tensors(folder) == tensors(root() / "whole")) << "another outcome than that of the unbroken run";
+  EXPECT_TRUE(tensors(folder) == tensors(whole(fault.zero))) << "another outcome than that of the unbroken run";
 }
 
-std::vector<std::pair<std::string, int>> faults() {
-  std::vector<std::pair<std::string, int>> all;
+std::vector<Fault> faults() {
+  std::vector<Fault> all;
   for (const char* place : {"F", "B", "REDUCE_GRAD", "reduce_grad bucket 0", "loss", "STEP", "checkpoint prepare",
                             "checkpoint write", "checkpoint publish", "checkpoint load"})
-    all.emplace_back(place, SIGKILL);
+    all.push_back({.place = place});
   for (const char* place : {"F", "reduce_grad bucket 0", "STEP", "checkpoint write", "checkpoint load"})
-    all.emplace_back(place, SIGSTOP);
+    all.push_back({.place = place, .signal = SIGSTOP});
+  // While a layer's parameters are being gathered, are there and used, and are dropped.
+  for (const char* place : {"UNSHARD", "unshard blocks.1", "F", "B", "RESHARD", "SHARD_GRAD", "reduce_grad bucket 0", "NORM"})
+    all.push_back({.place = place, .zero = 3});
+  for (const char* place : {"unshard blocks.1", "B"}) all.push_back({.place = place, .signal = SIGSTOP, .zero = 3});
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, LostRanks, ::testing::ValuesIn(faults()), [](const auto& info) {
-  std::string name = info.param.first + (info.param.second == SIGKILL ? "_killed" : "_stopped");
-  for (char& c : name) c = c == ' ' ? '_' : c;
+  std::string name = cat(info.param.place, info.param.signal == SIGKILL ? "_killed" : "_stopped",
+                         info.param.zero > 0 ? cat("_zero_", info.param.zero) : "");
+  for (char& c : name) c = c == ' ' || c == '.' ? '_' : c;
   return name;
 });
 

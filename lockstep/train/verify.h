@@ -25,7 +25,7 @@ struct Tolerances {
   double parameter = 0.05;  // learning rates
   double noise_floor = 1e-3;
 };
-Tolerances tolerances_of(config::Precision precision);
+Tolerances tolerances_of(const program::Layout& layout);
 
 struct VerifyStep {
   double loss = 0, reference_loss = 0;

@@ -77,7 +77,8 @@ class StartsFromHuggingFace(support.LockstepTest):
         self.assertIn("resid_pdrop = 0.1 is not taken", result.out + result.err)
 
     def test_verify_starts_both_sides_from_the_weights(self):
-        for arguments in ([], ["--parallel.tp=2"], ["--parallel.tp=2", "--parallel.sequence_parallel=false"]):
+        for arguments in ([], ["--parallel.tp=2"], ["--parallel.tp=2", "--parallel.sequence_parallel=false"],
+                          ["--parallel.zero=1", "--train.precision=bf16"], ["--parallel.zero=3"]):
             self.assertTrue(self.start("verify", "qwen3", "--steps=2", "--json", *arguments).json()["ok"])
 
     def test_show_knows_the_model_without_its_weights(self):

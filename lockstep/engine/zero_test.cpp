@@ -1,0 +1,148 @@
+// The stages of ZeRO among one another, to the bit: they move the same sums to other places.
+#include <ATen/ops/abs.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/sub.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "lockstep/base/text.h"
+#include "lockstep/engine/executor.h"
+#include "lockstep/engine/test_steps.h"
+#include "support/run_ranks.h"
+
+namespace lockstep::engine {
+namespace {
+
+using engine::testing::Case;
+using engine::testing::layout_for;
+using engine::testing::microbatches;
+
+// After three steps, of whole parameters.
+struct Outcome {
+  std::vector<StepResult> steps;
+  std::map<std::string, at::Tensor> gradients, values;
+};
+
+Outcome train(const Case& c, int64_t global_batch, double max_grad_norm) {
+  Outcome outcome;
+  const program::Layout layout = layout_for(c, global_batch);
+  lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
+    Groups groups(world, layout);
+    Executor executor({.layout = layout, .max_grad_norm = max_grad_norm}, groups);
+    for (int64_t step = 0; step < 3; ++step) {
+      const StepResult result = executor.step(microbatches(layout, world.rank(), step), step + 1, 1e-3);
+      if (world.rank() == 0) outcome.steps.push_back(result);
+    }
+    for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
+      const at::Tensor gradient = executor.whole_gradient(param), value = executor.whole_value(param);
+      if (world.rank() != 0) continue;
+      const std::string& name = executor.store().table()[static_cast<size_t>(param)].name;
+      outcome.gradients[name] = gradient.clone();
+      outcome.values[name] = value.clone();
+    }
+  });
+  return outcome;
+}
+
+std::string text(const Case& c) {
+  return cat(c.preset, " ", program::describe(layout_for(c)), " V ", c.vocab_size, c.overlap ? "" : " no overlap");
+}
+
+void expect_same_bits(const Outcome& actual, const Outcome& expected, bool norms) {
+  for (size_t step = 0; step < expected.steps.size(); ++step) {
+    EXPECT_EQ(actual.steps[step].loss, expected.steps[step].loss) << step;
+    // The norm is a sum in fp64 over parts, which zero 0 adds in one piece.
+    if (norms) {
+      EXPECT_EQ(actual.steps[step].grad_norm, expected.steps[step].grad_norm) << step;
+    }
+  }
+  for (const auto& [name, value] : expected.values) {
+    EXPECT_TRUE(at::equal(actual.values.at(name), value)) << name;
+    EXPECT_TRUE(at::equal(actual.gradients.at(name), expected.gradients.at(name))) << "gradient of " << name;
+  }
+}
+
+Case stage(Case c, int zero, int replicate = 1) {
+  c.zero = zero;
+  c.dp_replicate = replicate;
+  return c;
+}
+
+// One microbatch: every stage reduces the same values in the same order. 511 rows of the vocabulary divide by no number
+// of ranks.
+TEST(Zero, StagesHaveTheSameBits) {
+  for (const char* preset : {"gpt2-test", "llama-test"})
+    for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16})
+      for (const auto& [dp, replicate] : {std::pair{2, 1}, {3, 1}, {4, 1}, {4, 2}}) {
+        const Case base{.preset = preset, .dp = dp, .precision = precision, .dropout = 0.1, .vocab_size = 511};
+        const Outcome first = train(stage(base, 1, replicate), 2 * dp, 0.05);
+        for (const int zero : {2, 3}) {
+          SCOPED_TRACE(text(stage(base, zero, replicate)));
+          expect_same_bits(train(stage(base, zero, replicate), 2 * dp, 0.05), first, true);
+        }
+      }
+}
+
+// Over two ranks a sum has one order.
+TEST(Zero, TwoRanksHaveTheBitsOfPlainDataParallelism) {
+  for (const char* preset : {"gpt2-test", "llama-test"}) {
+    const Case base{.preset = preset, .dp = 2, .dropout = 0.1, .vocab_size = 511};
+    const Outcome plain = train(base, 4, 0);
+    for (const int zero : {1, 2, 3}) {
+      SCOPED_TRACE(text(stage(base, zero)));
+      expect_same_bits(train(stage(base, zero), 4, 0), plain, false);
+    }
+  }
+}
+
+// How far ahead parameters are gathered, when they are dropped, and whether anything overlaps, moves no sum.
+TEST(Zero, WhenParametersAreGatheredChangesNoBit) {
+  const Case base = stage({.preset = "llama-test", .dp = 3, .dropout = 0.1}, 3);
+  const auto run = [&](int prefetch, bool after_forward, bool after_microbatch, bool overlap) {
+    std::map<std::string, at::Tensor> values;
+    program::Layout layout = layout_for(base, 12);
+    layout.prefetch = prefetch;
+    layout.reshard_after_forward = after_forward;
+    layout.reshard_after_microbatch = after_microbatch;
+    layout.overlap = overlap;
+    lockstep::testing::run_ranks(base.dp, [&](comm::World& world) {
+      Groups groups(world, layout);
+      Executor executor({.layout = layout}, groups);
+      for (int64_t step = 0; step < 2; ++step) executor.step(microbatches(layout, world.rank(), step), step + 1, 1e-3);
+      for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
+        const at::Tensor value = executor.whole_value(param);
+        if (world.rank() == 0) values[executor.store().table()[static_cast<size_t>(param)].name] = value.clone();
+      }
+    });
+    return values;
+  };
+  const auto expected = run(1, true, true, true);
+  for (const auto& [prefetch, after_forward, after_microbatch, overlap] :
+       {std::tuple{0, true, true, true}, {3, true, true, true}, {1, false, true, true}, {1, false, false, true}, {1, true, true, false}})
+    for (const auto& [name, value] : run(prefetch, after_forward, after_microbatch, overlap))
+      EXPECT_TRUE(at::equal(value, expected.at(name))) << name << " prefetch " << prefetch << after_forward << after_microbatch;
+}
+
+// The gradients of the last of three steps, and of accumulated microbatches, against one rank.
+TEST(Zero, EveryStageOverTpComputesWhatOneRankComputes) {
+  for (const char* preset : {"gpt2-test", "llama-test"}) {
+    const Outcome expected = train({.preset = preset, .dp = 1, .micro_batch = 8, .dropout = 0.1, .vocab_size = 511}, 8, 0.05);
+    for (const int zero : {1, 2, 3})
+      for (const auto& [dp, replicate] : {std::pair{2, 1}, {4, 2}})
+        for (const bool sequence_parallel : {true, false}) {
+          Case c = stage({.preset = preset, .dp = dp, .micro_batch = 1, .dropout = 0.1, .tp = 2, .vocab_size = 511}, zero, replicate);
+          c.sequence_parallel = sequence_parallel;
+          SCOPED_TRACE(text(c));
+          const Outcome actual = train(c, 8, 0.05);
+          EXPECT_NEAR(actual.steps[0].loss, expected.steps[0].loss, 1e-5 * expected.steps[0].loss);
+          EXPECT_NEAR(actual.steps[0].grad_norm, expected.steps[0].grad_norm, 1e-5 * expected.steps[0].grad_norm);
+          // Adam turns rounding of what is nearly zero into steps of either sign: later steps agree less.
+          EXPECT_NEAR(actual.steps[2].loss, expected.steps[2].loss, 1e-3 * expected.steps[2].loss);
+        }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::engine
