@@ -139,7 +139,7 @@ TEST(ShardingLayoutTest, MadeFromTheConfiguration) {
   const Layout layout = make_layout(config, arch::resolve_model(config.model), 8);
   EXPECT_EQ(describe(layout),
             "dp_replicate 2 x dp_shard 2 (zero 3) x tp 2 (sequence parallel), 4 microbatches x 2 sequences x 64 "
-            "tokens, fp32");
+            "tokens, fp32, recompute full");
   EXPECT_EQ(layout.shards(), 2);
   EXPECT_EQ(layout.shard(2), 1);
   EXPECT_EQ(layout.shard(4), 0);
