@@ -28,7 +28,8 @@ struct Injury {
   double value = kInfinity;
 };
 
-// Puts the value in at the last moment: before the bucket of the parameter is reduced, or before LOSS where nothing is.
+// Puts the value in at the last moment: before the bucket of the parameter is reduced or leaves the device, or before LOSS
+// where nothing does.
 class Injurer {
  public:
   Injurer(const program::Layout& layout, Injury injury)
@@ -44,7 +45,8 @@ class Injurer {
  private:
   bool is_time(const Action& action, const ParameterStore& store) const {
     if (action.kind == ActionKind::kLoss) return true;
-    if (action.kind != ActionKind::kReduceGrad && action.kind != ActionKind::kPush) return false;
+    if (action.kind != ActionKind::kReduceGrad && action.kind != ActionKind::kPush && action.kind != ActionKind::kShardGrad)
+      return false;
     const program::Bucket& bucket = program_.buckets.at(static_cast<size_t>(action.bucket));
     for (const arch::FlatUnit& unit : store.layout().units)
       for (const arch::FlatSlot& slot : unit.slots)
@@ -126,6 +128,19 @@ TEST(NonFinite, IsNamedAtEveryStageOfZero) {
             play(world, layout, {.rank = 3, .parameter = parameter}, skip);
           });
         }
+}
+
+// What is on the host, or was on its way there, is as before the step too.
+TEST(NonFinite, IsNamedWhereStatesAreOffloaded) {
+  for (const auto& [dp, zero] : {std::pair{1, 0}, {2, 0}, {2, 3}})
+    for (const bool skip : {false, true}) {
+      const program::Layout layout =
+          layout_for({.dp = dp, .zero = zero, .recompute = {arch::Recompute::kFull, arch::Recompute::kFull},
+                      .offload = {.optimizer = true, .parameters = true, .activations = true}});
+      lockstep::testing::run_ranks(dp, [&](comm::World& world) {
+        play(world, layout, {.rank = layout.mesh.world_size() - 1, .parameter = "blocks.1.mlp.down.weight"}, skip);
+      });
+    }
 }
 
 TEST(NonFinite, ANanInBf16WithoutOverlapToo) {
