@@ -43,6 +43,7 @@ struct Shown {
   Layout layout;
   Program program;
   std::vector<int> ranks;  // those asked for: --rank R, or all
+  bool timeline = false;   // --timeline
 };
 
 Shown prepare(const CommandLine& command_line) {
@@ -54,6 +55,7 @@ Shown prepare(const CommandLine& command_line) {
   Shown shown;
   shown.layout = program::layout_of(configuration(command_line, ranks), ranks);
   shown.program = program::build_program(shown.layout);
+  shown.timeline = command_line.has("timeline");
   const int64_t rank = command_line.integer("rank", -1);
   if (command_line.has("rank") && (rank < 0 || rank >= ranks)) {
     throw ConfigError({.code = "LS1006",
@@ -111,20 +113,20 @@ std::string program_page(const Shown& shown, const CommandLine& command_line) {
   return text;
 }
 
+// Ranks that hold the same bytes are shown once.
 std::string memory_page(const Shown& shown) {
   std::string text = header(shown);
-  // On a parameter server's layout rank 0 and the workers differ; otherwise all ranks are alike.
   std::map<std::array<int64_t, program::kNumMemoryCategories>, std::vector<int>> alike;
-  std::vector<int> first_of_kind;
+  std::vector<std::vector<int>*> kinds;  // in the order of their first ranks
   for (int rank : shown.ranks) {
-    auto& ranks = alike[program::predict_memory(shown.layout, shown.program, rank).bytes];
-    if (ranks.empty()) first_of_kind.push_back(rank);
+    std::vector<int>& ranks = alike[program::predict_memory(shown.layout, shown.program, rank).bytes];
+    if (ranks.empty()) kinds.push_back(&ranks);
     ranks.push_back(rank);
   }
-  for (int rank : first_of_kind) {
-    const auto& ranks = alike[program::predict_memory(shown.layout, shown.program, rank).bytes];
-    text += program::memory_table(shown.program, shown.layout, rank);
-    if (ranks.size() > 1) text += cat("the same on ", ranks_text(ranks[1], ranks.back()), "\n");
+  for (const std::vector<int>* ranks : kinds) {
+    text += program::memory_table(shown.program, shown.layout, ranks->front());
+    if (ranks->size() > 1) text += cat("the same on ", ranks_text((*ranks)[1], ranks->back()), "\n");
+    if (shown.timeline) text += "\n" + program::draw_memory(shown.program, shown.layout, ranks->front());
     text += "\n";
   }
   return text + program::kept_table(shown.layout, shown.ranks.front());
@@ -160,6 +162,28 @@ OrderedJson bytes_json(const program::MemoryBytes& bytes) {
     json[std::string(category_name(category))] = bytes[category];
   }
   json["total"] = bytes.total();
+  json["peak"] = bytes.peak;
+  return json;
+}
+
+OrderedJson categories_json(const program::MemoryArray& bytes) {
+  OrderedJson json;
+  for (size_t i = 0; i < program::kNumMemoryCategories; ++i)
+    json[std::string(category_name(static_cast<program::MemoryCategory>(i)))] = bytes[i];
+  return json;
+}
+
+// An object per action: the moment of it at which the device holds most, and its end.
+OrderedJson timeline_json(const Shown& shown, int rank) {
+  const program::MemoryTimeline timeline = program::memory_timeline(shown.layout, shown.program, rank);
+  const int num_layers = static_cast<int>(arch::layer_table(shown.layout.model).size());
+  OrderedJson json = OrderedJson::array();
+  for (size_t i = 0; i < timeline.points.size(); ++i) {
+    const program::Action& action = shown.program.ranks[static_cast<size_t>(rank)][i];
+    json.push_back({{"action", program::action_text(action, shown.program.buckets, num_layers)},
+                    {"within", categories_json(timeline.points[i].within)},
+                    {"after", categories_json(timeline.points[i].after)}});
+  }
   return json;
 }
 
@@ -185,6 +209,10 @@ OrderedJson rank_json(const Shown& shown, int rank, const std::string& what) {
   }
   if (what == "layout" || what == "memory") {
     json["bytes"] = bytes_json(program::predict_memory(layout, shown.program, rank));
+  }
+  if (what == "memory") {
+    if (shown.layout.device_limit > 0) json["device_limit"] = shown.layout.device_limit;
+    if (shown.timeline) json["timeline"] = timeline_json(shown, rank);
   }
   if (what == "block") json["block"] = split(program::draw_block(layout, rank), '\n');
   if (what != "traffic") return json;

@@ -4,6 +4,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/program/job.h"
+#include "lockstep/program/ways_out.h"
 
 namespace lockstep::apps {
 
@@ -36,7 +37,11 @@ int verb_train(const CommandLine& command_line) {
   const int ranks = ranks_of(command_line, loaded.config);
   const int max_restarts = max_restarts_of(command_line, loaded.config);
   check_stop_after(command_line);
-  if (!is_checked(command_line)) program::check_data(loaded.config, program::layout_of(loaded, ranks));
+  if (!is_checked(command_line)) {
+    const program::Layout layout = program::layout_of(loaded, ranks);
+    program::check_data(loaded.config, layout);
+    program::check_device_limit(loaded.config, layout);
+  }
   return run_on_ranks(command_line, loaded.config,
                       {.ranks = ranks,
                        .log_dir = std::filesystem::path(loaded.config.run.dir) / "logs",

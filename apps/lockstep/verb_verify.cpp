@@ -2,6 +2,7 @@
 #include "apps/lockstep/ranks.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/program/job.h"
+#include "lockstep/program/ways_out.h"
 
 namespace lockstep::apps {
 
@@ -11,6 +12,7 @@ int verb_verify(const CommandLine& command_line) {
   if (!is_checked(command_line)) {
     const program::Layout layout = program::layout_of(loaded, ranks);
     program::check_data(loaded.config, layout);
+    program::check_device_limit(loaded.config, layout);
     if (command_line.integer("steps", 2) < 1)
       throw ConfigError({.code = "LS1005", .what = "--steps: at least one step is needed"});
   }

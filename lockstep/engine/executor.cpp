@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "lockstep/base/check.h"
+#include "lockstep/engine/out_of_memory.h"
 #include "lockstep/model/model.h"
 #include "lockstep/optim/adamw.h"
 #include "lockstep/program/passes.h"
@@ -63,7 +64,7 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
       groups_(groups),
       program_(program::build_program(options_.layout)),
       evaluation_(program::evaluation_program(options_.layout)),
-      memory_(std::make_shared<MemoryAccount>()),
+      memory_(std::make_shared<MemoryAccount>(options_.layout.device_limit)),
       store_(options_.layout.param_table(groups.rank()), store_options(options_, groups, memory_)),
       copies_(copy_queue(options_.layout)),
       activations_(options_.layout.offload.activations ? std::make_unique<ActivationOffload>(*copies_, memory_) : nullptr),
@@ -95,8 +96,12 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
   {
     const MemoryScope scope(memory_, kStepMemory);
     for (const Action& action : program_.ranks.at(static_cast<size_t>(groups_.rank()))) {
-      if (options_.before_action) options_.before_action(action, store_);
-      run(action);
+      try {
+        if (options_.before_action) options_.before_action(action, store_);
+        run(action);
+      } catch (...) {
+        rethrow_out_of_memory(options_.layout, groups_.rank(), describe(action, options_.layout), measured_memory());
+      }
       if (!result_.skipped.empty()) break;  // on all ranks after the same action: none waits for the rest of the list
     }
   }
@@ -109,6 +114,14 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
 
 void Executor::run(const Action& action) {
   read_parameters(action);
+  memory_->restart_peak(kStepMemory);
+  const int64_t before = memory_->live(kStepMemory);
+  handle(action);
+  // Actions that compute have told what of it they leave behind.
+  if (action.kind > ActionKind::kRecompute) note_workspace(std::max(before, memory_->live(kStepMemory)));
+}
+
+void Executor::handle(const Action& action) {
   switch (action.kind) {
     case ActionKind::kForward:
       return forward(action);
@@ -167,7 +180,6 @@ const Executor::Units& Executor::units(const Action& action) {
 
 void Executor::forward(const Action& action) {
   const nn::Microbatch& microbatch = microbatches_->at(static_cast<size_t>(action.microbatch));
-  memory_->restart_peak(kStepMemory);
   const Key key{action.layer, action.microbatch};
   nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
   const arch::Recompute recompute = options_.layout.recompute_of(action.layer);
@@ -207,7 +219,6 @@ void Executor::backward(const Action& action) {
   const auto saved = saved_.find({action.layer, action.microbatch});
   LOCKSTEP_CHECK(saved != saved_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
   nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
-  memory_->restart_peak(kStepMemory);
   int64_t baseline = memory_->live(kStepMemory);
   const at::Tensor& dy = flowing_[action.microbatch];
   at::Tensor dx;
@@ -340,10 +351,10 @@ void Executor::nonfinite() {
                                   "precision = \"fp32\", or train.nonfinite = \"skip\""});
 }
 
-// What an action took beyond `baseline`: what lived before it and what it leaves behind.
+// What an action took beyond `baseline`, what lived before it and what it leaves behind; beside what is on its way.
 void Executor::note_workspace(int64_t baseline) {
   int64_t& buffers = measured_[MemoryCategory::kBuffers];
-  buffers = std::max(buffers, memory_->peak(kStepMemory) - baseline);
+  buffers = std::max(buffers, memory_->peak(kStepMemory) - baseline + memory_->live(MemoryCategory::kBuffers));
 }
 
 void Executor::note_activations() {
@@ -353,9 +364,11 @@ void Executor::note_activations() {
 
 program::MemoryBytes Executor::measured_memory() const {
   program::MemoryBytes bytes = measured_;
-  for (const MemoryCategory category :
-       {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kOptimizer})
-    bytes[category] = memory_->live(category);
+  for (const MemoryCategory category : {MemoryCategory::kParameters, MemoryCategory::kGradients,
+                                        MemoryCategory::kOptimizer, MemoryCategory::kHost})
+    bytes[category] = memory_->peak(category);
+  bytes[MemoryCategory::kBuffers] = std::max(bytes[MemoryCategory::kBuffers], memory_->peak(MemoryCategory::kBuffers));
+  bytes.peak = memory_->peak_total();
   return bytes;
 }
 

@@ -57,7 +57,7 @@ class Executor {
   // One optimizer step over this rank's microbatches, in order. `step` counts from 1 (bias correction).
   // A gradient that is not finite is found before it is reduced. All ranks alike then leave the step out, or throw
   // DivergedError LS5001; both name rank and parameter, and weights and moments are untouched. PeerLostError from
-  // communication.
+  // communication. OutOfMemory (out_of_memory.h) where memory runs short, also for memory.device_limit.
   StepResult step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr);
 
   // Runs `load` so that the tensors it makes are accounted as this rank's activations.
@@ -93,6 +93,7 @@ class Executor {
   };
 
   void run(const program::Action& action);
+  void handle(const program::Action& action);
   void forward(const program::Action& action);
   void recompute(const program::Action& action);
   void backward(const program::Action& action);

@@ -41,6 +41,7 @@ ParameterStore& Executor::store() {
 }
 
 std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) {
+  const MemoryScope scope(memory_, MemoryCategory::kActivations);
   at::Tensor x;
   for (const Action& action : evaluation_.ranks.at(static_cast<size_t>(groups_.rank()))) {
     if (action.kind == ActionKind::kUnshard) gather_.unshard(action.unit);

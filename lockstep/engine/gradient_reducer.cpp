@@ -49,25 +49,29 @@ comm::Work GradientReducer::reduce_unit(size_t unit, const std::string& site) {
   const at::Tensor& gradient = store_.grad_unit(unit);
   comm::Communicator& ranks = *groups_.shard();
   if (layout_.reduce_precision == config::Precision::kBf16) {
-    const at::Tensor rounded = gradient.to(at::kBFloat16);
-    wire_[unit] = at::empty_like(rounded);
-    return ranks.all_to_all(rounded, wire_[unit], {.site = site, .algorithm = Algorithm::kDirect});
+    const MemoryScope scope(store_.options().memory, MemoryCategory::kBuffers);
+    OnWire& wire = wire_[unit];
+    wire.rounded = gradient.to(at::kBFloat16);
+    wire.received = at::empty_like(wire.rounded);
+    return ranks.all_to_all(wire.rounded, wire.received, {.site = site, .algorithm = Algorithm::kDirect});
   }
   const int64_t size = gradient.numel() / ranks.size();
   return ranks.reduce_scatter(gradient, gradient.narrow(0, ranks.rank() * size, size),
                               {.site = site, .algorithm = Algorithm::kRing});
 }
 
-// What came in bf16 is summed in fp32, in rank order; this rank's own part was never rounded.
+// What came in bf16 is summed in fp32, in rank order; this rank's own part was never rounded. The others' parts come into
+// the places of the gradient that belong to them: nobody needs those any more.
 void GradientReducer::finish_wire(size_t unit) {
   const auto found = wire_.find(unit);
   if (found == wire_.end()) return;
   const int ranks = groups_.shard()->size(), here = groups_.shard()->rank();
-  const at::Tensor parts = found->second.view({ranks, -1});
-  const at::Tensor mine = store_.grad_unit(unit).view({ranks, -1}).select(0, here);
-  at::Tensor sum = here == 0 ? mine.clone() : parts.select(0, 0).to(at::kFloat);
-  for (int rank = 1; rank < ranks; ++rank) sum.add_(rank == here ? mine : parts.select(0, rank));
-  mine.copy_(sum);
+  const at::Tensor parts = found->second.received.view({ranks, -1}), gradient = store_.grad_unit(unit).view({ranks, -1});
+  for (int rank = 0; rank < ranks; ++rank)
+    if (rank != here) gradient.select(0, rank).copy_(parts.select(0, rank));
+  at::Tensor sum = gradient.select(0, 0);
+  for (int rank = 1; rank < ranks; ++rank) sum.add_(gradient.select(0, rank));
+  if (here != 0) gradient.select(0, here).copy_(sum);
   wire_.erase(found);
 }
 

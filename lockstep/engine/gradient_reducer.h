@@ -56,7 +56,11 @@ class GradientReducer {
   Groups& groups_;
   ExposedWaits& waits_;
   std::map<int, std::vector<comm::Work>> in_flight_;  // by bucket
-  std::map<size_t, at::Tensor> wire_;                 // by unit: bf16 parts of all ranks, to be summed
+  struct OnWire {
+    at::Tensor rounded;   // goes out: kept until the sum is made
+    at::Tensor received;  // parts of all ranks, to be summed
+  };
+  std::map<size_t, OnWire> wire_;                     // by unit, in bf16
   std::vector<bool> kept_;                            // by unit: something of this step was added to what is kept
   int bad_param_ = -1;
 };

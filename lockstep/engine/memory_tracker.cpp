@@ -5,6 +5,7 @@
 #include <mutex>
 #include <new>
 
+#include "lockstep/base/text.h"
 #include "lockstep/engine/block_cache.h"
 
 namespace lockstep::engine {
@@ -42,39 +43,59 @@ class TrackingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &free_block, cpu};
-    auto* header = new (blocks().take(bytes + sizeof(Header))) Header;
+    MemoryAccount* account = current_scope != nullptr ? current_scope->account_.get() : nullptr;
+    if (account) account->add(current_scope->category_, static_cast<int64_t>(bytes));
+    auto* header = new (take(bytes, account)) Header;
     header->bytes = static_cast<int64_t>(bytes);
-    if (current_scope != nullptr && current_scope->account_ != nullptr) {
+    if (account) {
       header->account = current_scope->account_;
       header->category = current_scope->category_;
-      header->account->add(header->category, header->bytes);
     }
     void* data = header + 1;
     return {data, data, &free_block, cpu};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+ private:
+  static void* take(size_t bytes, MemoryAccount* account) {
+    try {
+      return blocks().take(bytes + sizeof(Header));
+    } catch (const std::bad_alloc&) {
+      if (account) account->remove(current_scope->category_, static_cast<int64_t>(bytes));
+      throw;
+    }
+  }
 };
 
-void MemoryAccount::add(MemoryCategory category, int64_t bytes) {
-  Counter& counter = counters_[static_cast<size_t>(category)];
-  const int64_t live = counter.live.fetch_add(bytes) + bytes;
-  int64_t peak = counter.peak.load();
-  while (live > peak && !counter.peak.compare_exchange_weak(peak, live)) {
+DeviceLimitReached::DeviceLimitReached(int64_t asked, int64_t free, int64_t limit)
+    : std::runtime_error(cat(asked, " bytes asked, ", free, " of ", limit, " free")), asked(asked), free(free), limit(limit) {}
+
+void MemoryAccount::Counter::add(int64_t bytes) {
+  const int64_t now = live.fetch_add(bytes) + bytes;
+  int64_t before = peak.load();
+  while (now > before && !peak.compare_exchange_weak(before, now)) {
   }
+}
+
+void MemoryAccount::add(MemoryCategory category, int64_t bytes) {
+  if (category != MemoryCategory::kHost) {
+    const int64_t used = device_.live;
+    if (limit_ > 0 && used + bytes > limit_) throw DeviceLimitReached(bytes, limit_ - used, limit_);
+    device_.add(bytes);
+  }
+  counters_[static_cast<size_t>(category)].add(bytes);
 }
 
 void MemoryAccount::remove(MemoryCategory category, int64_t bytes) {
   counters_[static_cast<size_t>(category)].live.fetch_sub(bytes);
+  if (category != MemoryCategory::kHost) device_.live.fetch_sub(bytes);
 }
 
 int64_t MemoryAccount::live(MemoryCategory category) const { return counters_[static_cast<size_t>(category)].live; }
 int64_t MemoryAccount::peak(MemoryCategory category) const { return counters_[static_cast<size_t>(category)].peak; }
 
-void MemoryAccount::restart_peak(MemoryCategory category) {
-  Counter& counter = counters_[static_cast<size_t>(category)];
-  counter.peak = counter.live.load();
-}
+void MemoryAccount::restart_peak(MemoryCategory category) { counters_[static_cast<size_t>(category)].restart(); }
 
 void install_memory_tracking() {
   // LibTorch keeps the pointer for ever: the allocator is never destroyed.

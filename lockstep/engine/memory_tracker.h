@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 
 #include "lockstep/program/memory.h"
 
@@ -13,21 +14,38 @@ namespace lockstep::engine {
 
 using program::MemoryCategory;
 
+// A tensor would have taken the device beyond its limit; it was not allocated. Executor tells where (out_of_memory.h).
+class DeviceLimitReached : public std::runtime_error {
+ public:
+  DeviceLimitReached(int64_t asked, int64_t free, int64_t limit);
+  const int64_t asked, free, limit;  // bytes
+};
+
 // Live and peak bytes of one rank. Tensors may be freed on any thread.
 class MemoryAccount {
  public:
-  void add(MemoryCategory category, int64_t bytes);
+  // `device_limit`: bytes of all categories but the host's together; 0 = none.
+  explicit MemoryAccount(int64_t device_limit = 0) : limit_(device_limit) {}
+  void add(MemoryCategory category, int64_t bytes);  // DeviceLimitReached, and nothing added
   void remove(MemoryCategory category, int64_t bytes);
   int64_t live(MemoryCategory category) const;
   int64_t peak(MemoryCategory category) const;  // since the last restart_peak
   void restart_peak(MemoryCategory category);
+  // Of the device, all categories together at the same time.
+  int64_t live_total() const { return device_.live; }
+  int64_t peak_total() const { return device_.peak; }
+  void restart_peak_total() { device_.restart(); }
 
  private:
   struct Counter {
     std::atomic<int64_t> live{0};
     std::atomic<int64_t> peak{0};
+    void add(int64_t bytes);
+    void restart() { peak = live.load(); }
   };
   std::array<Counter, program::kNumMemoryCategories> counters_;
+  Counter device_;
+  const int64_t limit_;
 };
 
 // Replaces LibTorch's CPU allocator by one that keeps accounts and keeps blocks for reuse (block_cache.h); once per

@@ -17,14 +17,33 @@ enum class MemoryCategory { kParameters, kGradients, kOptimizer, kActivations, k
 inline constexpr size_t kNumMemoryCategories = 6;
 std::string_view category_name(MemoryCategory category);
 
+using MemoryArray = std::array<int64_t, kNumMemoryCategories>;
+int64_t device_total(const MemoryArray& bytes);  // all but the host's
+
 struct MemoryBytes {
-  std::array<int64_t, kNumMemoryCategories> bytes{};  // the largest value of each category over the step
+  MemoryArray bytes{};  // the largest value of each category over the step
   int64_t& operator[](MemoryCategory category) { return bytes[static_cast<size_t>(category)]; }
   int64_t operator[](MemoryCategory category) const { return bytes[static_cast<size_t>(category)]; }
-  int64_t peak = 0;       // the most of the device at one time: total() bounds it
-  int64_t total() const;  // of the device
+  int64_t peak = 0;  // the most of the device at one time: total() bounds it
+  int64_t total() const { return device_total(bytes); }
 };
 
+// One action of the program.
+struct MemoryPoint {
+  MemoryArray within{};  // at the moment of it at which the device holds most: device_total() is that
+  MemoryArray after{};   // at the border to the next action
+};
+
+struct MemoryTimeline {
+  MemoryArray before{};             // the first action
+  std::vector<MemoryPoint> points;  // one per action
+};
+MemoryTimeline memory_timeline(const Layout& layout, const Program& program, int rank);
+
+// The largest values of the timeline.
 MemoryBytes predict_memory(const Layout& layout, const Program& program, int rank);
+
+// The cost list of every layer as `rank` runs it, under its recompute choice.
+std::vector<arch::LayerCost> layer_costs(const Layout& layout, int rank);
 
 }  // namespace lockstep::program

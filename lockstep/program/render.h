@@ -45,10 +45,13 @@ std::string draw_block(const Layout& layout, int rank);
 // `max_rows` they are left out, with a line that says so.
 std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks,
                          int max_rows = 32);
-// Predicted memory of one rank by category, with what each is made of.
+// Predicted memory of one rank by category, with what each is made of, the peak and where it is, limit and host.
 std::string memory_table(const Program& program, const Layout& layout, int rank);
 // What a block keeps of a microbatch for its backward under each choice of recomputation, and how many blocks do so.
 std::string kept_table(const Layout& layout, int rank);
+// A chart of the rank's memory over its program: a column per action (or several, the one that holds most), categories
+// stacked, the limit as a line.
+std::string draw_memory(const Program& program, const Layout& layout, int rank, int columns = 100);
 // The predicted ledger of one rank, a row per site; with `buckets` a row for each bucket.
 std::string ledger_table(const Program& program, const Layout& layout, int rank, bool buckets);
 // One synchronisation of the gradients of this model over the data axes by both kinds of data parallelism: the

@@ -28,7 +28,7 @@ std::string layout_table(const Program& program, const Layout& layout, const std
   if (replicated) rows[0].emplace_back("same shard on");
   const size_t first_number = rows[0].size();
   for (MemoryCategory category : kCategories) rows[0].emplace_back(category_name(category));
-  rows[0].emplace_back("total");
+  rows[0].emplace_back("peak");
   for (size_t i = 0; i < shown; ++i) {
     const int rank = ranks[i];
     const SampleRange first = microbatch_samples(layout, rank, 0);
@@ -44,32 +44,10 @@ std::string layout_table(const Program& program, const Layout& layout, const std
     if (replicated) row.push_back(cat("ranks ", rank_list(layout.mesh.group(rank, kReplicateAxis))));
     const MemoryBytes bytes = predict_memory(layout, program, rank);
     for (MemoryCategory category : kCategories) row.push_back(bytes_text(bytes[category]));
-    row.push_back(bytes_text(bytes.total()));
+    row.push_back(bytes_text(bytes.peak));
     rows.push_back(std::move(row));
   }
   return table(rows, first_number, std::size(kCategories) + 1) + left_out(shown, ranks.size());
-}
-
-std::string memory_table(const Program& program, const Layout& layout, int rank) {
-  const MemoryBytes bytes = predict_memory(layout, program, rank);
-  const bool bf16 = layout.precision == config::Precision::kBf16;
-  const bool owner = bytes[MemoryCategory::kOptimizer] > 0;
-  const int64_t numel = arch::flat_layout(layout.param_table(rank)).numel;
-  const std::string made_of[] = {
-      cat(numel, " parameters x ", layout.element_size(), bf16 ? " (bf16)" : " (fp32)"),
-      cat(numel, " parameters x 4 (fp32)"),
-      !owner ? std::string("held by the server")
-             : cat(numel, " parameters x ",
-                   bf16 ? "(4 + 4 + 4): two moments and the fp32 master weights" : "(4 + 4): two moments"),
-      cat("most that is alive between two actions: kept for backward, passed on, token ids of ",
-          layout.num_microbatches(), layout.num_microbatches() == 1 ? " microbatch" : " microbatches"),
-      "largest workspace inside an action"};
-  std::vector<Row> rows;
-  for (size_t i = 0; i < std::size(kCategories); ++i) {
-    rows.push_back({std::string(category_name(kCategories[i])), bytes_text(bytes[kCategories[i]]), made_of[i]});
-  }
-  rows.push_back({"total", bytes_text(bytes.total())});
-  return cat("rank ", rank, "\n", table(rows, 1, 1));
 }
 
 std::string kept_table(const Layout& layout, int rank) {

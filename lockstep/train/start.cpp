@@ -20,13 +20,17 @@ namespace {
 
 std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 
-std::string memory_text(const program::MemoryBytes& memory) {
+std::string memory_text(const program::MemoryBytes& memory, int64_t device_limit) {
   std::vector<std::string> parts;
   for (size_t i = 0; i < program::kNumMemoryCategories; ++i) {
     const auto category = static_cast<program::MemoryCategory>(i);
-    parts.push_back(cat(program::category_name(category), " ", bytes_text(memory[category])));
+    if (category != program::MemoryCategory::kHost)
+      parts.push_back(cat(program::category_name(category), " ", bytes_text(memory[category])));
   }
-  return cat(bytes_text(memory.total()), " = ", join(parts, " + "));
+  const int64_t host = memory[program::MemoryCategory::kHost];
+  return cat(bytes_text(memory.peak), " at most at one time, of ", join(parts, " + "),
+             device_limit > 0 ? cat("; device_limit ", bytes_text(device_limit)) : "",
+             host > 0 ? cat("; on the host ", bytes_text(host)) : "");
 }
 
 std::string optimizer_text(const config::OptimizerSection& o) {
@@ -62,7 +66,8 @@ HeaderTable run_header(const TrainJob& job, const engine::Executor& executor) {
                    layout.global_batch * layout.seq_len, " tokens a step"));
   row("optimizer", optimizer_text(config.optimizer));
   row("memory", cat("predicted per rank ",
-                    memory_text(program::predict_memory(layout, executor.program(), job.world.rank()))));
+                    memory_text(program::predict_memory(layout, executor.program(), job.world.rank()),
+                                layout.device_limit)));
   return table;
 }
 
@@ -73,9 +78,12 @@ std::string memory_comparison(const program::MemoryBytes& predicted, const progr
   };
   for (size_t i = 0; i < program::kNumMemoryCategories; ++i) {
     const auto category = static_cast<program::MemoryCategory>(i);
-    line(program::category_name(category), predicted[category], measured[category]);
+    if (category != program::MemoryCategory::kHost)
+      line(program::category_name(category), predicted[category], measured[category]);
   }
-  line("total", predicted.total(), measured.total());
+  line("peak", predicted.peak, measured.peak);
+  const int64_t host = predicted[program::MemoryCategory::kHost];
+  if (host > 0) line("host", host, measured[program::MemoryCategory::kHost]);
   return join(lines, "\n");
 }
 

@@ -21,7 +21,7 @@ Json data_identity(const config::RunConfig& config, const program::Layout& layou
 
 // The resolved layout with predicted memory.
 HeaderTable run_header(const TrainJob& job, const engine::Executor& executor);
-// Predicted and measured bytes by category, a line each.
+// Predicted and measured bytes by category, a line each; the most of the device at one time; the host where it holds any.
 std::string memory_comparison(const program::MemoryBytes& predicted, const program::MemoryBytes& measured);
 
 // What a rank does: the last collectives of each of its groups (Communicator::last_calls), the save in flight

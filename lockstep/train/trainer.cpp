@@ -257,7 +257,7 @@ void Trainer::report_skipped(const engine::StepResult& result) {
 }
 
 double Trainer::worst_memory_gib() {
-  const at::Tensor bytes = at::tensor({executor_.measured_memory().total()}, at::kLong);
+  const at::Tensor bytes = at::tensor({executor_.measured_memory().peak}, at::kLong);
   groups_.world()
       .all_reduce(bytes, {.site = "memory", .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax})
       .wait();
@@ -299,9 +299,16 @@ void Trainer::log_step(const engine::StepResult& result, double lr, double secon
 }
 
 void Trainer::compare_memory() {
-  const std::string table = memory_comparison(
-      program::predict_memory(job_.layout, executor_.program(), job_.world.rank()), executor_.measured_memory());
-  for (const std::string& line : split(table, '\n')) note(line);
+  const program::MemoryBytes predicted = program::predict_memory(job_.layout, executor_.program(), job_.world.rank());
+  const program::MemoryBytes measured = executor_.measured_memory();
+  for (const std::string& line : split(memory_comparison(predicted, measured), '\n')) note(line);
+  OrderedJson values;
+  for (const auto& [kind, bytes] : {std::pair{"predicted", predicted}, {"measured", measured}}) {
+    for (size_t i = 0; i < program::kNumMemoryCategories; ++i)
+      values[cat(kind, "/", program::category_name(static_cast<program::MemoryCategory>(i)))] = bytes.bytes[i];
+    values[cat(kind, "/peak")] = bytes.peak;
+  }
+  rank0_->metrics.event("memory", step_, values);
 }
 
 void Trainer::evaluate_if_due() {

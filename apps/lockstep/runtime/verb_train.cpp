@@ -1,6 +1,8 @@
 #include "apps/lockstep/runtime/job.h"
 #include "apps/lockstep/runtime/verbs.h"
 #include "lockstep/base/units.h"
+#include "lockstep/program/ways_out.h"
+#include "lockstep/train/out_of_memory.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep::apps {
@@ -14,7 +16,8 @@ std::optional<double> stop_after(const CommandLine& command_line) {
 
 int verb_train_on_rank(const CommandLine& command_line) {
   const RankJob job(command_line);
-  return guarded(job, [&] {
+  const auto train = [&] {
+    program::check_device_limit(job.config(), job.layout());  // with the number of threads of this machine
     train::Trainer trainer({.loaded = job.loaded(),
                             .layout = job.layout(),
                             .world = job.world(),
@@ -23,7 +26,8 @@ int verb_train_on_rank(const CommandLine& command_line) {
                             .stop_after_seconds = stop_after(command_line),
                             .second_signal_ends = !command_line.identity.started_by_us() && command_line.identity.alone()});
     return static_cast<int>(trainer.run());
-  });
+  };
+  return train::with_memory_table(job.config(), job.layout(), job.world().rank(), [&] { return guarded(job, train); });
 }
 
 }  // namespace lockstep::apps

@@ -2,6 +2,7 @@
 
 #include "apps/lockstep/runtime/job.h"
 #include "apps/lockstep/runtime/verbs.h"
+#include "lockstep/train/out_of_memory.h"
 #include "lockstep/train/verify.h"
 
 namespace lockstep::apps {
@@ -9,9 +10,11 @@ namespace lockstep::apps {
 int verb_verify_on_rank(const CommandLine& command_line) {
   // The other ranks wait while rank 0 also runs the one-rank twin; a peer that dies is noticed at once all the same.
   const RankJob job(command_line, {.deadline = std::chrono::hours(1)});
-  const train::VerifyReport report = guarded(job, [&] {
+  const auto verify = [&] {
     return train::verify(job.config(), job.layout(), job.world(), command_line.integer("steps", 2));
-  });
+  };
+  const train::VerifyReport report = train::with_memory_table(job.config(), job.layout(), job.world().rank(),
+                                                              [&] { return guarded(job, verify); });
   if (job.world().rank() == 0)
     std::fputs((command_line.json ? verify_json(report) : verify_text(report)).c_str(), stdout);
   return static_cast<int>(report.ok ? ExitCode::kOk : ExitCode::kMismatch);

@@ -1,0 +1,69 @@
+#include "lockstep/engine/out_of_memory.h"
+
+#include <c10/util/Exception.h>
+
+#include <new>
+
+#include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
+#include "lockstep/engine/memory_tracker.h"
+
+namespace lockstep::engine {
+namespace {
+
+using program::ActionKind;
+
+std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+
+std::string verb_of(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return "forward";
+    case ActionKind::kBackward:
+      return "backward";
+    case ActionKind::kBackwardInput:
+      return "backward of the input";
+    case ActionKind::kBackwardWeight:
+      return "backward of the weights";
+    case ActionKind::kRecompute:
+      return "recomputation";
+    default:
+      return std::string(program::action_name(kind));
+  }
+}
+
+}  // namespace
+
+OutOfMemory::OutOfMemory(Message message, program::MemoryBytes measured)
+    : OutOfMemoryError(std::move(message)), measured(measured) {}
+
+std::string describe(const program::Action& action, const program::Layout& layout) {
+  const int layer = action.layer >= 0 ? action.layer : action.unit;
+  std::string text = verb_of(action.kind);
+  if (layer >= 0) text += cat(" of ", arch::layer_table(layout.model).at(static_cast<size_t>(layer)).name);
+  if (action.bucket >= 0) text += cat(" of bucket ", action.bucket);
+  if (action.microbatch >= 0) text += cat(", microbatch ", action.microbatch);
+  return text;
+}
+
+void rethrow_out_of_memory(const program::Layout& layout, int rank, const std::string& doing,
+                           const program::MemoryBytes& measured) {
+  const std::string who = cat("rank ", rank, " (", layout.mesh.describe(rank), ")");
+  const auto host_error = [&](const std::string& told) {
+    return OutOfMemory({.code = "LS4002", .what = cat(who, " got no more memory for ", doing, ": ", told)}, measured);
+  };
+  try {
+    throw;
+  } catch (const DeviceLimitReached& full) {
+    throw OutOfMemory({.code = "LS4001",
+                       .what = cat(who, " out of memory: ", doing, " asked ", bytes_text(full.asked), ", ",
+                                   bytes_text(full.free), " free of memory.device_limit = ", bytes_text(full.limit))},
+                      measured);
+  } catch (const c10::OutOfMemoryError& error) {
+    throw host_error(error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    throw host_error("the host has none");
+  }
+}
+
+}  // namespace lockstep::engine

@@ -1,0 +1,221 @@
+#include "lockstep/program/memory_walk.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/program/passes.h"
+#include "lockstep/program/predict.h"
+
+namespace lockstep::program {
+namespace {
+
+constexpr int64_t kFp32 = 4;
+constexpr int64_t kMoments = 8;
+constexpr int64_t kTokenId = 8;
+
+}  // namespace
+
+MemoryWalk::MemoryWalk(const Layout& layout, const Program& program, int rank)
+    : layout_(layout),
+      program_(program),
+      rank_(rank),
+      table_(layout.param_table(rank)),
+      costs_(layer_costs(layout, rank)),
+      flat_(layout.flat_layout(rank)),
+      host_(host_plan(layout)) {
+  for (const arch::FlatUnit& unit : flat_.units) units_[unit.layer] = unit.numel();
+  hold_states();
+  // Token ids and targets of all microbatches of the step.
+  live(MemoryCategory::kActivations) =
+      2 * layout.num_microbatches() * layout.micro_batch * layout.seq_len * kTokenId;
+}
+
+// What is there from the first action to the last.
+void MemoryWalk::hold_states() {
+  const int64_t whole = flat_.numel, part = whole / flat_.shards, element = layout_.element_size();
+  const bool bf16 = layout_.precision == config::Precision::kBf16;
+  const Offload& offload = layout_.offload;
+  if (!offload.parameters)
+    live(MemoryCategory::kParameters) = (layout_.sharded_parameters() ? part : whole) * element;
+  if (!offload.optimizer)
+    live(MemoryCategory::kGradients) = (layout_.transient_gradients() ? part : whole) * kFp32;
+  const int64_t masters = bf16 ? kFp32 : 0;
+  if (!offload.optimizer && layout_.owns_optimizer(rank_)) live(MemoryCategory::kOptimizer) = part * (kMoments + masters);
+  if (offload.optimizer) live(MemoryCategory::kHost) = host_.gradients + host_.states;
+}
+
+MemoryPoint MemoryWalk::step(const Action& action) {
+  MemoryPoint point{.within = live_};
+  workspace_ = activations_ = 0;
+  apply(action);
+  point.after = live_;
+  for (size_t i = 0; i < kNumMemoryCategories; ++i) point.within[i] = std::max(point.within[i], live_[i]);
+  int64_t& activations = point.within[static_cast<size_t>(MemoryCategory::kActivations)];
+  activations = std::max(activations, activations_);
+  point.within[static_cast<size_t>(MemoryCategory::kBuffers)] += workspace_;
+  return point;
+}
+
+void MemoryWalk::apply(const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return forward(action);
+    case ActionKind::kRecompute:
+      return recompute(action);
+    case ActionKind::kBackward:
+      backward_input(action);
+      return backward_weight(action);
+    case ActionKind::kBackwardInput:
+      return backward_input(action);
+    case ActionKind::kBackwardWeight:
+      return backward_weight(action);
+    case ActionKind::kUnshard:  // after STEP it fills what is there
+      if (layout_.sharded_parameters())
+        take(MemoryCategory::kParameters, gathered_, action.unit, units_.at(action.unit) * layout_.element_size());
+      return;
+    case ActionKind::kReshard:
+      return drop(MemoryCategory::kParameters, gathered_, action.unit);
+    case ActionKind::kFetch:
+    case ActionKind::kEvict:
+      return move(action);
+    case ActionKind::kReduceGrad:
+      return stage(action);
+    case ActionKind::kReduceShard:
+      return drop(MemoryCategory::kBuffers, staged_, action.bucket);
+    case ActionKind::kShardGrad:
+      return shard_gradients(action);
+    case ActionKind::kReducePartial:
+      workspace_ = sent_copy(action);
+      [[fallthrough]];
+    case ActionKind::kNorm:
+    case ActionKind::kStep:
+      while (!staged_.empty()) drop(MemoryCategory::kBuffers, staged_, staged_.begin()->first);
+      return;
+    case ActionKind::kPush:
+    case ActionKind::kLoss:
+    case ActionKind::kPull:
+      return;
+  }
+}
+
+void MemoryWalk::take(MemoryCategory category, std::map<int, int64_t>& from, int key, int64_t bytes) {
+  LOCKSTEP_CHECK(from.emplace(key, bytes).second, category_name(category), " of ", key, " are there already");
+  live(category) += bytes;
+}
+
+void MemoryWalk::drop(MemoryCategory category, std::map<int, int64_t>& from, int key) {
+  const auto found = from.find(key);
+  if (found == from.end()) return;
+  live(category) -= found->second;
+  from.erase(found);
+}
+
+void MemoryWalk::flow(int microbatch, int64_t bytes) {
+  int64_t& now = flowing_[microbatch];
+  live(MemoryCategory::kActivations) += bytes - now;
+  now = bytes;
+}
+
+void MemoryWalk::forward(const Action& action) {
+  live(MemoryCategory::kActivations) += kept_[{action.layer, action.microbatch}] = cost(action).kept;
+  flow(action.microbatch, cost(action).output);
+  workspace_ = cost(action).forward_workspace;
+  open_gradients(action);  // the head's own
+}
+
+void MemoryWalk::recompute(const Action& action) {
+  const Key key{action.layer, action.microbatch};
+  kept_.at(key) += cost(action).restored;
+  live(MemoryCategory::kActivations) += cost(action).restored;
+  live(MemoryCategory::kHost) -= std::exchange(on_host_[key], 0);
+  workspace_ = cost(action).recompute_workspace;
+}
+
+void MemoryWalk::backward_input(const Action& action) {
+  const bool last = action.layer + 1 == static_cast<int>(costs_.size());
+  if (last) flow(action.microbatch, 0);  // the head's own gradient is 1
+  const int64_t dx = action.layer == 0 ? 0 : costs_[static_cast<size_t>(action.layer) - 1].output;
+  activations_ = live(MemoryCategory::kActivations) + dx;  // beside dy and all that was kept
+  flow(action.microbatch, dx);
+  workspace_ = cost(action).backward_workspace;
+  open_gradients(action);
+}
+
+void MemoryWalk::backward_weight(const Action& action) {
+  const auto kept = kept_.find({action.layer, action.microbatch});
+  LOCKSTEP_CHECK(kept != kept_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
+  live(MemoryCategory::kActivations) -= kept->second;
+  kept_.erase(kept);
+  workspace_ = cost(action).backward_workspace;
+  open_gradients(action);
+}
+
+void MemoryWalk::open_gradients(const Action& action) {
+  if (!layout_.transient_gradients()) return;
+  for (const int unit : units_written(action, table_))
+    if (!open_.contains(unit)) take(MemoryCategory::kGradients, open_, unit, units_.at(unit) * kFp32);
+}
+
+void MemoryWalk::move(const Action& action) {
+  switch (action.moved) {
+    case Moved::kParameters:
+      if (layout_.offload.parameters)  // else it fills what is there
+        move_unit(action, MemoryCategory::kParameters, fetched_, layout_.element_size());
+      return;
+    case Moved::kOptimizer:
+      return move_unit(action, MemoryCategory::kHost, from_disk_, offloaded_state_bytes(layout_));
+    case Moved::kActivation:
+      return move_activation(action);
+  }
+}
+
+void MemoryWalk::move_unit(const Action& action, MemoryCategory category, std::map<int, int64_t>& from, int64_t element) {
+  if (action.kind == ActionKind::kFetch)
+    take(category, from, action.unit, units_.at(action.unit) / flat_.shards * element);
+  else
+    drop(category, from, action.unit);
+}
+
+// What leaves is on both sides until the next of its kind moves, and what comes until it is used.
+void MemoryWalk::move_activation(const Action& action) {
+  const Key key{action.layer, action.microbatch};
+  live(MemoryCategory::kActivations) -= std::exchange(leaving_, 0);
+  if (action.kind == ActionKind::kFetch) {
+    live(MemoryCategory::kActivations) += on_host_.at(key);
+  } else {
+    leaving_ = on_host_[key] = kept_.at(key);
+    live(MemoryCategory::kHost) += leaving_;
+  }
+}
+
+// With reduce_precision bf16 the gradients of the bucket once as they go out and once as they come in.
+void MemoryWalk::stage(const Action& action) {
+  if (layout_.reduce_precision != config::Precision::kBf16 || layout_.shards() == 1) return;
+  constexpr int64_t kOutAndIn = 2 * 2;
+  int64_t bytes = 0;
+  for (const int unit : program_.buckets.at(static_cast<size_t>(action.bucket)).layers) bytes += kOutAndIn * units_.at(unit);
+  take(MemoryCategory::kBuffers, staged_, action.bucket, bytes);
+}
+
+void MemoryWalk::shard_gradients(const Action& action) {
+  drop(MemoryCategory::kBuffers, staged_, action.bucket);
+  for (const int unit : program_.buckets.at(static_cast<size_t>(action.bucket)).layers)
+    drop(MemoryCategory::kGradients, open_, unit);
+}
+
+// Gradients that lie scattered travel together, in a copy.
+int64_t MemoryWalk::sent_copy(const Action& action) const {
+  int64_t largest = 0;
+  for (const PlannedCall& planned : planned_calls(layout_, program_, rank_, action))
+    largest = std::max(largest, payload(planned.call));
+  return largest;
+}
+
+void MemoryWalk::check_end() const {
+  LOCKSTEP_CHECK(kept_.empty(), "bytes kept for a backward that never came");
+  LOCKSTEP_CHECK(gathered_.empty() && fetched_.empty() && from_disk_.empty(), "parameters gathered and never dropped");
+  LOCKSTEP_CHECK(open_.empty() && staged_.empty(), "gradients that were never reduced");
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,69 @@
+// What is alive while the actions of one rank run, by category: inside program/ alone, behind memory.h.
+#pragma once
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "lockstep/program/memory.h"
+#include "lockstep/program/placement.h"
+
+namespace lockstep::program {
+
+class MemoryWalk {
+ public:
+  MemoryWalk(const Layout& layout, const Program& program, int rank);
+
+  // Before the first action: what the rank holds all the time, and the tokens of the step.
+  const MemoryArray& live() const { return live_; }
+  // Walks over one action.
+  MemoryPoint step(const Action& action);
+  // InternalError where something is kept for a backward that never came, or gathered and never dropped.
+  void check_end() const;
+
+ private:
+  using Key = std::pair<int, int>;  // layer, microbatch
+  int64_t& live(MemoryCategory category) { return live_[static_cast<size_t>(category)]; }
+  const arch::LayerCost& cost(const Action& action) const { return costs_.at(static_cast<size_t>(action.layer)); }
+
+  void hold_states();
+  void apply(const Action& action);
+  void forward(const Action& action);
+  void backward_input(const Action& action);
+  void backward_weight(const Action& action);
+  void recompute(const Action& action);
+  void flow(int microbatch, int64_t bytes);
+  void open_gradients(const Action& action);
+  void take(MemoryCategory category, std::map<int, int64_t>& from, int key, int64_t bytes);
+  void drop(MemoryCategory category, std::map<int, int64_t>& from, int key);
+  void move(const Action& action);
+  void move_unit(const Action& action, MemoryCategory category, std::map<int, int64_t>& from, int64_t element);
+  void move_activation(const Action& action);
+  void stage(const Action& action);
+  void shard_gradients(const Action& action);
+  int64_t sent_copy(const Action& action) const;
+
+  const Layout& layout_;
+  const Program& program_;
+  int rank_;
+  std::vector<arch::ParamSpec> table_;
+  std::vector<arch::LayerCost> costs_;
+  arch::FlatLayout flat_;
+  HostPlan host_;
+  std::map<int, int64_t> units_;     // layer that owns it -> elements
+  MemoryArray live_{};
+  std::map<int, int64_t> flowing_;   // microbatch -> output of its last F, or gradient of its last I
+  std::map<Key, int64_t> kept_;      // for backward, on the device or the host
+  std::map<int, int64_t> gathered_;  // unit -> bytes between UNSHARD and RESHARD
+  std::map<int, int64_t> fetched_;   // unit -> bytes between FETCH and EVICT
+  std::map<int, int64_t> from_disk_; // unit -> bytes of its states between FETCH and EVICT, on the host
+  std::map<Key, int64_t> on_host_;   // inputs of layers, until they are used again
+  int64_t leaving_ = 0;              // of the one that went last: still on the device
+  std::map<int, int64_t> open_;      // unit -> bytes of its transient gradient
+  std::map<int, int64_t> staged_;    // bucket -> bytes of gradients on their way
+  // Of the action that runs: beyond what is alive at its borders.
+  int64_t workspace_ = 0;
+  int64_t activations_ = 0;
+};
+
+}  // namespace lockstep::program

@@ -1,0 +1,143 @@
+// Refusals by memory.device_limit, and the changes they name.
+#include "lockstep/program/ways_out.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/text.h"
+#include "lockstep/program/step_cost.h"
+
+namespace lockstep::program {
+namespace {
+
+using ::testing::HasSubstr;
+
+config::RunConfig configuration() {
+  config::RunConfig config;
+  config.model.preset = "gpt2-test";
+  config.train.global_batch = 8;
+  config.train.micro_batch = 4;
+  config.train.seq_len = 64;
+  return config;
+}
+
+Layout layout_of(const config::RunConfig& config, int ranks) {
+  return make_layout(config, arch::resolve_model(config.model), ranks);
+}
+
+int64_t peak_of(const config::RunConfig& config, int ranks) {
+  const Layout layout = layout_of(config, ranks);
+  return predict_memory(layout, build_program(layout), 0).peak;
+}
+
+std::vector<std::string> changes(const std::vector<WayOut>& ways) {
+  std::vector<std::string> all;
+  for (const WayOut& way : ways) all.push_back(way.change);
+  return all;
+}
+
+TEST(WaysOut, AreWhatTheChangedConfigurationWouldNeed) {
+  config::RunConfig config = configuration();
+  const int64_t peak = peak_of(config, 2);
+  const std::vector<WayOut> ways = ways_out(config, layout_of(config, 2), 0, 100);
+  const auto find = [&](const std::string& change) {
+    for (const WayOut& way : ways)
+      if (way.change == change) return way;
+    ADD_FAILURE() << "no " << change << " in " << join(changes(ways), "; ");
+    return WayOut{};
+  };
+  config.train.micro_batch = 1;
+  EXPECT_EQ(find("train.micro_batch = 1").peak, peak_of(config, 2));
+  config = configuration();
+  config.parallel.zero = 3;
+  EXPECT_EQ(find("parallel.zero = 3").peak, peak_of(config, 2));
+  EXPECT_EQ(find("parallel.zero = 3").saved, peak - peak_of(config, 2));
+  config = configuration();
+  config.parallel.tp = 2;
+  EXPECT_EQ(find("parallel.tp = 2").peak, peak_of(config, 2));
+  config = configuration();
+  config.train.precision = config::Precision::kBf16;
+  EXPECT_EQ(find("train.precision = \"bf16\" (other rounding)").peak, peak_of(config, 2));
+  for (const WayOut& way : ways) EXPECT_GT(way.saved, 0) << way.change;
+}
+
+TEST(WaysOut, ThoseThatFitComeFirstTheFastestOfThemAhead) {
+  config::RunConfig config = configuration();
+  config.memory.device_limit.count = peak_of(config, 2) - 1;
+  const std::vector<WayOut> ways = ways_out(config, layout_of(config, 2), 0, 100);
+  for (size_t i = 1; i < ways.size(); ++i) {
+    EXPECT_GE(ways[i - 1].fits, ways[i].fits);
+    if (ways[i].fits && ways[i - 1].same_numbers == ways[i].same_numbers) {
+      EXPECT_LE(ways[i - 1].slower, ways[i].slower) << ways[i].change;
+    }
+  }
+  EXPECT_EQ(ways_out(config, layout_of(config, 2), 0).size(), 3u);
+  config.memory.device_limit.count = 1;  // nothing is enough: what saves most
+  const std::vector<WayOut> none = ways_out(config, layout_of(config, 2), 0);
+  for (const WayOut& way : none) EXPECT_FALSE(way.fits) << way.change;
+  for (size_t i = 1; i < none.size(); ++i) EXPECT_GE(none[i - 1].saved, none[i].saved);
+}
+
+TEST(WaysOut, OnlyValidOnesAreNamed) {
+  config::RunConfig config = configuration();
+  config.train.global_batch = 20;
+  const std::vector<std::string> named = changes(ways_out(config, layout_of(config, 5), 0, 100));
+  EXPECT_THAT(named, ::testing::Not(::testing::Contains(HasSubstr("parallel.tp"))));  // 5 ranks
+  EXPECT_THAT(named, ::testing::Not(::testing::Contains(HasSubstr("activations"))));  // nothing recomputes in full
+  config = configuration();
+  config.parallel.data_parallel = config::DataParallel::kParameterServer;
+  EXPECT_THAT(changes(ways_out(config, layout_of(config, 2), 0, 100)),
+              ::testing::Not(::testing::Contains(::testing::AnyOf(HasSubstr("zero"), HasSubstr("offload")))));
+}
+
+TEST(DeviceLimit, ThePredictedPeakOfTheRankThatNeedsMostDecides) {
+  config::RunConfig config = configuration();
+  config.parallel.data_parallel = config::DataParallel::kParameterServer;
+  const int64_t server = peak_of(config, 2);
+  config.memory.device_limit.count = server;
+  EXPECT_NO_THROW(check_device_limit(config, layout_of(config, 2)));
+  config.memory.device_limit.count = server - 1;
+  try {
+    check_device_limit(config, layout_of(config, 2));
+    FAIL() << "no error";
+  } catch (const OutOfMemoryError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kOutOfMemory);
+    EXPECT_EQ(error.message().code, "LS4003");
+    EXPECT_THAT(error.message().what, HasSubstr("rank 0 (dp_replicate0) would need "));
+    for (const char* word : {"parameters", "gradients", "optimizer", "activations", "buffers", "peak", "cheapest ways out"})
+      EXPECT_THAT(error.message().what, HasSubstr(word));
+  }
+}
+
+TEST(StepCost, CountsProductsTrafficAndWhatIsComputedAgain) {
+  config::RunConfig config = configuration();
+  const Layout plain = layout_of(config, 2);
+  double forward = 0, backward = 0, blocks = 0, pointwise = 0;
+  const std::vector<arch::LayerCost> costs = layer_costs(plain, 0);
+  for (size_t i = 0; i < costs.size(); ++i) {
+    forward += costs[i].forward_flops();
+    backward += costs[i].backward_flops();
+    if (i == 0 || i + 1 == costs.size()) continue;
+    blocks += costs[i].forward_flops();
+    pointwise += static_cast<double>(costs[i].memory_traffic);
+  }
+  const StepCost cost = step_cost(plain, build_program(plain), 0);
+  EXPECT_EQ(cost.flops, forward + backward);
+  EXPECT_EQ(cost.pointwise, 0);
+  // The ring sends 2 (n - 1) / n of the gradients; loss beside it.
+  EXPECT_NEAR(cost.network, 4.0 * static_cast<double>(plain.flat_layout(0).numel), 100);
+  Program again = build_program(plain);
+  Layout full = plain;
+  full.recompute.assign(costs.size() - 2, arch::Recompute::kFull);
+  auto& actions = again.ranks[0];
+  for (size_t layer = 1; layer + 1 < costs.size(); ++layer)
+    actions.insert(actions.begin(), {.kind = ActionKind::kRecompute, .layer = static_cast<int>(layer), .microbatch = 0});
+  const StepCost more = step_cost(full, again, 0);
+  EXPECT_EQ(more.flops, cost.flops + blocks);
+  EXPECT_EQ(more.pointwise, pointwise);
+  EXPECT_GT(seconds(more, config::Device::kCpu), seconds(cost, config::Device::kCpu));
+  EXPECT_GT(seconds(cost, config::Device::kCpu), seconds(cost, config::Device::kCuda));
+}
+
+}  // namespace
+}  // namespace lockstep::program
