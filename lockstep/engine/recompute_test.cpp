@@ -104,6 +104,34 @@ TEST(Recompute, TensorAndSequenceParallel) {
   expect_same_bits({.preset = "llama-test", .dp = 2, .micro_batch = 1, .tp = 2});
 }
 
+TEST(Recompute, MeasuredMemoryIsThePredictedOneWithinFivePercent) {
+  install_memory_tracking();
+  for (const char* preset : {"gpt2-test", "llama-test"})
+    for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16})
+      for (const int tp : {1, 2})
+        for (const bool sequence_parallel : {true, false})
+          for (const Choices& blocks : kChoices) {
+            if (tp == 1 && !sequence_parallel) continue;
+            const Case c{.preset = preset, .dp = 1, .precision = precision, .overlap = sequence_parallel, .seq_len = 64,
+                         .dropout = sequence_parallel ? 0.1 : 0, .tp = tp, .sequence_parallel = sequence_parallel};
+            const program::Layout layout = layout_with(c, blocks);
+            lockstep::testing::run_ranks(tp, [&](comm::World& world) {
+              Groups groups(world, layout);
+              Executor executor({.layout = layout}, groups);
+              executor.step(executor.load([&] { return microbatches(layout, world.rank(), 0); }), 1, 1e-3);
+              const program::MemoryBytes predicted = program::predict_memory(layout, executor.program(), world.rank());
+              const program::MemoryBytes measured = executor.measured_memory();
+              for (const MemoryCategory category : {MemoryCategory::kActivations, MemoryCategory::kBuffers}) {
+                const auto expected = static_cast<double>(predicted[category]);
+                EXPECT_NEAR(static_cast<double>(measured[category]), expected, 0.05 * expected)
+                    << preset << " tp " << tp << (sequence_parallel ? " sequence parallel " : " ")
+                    << static_cast<int>(precision) << " rank " << world.rank() << " choice "
+                    << static_cast<int>(blocks.back()) << " " << program::category_name(category);
+              }
+            });
+          }
+}
+
 TEST(Recompute, ShardedStates) {
   for (const int zero : {2, 3})
     expect_same_bits({.preset = "llama-test", .dp = 2, .micro_batch = 1, .dropout = 0.1, .zero = zero});
