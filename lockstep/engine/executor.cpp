@@ -273,7 +273,8 @@ void Executor::fetch(const Action& action) {
     case program::Moved::kParameters:
       return gather_.fetch(action.unit);
     case program::Moved::kActivation:
-      return activations_->fetch({action.layer, action.microbatch});
+      activations_->fetch({action.layer, action.microbatch});
+      return note_activations();
     case program::Moved::kOptimizer:
       break;
   }

@@ -24,7 +24,7 @@ struct MemoryBytes {
   MemoryArray bytes{};  // the largest value of each category over the step
   int64_t& operator[](MemoryCategory category) { return bytes[static_cast<size_t>(category)]; }
   int64_t operator[](MemoryCategory category) const { return bytes[static_cast<size_t>(category)]; }
-  int64_t peak = 0;  // the most of the device at one time: total() bounds it
+  int64_t peak = 0;  // the most of the device at one time; of activations also what lives inside an action, dy beside dx
   int64_t total() const { return device_total(bytes); }
 };
 
