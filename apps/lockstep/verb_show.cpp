@@ -10,6 +10,7 @@
 #include "lockstep/config/check.h"
 #include "lockstep/program/job.h"
 #include "lockstep/program/memory.h"
+#include "lockstep/program/moves.h"
 #include "lockstep/program/predict.h"
 #include "lockstep/program/render.h"
 #include "lockstep/program/traffic.h"
@@ -149,6 +150,8 @@ std::string traffic_page(const Shown& shown, const CommandLine& command_line) {
     text += cat(ranks_text(shown.ranks[kinds], shown.ranks.back()), sharded ? ": as on rank " : ": gradients as on rank ",
                 shown.ranks[kinds - 1], where, "\n\n");
   }
+  if (const std::string moves = program::moves_table(shown.program, shown.layout, shown.ranks[0]); !moves.empty())
+    text += moves + "\n";
   if (shown.layout.shards() > 1) return text + program::sharding_summary(shown.program, shown.layout);
   // Without data parallelism no gradient is synchronised.
   const bool tensor_alone = shown.layout.mesh.degree(mesh::kDataAxes) == 1 && shown.layout.mesh.world_size() > 1;

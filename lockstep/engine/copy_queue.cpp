@@ -123,8 +123,6 @@ void CopyThread::work_off() {
       lock.lock();
       running = false;
       totals.seconds += seconds_since(began);
-      totals.copies += 1;
-      totals.bytes += copy->bytes;
       if (problem) failure = problem;
     }
     bytes -= copy->bytes;
@@ -199,6 +197,8 @@ Copy CopyQueue::start(std::string what, int64_t bytes, std::function<void()> bod
   shared_->wait(lock, "an earlier copy", [&] { return most == 0 || shared_->bytes == 0 || shared_->bytes + bytes <= most; });
   if (shared_->failure) std::rethrow_exception(shared_->failure);
   shared_->bytes += bytes;
+  shared_->totals.copies += 1;
+  shared_->totals.bytes += bytes;
   shared_->waiting.push_back(copy.state_);
   shared_->changed.notify_all();
   return copy;

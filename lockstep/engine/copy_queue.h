@@ -17,7 +17,8 @@ struct CopyQueueOptions {
   std::chrono::milliseconds deadline{600000};  // of one wait
 };
 
-// What the copies took, and for how much of it somebody stood still.
+// What the copies took, and for how much of it somebody stood still. Copies count when they are asked for, their seconds
+// when they end.
 struct CopyTotals {
   int64_t copies = 0;
   int64_t bytes = 0;

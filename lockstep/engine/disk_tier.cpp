@@ -1,9 +1,11 @@
 #include "lockstep/engine/disk_tier.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -106,26 +108,63 @@ void DiskTier::write(size_t region, const void* from) {
   place.written = true;
 }
 
+void DiskTier::damaged(const Place& place, const std::string& how) const {
+  throw EnvironmentError({.code = "LS4013",
+                          .what = cat("the offload file is damaged: ", where(place), " ", how),
+                          .where = "memory.disk_path",
+                          .way_out = cat("check that disk; ", kResume)});
+}
+
+void DiskTier::compare(const Place& place, uint64_t found) const {
+  if (found != place.checksum)
+    damaged(place, cat("has the checksum ", hash_text(found), ", written was ", hash_text(place.checksum)));
+}
+
+void DiskTier::read_from(const Place& place, int64_t offset, char* to, int64_t bytes) const {
+  for (int64_t done = 0; done < bytes;) {
+    const ssize_t got =
+        ::pread(file_.get(), to + done, static_cast<size_t>(bytes - done), place.offset + offset + done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_refused(cat("cannot read ", where(place)), errno, kResume);
+    if (got == 0) damaged(place, cat("ends after ", offset + done, " bytes"));
+    done += got;
+  }
+}
+
 void DiskTier::read(size_t region, void* to) const {
   const Place& place = places_.at(region);
   LOCKSTEP_CHECK(place.written, "read before it was written: ", where(place));
-  const auto damaged = [&](const std::string& how) {
-    throw EnvironmentError({.code = "LS4013",
-                            .what = cat("the offload file is damaged: ", where(place), " ", how),
-                            .where = "memory.disk_path",
-                            .way_out = cat("check that disk; ", kResume)});
-  };
-  for (int64_t done = 0; done < place.region.bytes;) {
-    const ssize_t got = ::pread(file_.get(), static_cast<char*>(to) + done,
-                                static_cast<size_t>(place.region.bytes - done), place.offset + done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_refused(cat("cannot read ", where(place)), errno, kResume);
-    if (got == 0) damaged(cat("ends after ", done, " bytes"));
-    done += got;
+  read_from(place, 0, static_cast<char*>(to), place.region.bytes);
+  compare(place, hash64(to, static_cast<size_t>(place.region.bytes)));
+}
+
+uint64_t DiskTier::checksum(const Place& place) const {
+  std::vector<char> piece(1 << 20);
+  Hasher hasher;
+  for (int64_t offset = 0; offset < place.region.bytes;) {
+    const int64_t bytes = std::min<int64_t>(static_cast<int64_t>(piece.size()), place.region.bytes - offset);
+    read_from(place, offset, piece.data(), bytes);
+    hasher.update(piece.data(), static_cast<size_t>(bytes));
+    offset += bytes;
   }
-  const uint64_t found = hash64(to, static_cast<size_t>(place.region.bytes));
-  if (found != place.checksum)
-    damaged(cat("has the checksum ", hash_text(found), ", written was ", hash_text(place.checksum)));
+  return hasher.hash();
+}
+
+// Checked with reads: a mapping of a file that is too short would end the process.
+std::shared_ptr<void> DiskTier::map(size_t region) const {
+  const Place& place = places_.at(region);
+  LOCKSTEP_CHECK(place.written, "mapped before it was written: ", where(place));
+  compare(place, checksum(place));
+  const auto bytes = static_cast<size_t>(place.region.bytes);
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), place.offset);
+  if (data == MAP_FAILED) throw_refused(cat("cannot map ", where(place)), errno, kResume);
+  return {data, [bytes](void* mapped) { ::munmap(mapped, bytes); }};
+}
+
+void DiskTier::accept(size_t region) {
+  Place& place = places_.at(region);
+  place.checksum = checksum(place);
+  place.written = true;
 }
 
 }  // namespace lockstep::engine

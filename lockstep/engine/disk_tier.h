@@ -30,6 +30,13 @@ class DiskTier {
   // ends too early.
   void read(size_t region, void* to) const;
 
+  // The region as memory, for checkpoints: reads and writes of it are those of the file. Checked first, as in read. It may
+  // outlive the tier.
+  std::shared_ptr<void> map(size_t region) const;
+  // After writes through a mapping: what is there now is what was written last.
+  void accept(size_t region);
+
+  bool written(size_t region) const { return places_.at(region).written; }
   int64_t bytes() const { return bytes_; }
   const std::filesystem::path& path() const { return path_; }  // as messages name it
   int descriptor() const { return file_.get(); }               // for tests, which damage the file
@@ -43,6 +50,10 @@ class DiskTier {
   };
   void reserve(const std::filesystem::path& folder) const;
   std::string where(const Place& place) const;
+  void read_from(const Place& place, int64_t offset, char* to, int64_t bytes) const;
+  uint64_t checksum(const Place& place) const;  // of what the file holds
+  [[noreturn]] void damaged(const Place& place, const std::string& how) const;
+  void compare(const Place& place, uint64_t found) const;
 
   std::filesystem::path path_;
   Descriptor file_{-1};

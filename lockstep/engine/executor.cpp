@@ -13,6 +13,7 @@
 #include "lockstep/model/model.h"
 #include "lockstep/optim/adamw.h"
 #include "lockstep/program/passes.h"
+#include "lockstep/program/placement.h"
 
 namespace lockstep::engine {
 namespace {
@@ -37,6 +38,9 @@ StoreOptions store_options(const ExecutorOptions& options, const Groups& groups,
           .transient_gradients = layout.transient_gradients(),
           .offload_optimizer = layout.offload.optimizer,
           .offload_parameters = layout.offload.parameters,
+          .disk_units = program::host_plan(layout).disk_units,
+          .disk_path = options.disk_path,
+          .rank = groups.rank(),
           .replica = mesh.group_rank(groups.rank(), mesh::kDataAxes),
           .num_replicas = mesh.degree(mesh::kDataAxes),
           .shard_replica = layout.shards() > 1 ? mesh.coordinates(groups.rank())[mesh::Axis::kDpReplicate]
@@ -107,6 +111,7 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
   }
   note_waits();
   if (copies_) result_.copies = copies_->take_totals();
+  if (store_.host() && store_.host()->disk()) result_.disk = store_.host()->disk()->take_totals();
   LOCKSTEP_CHECK(saved_.empty() && inputs_.empty() && flowing_.empty(), "activations left after the last action");
   microbatches_ = nullptr;
   return result_;
@@ -276,9 +281,8 @@ void Executor::fetch(const Action& action) {
       activations_->fetch({action.layer, action.microbatch});
       return note_activations();
     case program::Moved::kOptimizer:
-      break;
+      return store_.host()->disk()->fetch(store_.unit_of(action.unit));
   }
-  LOCKSTEP_CHECK(false, "no place to fetch optimizer state of layer ", action.unit, " from");
 }
 
 void Executor::evict(const Action& action) {
@@ -292,9 +296,8 @@ void Executor::evict(const Action& action) {
       return note_activations();
     }
     case program::Moved::kOptimizer:
-      break;
+      return store_.host()->disk()->evict(store_.unit_of(action.unit));
   }
-  LOCKSTEP_CHECK(false, "no place to evict optimizer state of layer ", action.unit, " to");
 }
 
 // The one division by the global token count, and the clipping.
@@ -319,6 +322,8 @@ void Executor::norm() {
 
 void Executor::update(const Action& action) {
   std::vector<optim::AdamWParameter> parameters;
+  DiskStates* disk = store_.host() ? store_.host()->disk() : nullptr;
+  if (disk && action.unit >= 0 && store_.host()->on_disk(store_.unit_of(action.unit))) disk->ready(store_.unit_of(action.unit));
   for (size_t unit = 0; unit < store_.layout().units.size(); ++unit)
     if (action.unit < 0 || store_.layout().units[unit].layer == action.unit)
       for (optim::AdamWParameter& parameter : store_.adamw_parameters(unit)) parameters.push_back(std::move(parameter));
@@ -332,6 +337,7 @@ void Executor::nonfinite() {
   saved_.clear();
   inputs_.clear();
   if (activations_) activations_->clear();
+  if (store_.host() && store_.host()->disk()) store_.host()->disk()->abandon();
   comm::Communicator& replica = groups_.replica();
   const at::Tensor mine = at::tensor({static_cast<int64_t>(gradients_.bad_param())}, at::kLong);
   const at::Tensor all = at::empty({replica.size()}, at::kLong);

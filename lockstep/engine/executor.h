@@ -1,6 +1,7 @@
 // The interpreter of step programs: one handler per action kind, run in list order. There is no other training loop.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -33,6 +34,7 @@ struct ExecutorOptions {
   optim::AdamWOptions adamw{};
   double max_grad_norm = 1.0;  // 0 = no clipping
   bool skip_nonfinite = false;  // a gradient that is not finite: the step is left out, instead of DivergedError
+  std::filesystem::path disk_path{};  // takes what the layout offloads to disk
   ActionObserver before_action{};
 };
 
@@ -43,7 +45,8 @@ struct StepResult {
   double clip_factor = 1;
   double exposed_comm_seconds = 0;  // this rank waited for communication
   std::map<std::string, double> exposed_by{};  // the same by what it waited for: "tp all_reduce", "dp reduce_grad"
-  CopyTotals copies{};  // between host (or disk) and device
+  CopyTotals copies{};  // between host and device
+  CopyTotals disk{};    // of states on disk
   std::string skipped{};  // where the step was left out: whose gradient was not finite, "rank 1: norm.weight"
 };
 

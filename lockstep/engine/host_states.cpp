@@ -25,6 +25,16 @@ HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& 
   states_ = UnitBuffers(layout_of_parts(layout, [&](int64_t part) { return 3 * part + (compute_copy_ ? (part + 1) / 2 : 0); }),
                         host);
   gradients_ = UnitBuffers(layout_of_parts(layout, [](int64_t part) { return part; }), host);
+  std::vector<DiskUnit> on_disk_units;
+  for (size_t unit = 0; unit < sizes_.size(); ++unit)
+    if (on_disk(unit)) on_disk_units.push_back({.unit = unit, .name = options.names.at(unit), .numel = sizes_[unit]});
+  if (!on_disk_units.empty())
+    disk_ = std::make_unique<DiskStates>(std::move(on_disk_units), states_,
+                                         DiskStatesOptions{.folder = options.disk_path,
+                                                           .rank = options.rank,
+                                                           .compute_copy = compute_copy_,
+                                                           .pinned = options.pinned,
+                                                           .memory = options.memory});
   for (size_t unit = 0; unit < sizes_.size(); ++unit) {
     gradients_.hold(unit);
     gradients_.unit(unit).zero_();
@@ -36,13 +46,25 @@ HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& 
 
 at::Tensor HostStates::field(size_t unit, int64_t index) const {
   const int64_t size = sizes_.at(unit);
+  if (on_disk(unit) && !states_.held(unit)) return disk_->mapped(unit, index);
   return states_.unit(unit).narrow(0, index * size, size);
 }
 
 at::Tensor HostStates::compute(size_t unit) const {
   if (!compute_copy_) return value(unit);
+  if (on_disk(unit) && !states_.held(unit)) return disk_->mapped(unit, 3);
   const int64_t size = sizes_.at(unit);
   return states_.unit(unit).narrow(0, 3 * size, (size + 1) / 2).view(at::kBFloat16).narrow(0, 0, size);
+}
+
+HostStates::Open::Open(HostStates* states, size_t unit) : unit_(unit) {
+  if (states == nullptr || !states->on_disk(unit)) return;
+  disk_ = states->disk();
+  disk_->open(unit);
+}
+
+HostStates::Open::~Open() noexcept(false) {
+  if (disk_ != nullptr && std::uncaught_exceptions() == exceptions_) disk_->close(unit_);
 }
 
 void HostStates::zero_gradients() {

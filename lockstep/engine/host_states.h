@@ -4,23 +4,32 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "lockstep/arch/params.h"
+#include "lockstep/engine/disk_states.h"
 #include "lockstep/engine/unit_buffers.h"
 
 namespace lockstep::engine {
 
 struct HostStatesOptions {
   bool compute_copy = false;  // a bf16 copy of the values beside them
-  std::vector<int> disk_units{};  // layers that own the units whose states are here from hold() to drop() alone
+  std::vector<int> disk_units{};  // layers that own the units whose states lie on disk, and are here while fetched
+  std::vector<std::string> names{};  // of the units
+  std::filesystem::path disk_path{};
+  int rank = 0;
   bool pinned = false;  // the device is a GPU
   std::shared_ptr<MemoryAccount> memory = nullptr;
 };
 
 // One block of memory per unit, so that it moves to and from a disk as one: values, first moments, second moments, copy.
-// Gradients are apart and stay. Everything starts as zeros. "Part" = [numel / shards] of a unit.
+// Gradients are apart and stay. Everything starts as zeros. "Part" = [numel / shards] of a unit. What lies on disk and is
+// not fetched is given as memory of the file: reading it is slow, and accept() must follow writes.
 class HostStates {
  public:
   HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options);
@@ -32,10 +41,25 @@ class HostStates {
   at::Tensor gradient(size_t unit) const { return gradients_.unit(unit); }
   void zero_gradients();
 
-  // The block of a unit that comes and goes.
-  UnitBuffers& states() { return states_; }
-  const UnitBuffers& states() const { return states_; }
   bool on_disk(size_t unit) const { return on_disk_.at(unit); }
+  DiskStates* disk() { return disk_.get(); }  // null where nothing is on disk
+  // While it lives the states of a unit are in memory, to be changed between steps.
+  class Open {
+   public:
+    Open(HostStates* states, size_t unit);  // null: nothing is to do
+    ~Open() noexcept(false);                // throws only where no exception is on its way
+    Open(const Open&) = delete;
+    Open& operator=(const Open&) = delete;
+
+   private:
+    DiskStates* disk_ = nullptr;
+    size_t unit_;
+    int exceptions_ = std::uncaught_exceptions();
+  };
+  // After what was given of units on disk was written to.
+  void accept() {
+    if (disk_) disk_->accept();
+  }
 
  private:
   at::Tensor field(size_t unit, int64_t index) const;
@@ -44,6 +68,7 @@ class HostStates {
   std::vector<bool> on_disk_;
   bool compute_copy_;
   UnitBuffers states_, gradients_;
+  std::unique_ptr<DiskStates> disk_;
 };
 
 // The parts of one rank as a layout of their own, one shard: unit u has `numel(part)` elements.

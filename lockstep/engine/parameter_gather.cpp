@@ -36,8 +36,11 @@ void ParameterGather::fetch(int layer) {
   LOCKSTEP_CHECK(!fetches_.contains(layer), "the parameters of layer ", layer, " are on their way already");
   const size_t unit = store_.unit_of(layer);
   if (UnitBuffers* memory = fetched_memory()) memory->hold(unit);
-  fetches_[layer] = copies_->copy(store_.fetched_from(unit), store_.compute_part(unit),
-                                  cat("parameters of ", names_.at(static_cast<size_t>(layer)), " to the device"));
+  const at::Tensor to = store_.compute_part(unit);
+  fetches_[layer] = store_.host()->on_disk(unit)
+                        ? store_.host()->disk()->fetch_parameters(unit, to)
+                        : copies_->copy(store_.fetched_from(unit), to,
+                                        cat("parameters of ", names_.at(static_cast<size_t>(layer)), " to the device"));
 }
 
 void ParameterGather::fetched(int layer) {

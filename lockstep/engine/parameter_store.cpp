@@ -46,6 +46,17 @@ void draw_into(const arch::ParamSpec& spec, uint64_t seed, int64_t begin, const 
   if (!in_place) target.copy_(values);
 }
 
+// "blocks.3", "embed": what the names of a unit's parameters begin with.
+std::vector<std::string> unit_names(const arch::FlatLayout& layout, const std::vector<arch::ParamSpec>& table) {
+  std::vector<std::string> names;
+  for (const arch::FlatUnit& unit : layout.units) {
+    const std::string& name = table.at(static_cast<size_t>(unit.slots.at(0).param)).name;
+    const size_t first = name.find('.');
+    names.push_back(name.substr(0, name.starts_with("blocks.") ? name.find('.', first + 1) : first));
+  }
+  return names;
+}
+
 }  // namespace
 
 ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOptions& options)
@@ -89,6 +100,9 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
     host_ = std::make_unique<HostStates>(
         layout_, HostStatesOptions{.compute_copy = options_.offload_parameters && options_.dtype != at::kFloat,
                                    .disk_units = options_.disk_units,
+                                   .names = unit_names(layout_, table_),
+                                   .disk_path = options_.disk_path,
+                                   .rank = options_.rank,
                                    .pinned = options_.device.is_cuda(),
                                    .memory = options_.memory});
     return;
@@ -142,6 +156,7 @@ nn::Parameter ParameterStore::parameter(std::string_view name) {
 // A compute copy that is whole is drawn whole: other ranks' parts of it too.
 void ParameterStore::initialize(uint64_t seed) {
   for (size_t unit = 0; unit < slots_.size(); ++unit) {
+    const HostStates::Open open(host_.get(), unit);
     const at::Tensor values = value_part(unit);
     for (const arch::ShardSlot& slot : slots_[unit])
       draw_into(table_[static_cast<size_t>(slot.param)], seed, slot.begin, values.narrow(0, slot.offset, slot.numel));
@@ -228,6 +243,7 @@ void ParameterStore::zero_grad() {
 void ParameterStore::refresh_compute() {
   if (!owns_values()) return;
   for (size_t unit = 0; unit < slots_.size(); ++unit) {
+    const HostStates::Open open(host_.get(), unit);
     const at::Tensor copy = options_.offload_parameters ? host_->compute(unit) : compute_part(unit);
     if (!copy.is_alias_of(value_part(unit)) || copy.scalar_type() != at::kFloat) copy.copy_(value_part(unit));
   }
@@ -235,10 +251,12 @@ void ParameterStore::refresh_compute() {
 
 // In fp32 a checkpoint has the values once, as parameters: where both are kept, they were read into the compute copy.
 void ParameterStore::loaded() {
-  if (host_ && options_.dtype == at::kFloat && !options_.offload_parameters)
-    for (size_t unit = 0; unit < slots_.size(); ++unit) value_part(unit).copy_(compute_part(unit));
-  else
-    refresh_compute();
+  if (host_) host_->accept();
+  if (!host_ || options_.dtype != at::kFloat || options_.offload_parameters) return refresh_compute();
+  for (size_t unit = 0; unit < slots_.size(); ++unit) {
+    const HostStates::Open open(host_.get(), unit);
+    value_part(unit).copy_(compute_part(unit));
+  }
 }
 
 }  // namespace lockstep::engine

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -34,6 +35,8 @@ struct StoreOptions {
   bool offload_optimizer = false;    // moments, fp32 values and gradient sums on the host; gradients are transient then
   bool offload_parameters = false;   // the compute copy too: a unit has memory on the device only while it is held
   std::vector<int> disk_units{};     // layers that own the units whose optimizer state has no room on the host
+  std::filesystem::path disk_path{};  // a folder that takes it
+  int rank = 0;                      // in the world; names the file there
   int replica = 0;             // for checkpoints: which of the `num_replicas` ranks with the same data-parallel share
   int num_replicas = 1;        // of what is not sharded, over all data-parallel ranks
   int shard_replica = 0;       // the same of parts: over the axis dp_replicate

@@ -51,6 +51,11 @@ void UnitBuffers::hold(size_t index) {
   storage.unsafeGetStorageImpl()->set_data_ptr_noswap(allocator_of(options_)->allocate(bytes_of(unit(index))));
 }
 
+void UnitBuffers::hold_at(size_t index, void* memory) {
+  LOCKSTEP_CHECK(options_.transient && !held(index), "unit ", index, " is held already");
+  unit(index).storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(memory, options_.device));
+}
+
 void UnitBuffers::drop(size_t index) {
   LOCKSTEP_CHECK(options_.transient && held(index), "unit ", index, " is not held");
   unit(index).storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, options_.device));

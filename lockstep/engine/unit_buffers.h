@@ -35,6 +35,7 @@ class UnitBuffers {
 
   // Transient ones. hold() leaves the values undefined. InternalError where it is held already, or not held.
   void hold(size_t index);
+  void hold_at(size_t index, void* memory);  // the caller's, which outlives the drop
   void drop(size_t index);
   bool held(size_t index) const;
 

@@ -26,7 +26,8 @@ engine::ExecutorOptions executor_options(const config::RunConfig& config, const 
                     .eps = config.optimizer.eps,
                     .weight_decay = config.optimizer.weight_decay},
           .max_grad_norm = config.optimizer.max_grad_norm,
-          .skip_nonfinite = config.train.nonfinite == config::NonFinite::kSkip};
+          .skip_nonfinite = config.train.nonfinite == config::NonFinite::kSkip,
+          .disk_path = config.memory.disk_path};
 }
 
 }  // namespace lockstep::train

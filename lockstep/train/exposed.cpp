@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
 
 namespace lockstep::train {
 namespace {
@@ -31,7 +32,23 @@ Values exposed_shares(const engine::StepResult& result, double seconds) {
 
 void ExposedTotals::add(const engine::StepResult& result, double seconds) {
   for (const auto& [what, waited] : result.exposed_by) waited_[what] += waited;
+  copies_ += result.copies;
+  disk_ += result.disk;
   seconds_ += seconds;
+}
+
+std::string ExposedTotals::copies_text() const {
+  std::vector<std::string> parts;
+  const auto add = [&](const engine::CopyTotals& totals, const char* between) {
+    if (totals.copies == 0) return;
+    std::array<char, 32> seconds{};
+    std::snprintf(seconds.data(), seconds.size(), "%.1f s", totals.seconds);
+    parts.push_back(cat(format_bytes(static_cast<double>(totals.bytes)), between, " in ", seconds.data(), ", ",
+                        percent(totals.hidden()), " of it hidden"));
+  };
+  add(copies_, " between host and device");
+  add(disk_, " to and from disk");
+  return parts.empty() ? "" : cat("copied ", join(parts, "; "));
 }
 
 std::string ExposedTotals::text() const {

@@ -20,5 +20,20 @@ TEST(Exposed, SharesOfAStepAndOfARun) {
   EXPECT_EQ(totals.text(), "waited for communication 7.5 % of 10.0 s: dp gradients 5.0 %, tp all_reduce 2.5 %");
 }
 
+// Hidden is what nobody waited for.
+TEST(Exposed, CopiesOfARunAndHowMuchOfThemWasHidden) {
+  ExposedTotals totals;
+  EXPECT_EQ(totals.copies_text(), "");
+  engine::StepResult step;
+  step.copies = {.copies = 2, .bytes = 1 << 20, .seconds = 2, .exposed_seconds = 0.25};
+  totals.add(step, 3);
+  totals.add(step, 3);
+  EXPECT_EQ(totals.copies_text(), "copied 2.00 MiB between host and device in 4.0 s, 87.5 % of it hidden");
+  step.disk = {.copies = 1, .bytes = 1 << 20, .seconds = 1, .exposed_seconds = 1};
+  totals.add(step, 3);
+  EXPECT_EQ(totals.copies_text(), "copied 3.00 MiB between host and device in 6.0 s, 87.5 % of it hidden; "
+                                  "1.00 MiB to and from disk in 1.0 s, 0.0 % of it hidden");
+}
+
 }  // namespace
 }  // namespace lockstep::train

@@ -378,6 +378,7 @@ void Trainer::finish() {
   }
   report_saved(saver_.wait());
   if (const std::string waited = exposed_.text(); !waited.empty()) note(waited);
+  if (const std::string copied = exposed_.copies_text(); !copied.empty()) note(copied);
   if (!rank0_) return;
   rank0_->metrics.event("stop", step_, {{"code", 0}});
   directory_.finish(step_, last_loss_);

@@ -1,0 +1,144 @@
+#include "lockstep/engine/disk_states.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::engine {
+namespace {
+
+constexpr std::array<const char*, 4> kFields = {"values", "first moments", "second moments", "bf16 copy"};
+
+int64_t regions_bytes(int64_t numel, bool compute_copy) { return numel * (compute_copy ? 14 : 12); }
+
+}  // namespace
+
+DiskStates::DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const DiskStatesOptions& options)
+    : blocks_(blocks), compute_copy_(options.compute_copy) {
+  std::vector<DiskRegion> regions;
+  int64_t largest = 0;
+  for (DiskUnit& unit : units) {
+    Place place{.unit = std::move(unit), .first_region = regions.size(), .slot = -1, .reading = {}};
+    for (int64_t field = 0; field < fields(); ++field)
+      regions.push_back({cat(kFields.at(static_cast<size_t>(field)), " of ", place.unit.name), bytes(place, field)});
+    largest = std::max(largest, regions_bytes(place.unit.numel, compute_copy_));
+    const size_t index = place.unit.unit;
+    places_.emplace(index, std::move(place));
+  }
+  tier_ = std::make_shared<DiskTier>(options.folder, options.rank, std::move(regions));
+  const MemoryScope scope(options.memory, MemoryCategory::kHost);
+  for (at::Tensor& buffer : staging_)
+    buffer = at::empty({(largest + 3) / 4}, at::TensorOptions().dtype(at::kFloat).pinned_memory(options.pinned));
+}
+
+DiskStates::Place& DiskStates::take_slot(size_t unit) {
+  Place& place = places_.at(unit);
+  const auto free = std::find(taken_.begin(), taken_.end(), false);
+  LOCKSTEP_CHECK(place.slot < 0 && free != taken_.end(), "no buffer for ", place.unit.name);
+  *free = true;
+  place.slot = static_cast<int>(free - taken_.begin());
+  blocks_.hold_at(unit, staging_[static_cast<size_t>(place.slot)].data_ptr());
+  return place;
+}
+
+void DiskStates::give_back(Place& place) {
+  blocks_.drop(place.unit.unit);
+  taken_[static_cast<size_t>(place.slot)] = false;
+  place.slot = -1;
+  place.reading = {};
+}
+
+void DiskStates::fetch(size_t unit) {
+  Place& place = take_slot(unit);
+  const at::Tensor buffer = staging_[static_cast<size_t>(place.slot)];
+  const int64_t numel = place.unit.numel;
+  // The copy is made anew at the update.
+  place.reading = queue_.start(cat("states of ", place.unit.name, " from disk"), numel * 12,
+                               [tier = tier_, buffer, first = place.first_region, numel] {
+                                 auto* to = static_cast<char*>(buffer.data_ptr());
+                                 for (size_t field = 0; field < 3; ++field)
+                                   tier->read(first + field, to + static_cast<int64_t>(field) * numel * 4);
+                               });
+}
+
+void DiskStates::ready(size_t unit) { places_.at(unit).reading.wait(); }
+
+void DiskStates::evict(size_t unit) {
+  Place& place = places_.at(unit);
+  LOCKSTEP_CHECK(place.slot >= 0, place.unit.name, " is not fetched");
+  place.reading.wait();
+  const at::Tensor buffer = staging_[static_cast<size_t>(place.slot)];
+  queue_.start(cat("states of ", place.unit.name, " to disk"), regions_bytes(place.unit.numel, compute_copy_),
+               [tier = tier_, buffer, first = place.first_region, numel = place.unit.numel, fields = fields()] {
+                 const auto* from = static_cast<const char*>(buffer.const_data_ptr());
+                 for (int64_t field = 0; field < fields; ++field)
+                   tier->write(first + static_cast<size_t>(field), from + field * numel * 4);
+               });
+  give_back(place);
+}
+
+Copy DiskStates::fetch_parameters(size_t unit, const at::Tensor& to) {
+  Place& place = places_.at(unit);
+  const std::string what = cat("parameters of ", place.unit.name, " to the device");
+  // Behind the read of the buffer; the bf16 copy in it is that of the update to come.
+  if (place.slot >= 0 && !compute_copy_)
+    return queue_.copy(staging_[static_cast<size_t>(place.slot)].narrow(0, 0, place.unit.numel), to, what);
+  const size_t region = place.first_region + (compute_copy_ ? 3 : 0);
+  return queue_.start(what, static_cast<int64_t>(to.nbytes()), [tier = tier_, region, to] {
+    if (to.is_cpu()) return tier->read(region, to.mutable_data_ptr());
+    const at::Tensor host = at::empty(to.sizes(), to.options().device(at::kCPU).pinned_memory(true));
+    tier->read(region, host.mutable_data_ptr());
+    to.copy_(host);
+  });
+}
+
+void DiskStates::open(size_t unit) {
+  queue_.wait();
+  Place& place = take_slot(unit);
+  auto* to = static_cast<char*>(staging_[static_cast<size_t>(place.slot)].data_ptr());
+  for (int64_t field = 0; field < fields(); ++field) {
+    const size_t region = place.first_region + static_cast<size_t>(field);
+    char* at = to + field * place.unit.numel * 4;
+    if (tier_->written(region))
+      tier_->read(region, at);
+    else
+      std::memset(at, 0, static_cast<size_t>(bytes(place, field)));
+  }
+}
+
+void DiskStates::write(const Place& place, const char* from) const {
+  for (int64_t field = 0; field < fields(); ++field)
+    tier_->write(place.first_region + static_cast<size_t>(field), from + field * place.unit.numel * 4);
+}
+
+void DiskStates::close(size_t unit) {
+  Place& place = places_.at(unit);
+  write(place, static_cast<const char*>(staging_[static_cast<size_t>(place.slot)].const_data_ptr()));
+  give_back(place);
+}
+
+at::Tensor DiskStates::mapped(size_t unit, int64_t field) {
+  queue_.wait();
+  const Place& place = places_.at(unit);
+  LOCKSTEP_CHECK(field < fields(), "no such field of ", place.unit.name);
+  const std::shared_ptr<void> memory = tier_->map(place.first_region + static_cast<size_t>(field));
+  return at::from_blob(memory.get(), {place.unit.numel}, [memory](void*) {},
+                       at::TensorOptions().dtype(field < 3 ? at::kFloat : at::kBFloat16));
+}
+
+void DiskStates::accept() {
+  for (const auto& [unit, place] : places_)
+    for (int64_t field = 0; field < fields(); ++field) tier_->accept(place.first_region + static_cast<size_t>(field));
+}
+
+void DiskStates::abandon() {
+  queue_.wait();
+  for (auto& [unit, place] : places_)
+    if (place.slot >= 0) give_back(place);
+}
+
+}  // namespace lockstep::engine

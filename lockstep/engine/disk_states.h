@@ -1,0 +1,83 @@
+// FETCH and EVICT of optimizer state that lies on disk: double buffered, read and written by a thread of their own
+// (Rajbhandari et al. 2021, ZeRO-Infinity, section 5.1).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/engine/copy_queue.h"
+#include "lockstep/engine/disk_tier.h"
+#include "lockstep/engine/unit_buffers.h"
+
+namespace lockstep::engine {
+
+// A unit's part: fp32 values, both moments, and with `compute_copy` a bf16 copy behind them.
+struct DiskUnit {
+  size_t unit = 0;    // index in the layout
+  std::string name;   // "blocks.3"
+  int64_t numel = 0;  // of the part
+};
+
+struct DiskStatesOptions {
+  std::filesystem::path folder;
+  int rank = 0;
+  bool compute_copy = false;
+  bool pinned = false;  // the device is a GPU
+  std::shared_ptr<MemoryAccount> memory = nullptr;
+};
+
+class DiskStates {
+ public:
+  // `blocks`: transient, a unit's states side by side; outlives this. Errors of DiskTier.
+  DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const DiskStatesOptions& options);
+
+  // Takes one of the two staging buffers for a unit and starts to read its states into it. ready() waits for them.
+  void fetch(size_t unit);
+  void ready(size_t unit);
+  // Starts to write them back; the buffer is free for the next fetch, which is read behind this.
+  void evict(size_t unit);
+  // Starts the copy of the values, or of the bf16 copy where there is one, to the device: values from the staging buffer
+  // where the unit is fetched, else from disk.
+  Copy fetch_parameters(size_t unit, const at::Tensor& to);
+  // The same at once, between steps: the states of a unit in a staging buffer (zeros before the first close), and back.
+  void open(size_t unit);
+  void close(size_t unit);
+
+  // Between steps: field 0 values, 1 and 2 moments, 3 copy, as memory of the file. accept() after writes to it.
+  at::Tensor mapped(size_t unit, int64_t field);
+  void accept();
+  // What a step that was broken off has fetched: dropped, it did not change.
+  void abandon();
+
+  CopyTotals take_totals() { return queue_.take_totals(); }
+  const DiskTier& tier() const { return *tier_; }
+
+ private:
+  struct Place {
+    DiskUnit unit;
+    size_t first_region = 0;  // one region per field
+    int slot = -1;            // of the staging buffers
+    Copy reading;
+  };
+  int64_t fields() const { return compute_copy_ ? 4 : 3; }
+  static int64_t bytes(const Place& place, int64_t field) { return place.unit.numel * (field < 3 ? 4 : 2); }
+  Place& take_slot(size_t unit);
+  void give_back(Place& place);
+  void write(const Place& place, const char* from) const;
+
+  UnitBuffers& blocks_;
+  bool compute_copy_;
+  std::shared_ptr<DiskTier> tier_;
+  std::map<size_t, Place> places_;      // by unit
+  std::array<at::Tensor, 2> staging_;   // fp32, as long as the largest block
+  std::array<bool, 2> taken_{};
+  CopyQueue queue_;                     // in order: a buffer is written to disk before the next unit is read into it
+};
+
+}  // namespace lockstep::engine
