@@ -71,7 +71,7 @@ at::Tensor Executor::whole(int param, const at::Tensor& part) {
 
 at::Tensor Executor::whole_gradient(int param) {
   const size_t unit = store_.unit_of(store_.table().at(static_cast<size_t>(param)).layer);
-  return whole(param, store_.grad_part(unit)).div(result_.clip_factor);
+  return whole(param, store_.grad_part(unit)).div(static_cast<double>(result_.tokens));
 }
 
 at::Tensor Executor::whole_value(int param) {

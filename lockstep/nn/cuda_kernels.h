@@ -48,7 +48,7 @@ void norm_weight_backward(const at::Tensor& dy, const NormKept& kept, const at::
 void bias_backward(const at::Tensor& dy, const at::Tensor& bias_grad);
 
 struct AdamWTensors {
-  at::Tensor value, grad, exp_avg, exp_avg_sq;  // fp32; grad becomes grad * scale
+  at::Tensor value, grad, exp_avg, exp_avg_sq;  // fp32; what is used is grad * scale
   at::Tensor copy;                              // bf16, gets the new value; undefined: none
   bool decay = false;
 };

@@ -112,16 +112,14 @@ void adamw(const std::vector<AdamWTensors>& pieces, const AdamWSettings& setting
     for (const AdamWTensors& piece : pieces) {
       if (piece.decay != decay) continue;
       values.push_back(piece.value);
-      grads.push_back(piece.grad);
+      grads.push_back(piece.grad.mul(settings.scale));
       exp_avgs.push_back(piece.exp_avg);
       exp_avg_sqs.push_back(piece.exp_avg_sq);
       steps.push_back(at::full({}, static_cast<double>(settings.step), piece.value.options()));
     }
     if (values.empty()) continue;
-    // The operator divides by its scale and writes the quotient back into the gradient.
-    const at::Tensor scale = at::full({}, 1.0 / settings.scale, values[0].options());
     at::_fused_adamw_(values, grads, exp_avgs, exp_avg_sqs, {}, steps, settings.lr, settings.beta1, settings.beta2,
-                      decay ? settings.weight_decay : 0, settings.eps, /*amsgrad=*/false, /*maximize=*/false, scale);
+                      decay ? settings.weight_decay : 0, settings.eps, /*amsgrad=*/false, /*maximize=*/false);
   }
   for (const AdamWTensors& piece : pieces)
     if (piece.copy.defined()) piece.copy.copy_(piece.value);

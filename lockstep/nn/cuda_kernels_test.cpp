@@ -141,7 +141,6 @@ TEST_P(Kernels, AdamWAndTheSumOfSquares) {
     at::_fused_adamw_({e.value}, {e.grad}, {e.exp_avg}, {e.exp_avg_sq}, {}, {at::full({}, 3.0)}, 0.01, 0.9, 0.95,
                       e.decay ? 0.1 : 0.0, 1e-8, false, false, at::full({}, 4.0));
     expect_close(pieces[i].value.cpu(), e.value, 1e-6);
-    expect_close(pieces[i].grad.cpu(), e.grad, 1e-6);
     expect_close(pieces[i].exp_avg.cpu(), e.exp_avg, 1e-6);
     expect_close(pieces[i].exp_avg_sq.cpu(), e.exp_avg_sq, 1e-6);
     EXPECT_TRUE(!pieces[i].copy.defined() || pieces[i].copy.equal(pieces[i].value.to(at::kBFloat16)));

@@ -27,7 +27,7 @@ struct AdamWParameter {
 };
 
 // One update of all parameters; `step` counts from 1 (bias correction), `lr` is this step's rate.
-// The gradient used is grad * grad_scale, and grad holds that product afterwards.
+// The gradient used is grad * grad_scale; grad itself is read alone.
 void adamw_step(const std::vector<AdamWParameter>& parameters, const AdamWOptions& options, double lr, int64_t step,
                 double grad_scale);
 

@@ -32,7 +32,7 @@ struct Coefficients {
 // One parameter, or a piece of it.
 struct Piece {
   float* value;
-  float* grad;
+  const float* grad;
   float* exp_avg;
   float* exp_avg_sq;
   c10::BFloat16* copy;  // null: none
@@ -55,28 +55,31 @@ LOCKSTEP_INLINE Floats square_root(const Floats& x) {
   return result;
 }
 
-template <typename T>
-LOCKSTEP_INLINE void update(const Piece& p, T* copy, const Coefficients& c) {
-  for (int64_t i = 0; i < p.size; i += kLanes) {
-    const int64_t count = p.size - i;
-    Floats value{}, grad{}, m{}, v{};
-    vec::load(p.value + i, count, value);
-    vec::load(p.grad + i, count, grad);
-    vec::load(p.exp_avg + i, count, m);
-    vec::load(p.exp_avg_sq + i, count, v);
-    grad *= c.gradient;
-    m += (grad - m) * c.first;
-    v = v * c.keep_second + grad * grad * c.second;
-    value = value * c.keep_value - c.rate * m / (square_root(v) * c.root + c.eps);
-    vec::store(p.grad + i, count, grad);
-    vec::store(p.exp_avg + i, count, m);
-    vec::store(p.exp_avg_sq + i, count, v);
-    vec::store(p.value + i, count, value);
-    if (copy) vec::store(copy + i, count, value);
-  }
+// Elements [i, i + count), at most one vector.
+LOCKSTEP_INLINE void update_at(const Piece& p, int64_t i, int64_t count, const Coefficients& c) {
+  Floats value{}, grad{}, m{}, v{};
+  vec::load(p.value + i, count, value);
+  vec::load(p.grad + i, count, grad);
+  vec::load(p.exp_avg + i, count, m);
+  vec::load(p.exp_avg_sq + i, count, v);
+  grad *= c.gradient;
+  m += (grad - m) * c.first;
+  v = v * c.keep_second + grad * grad * c.second;
+  value = value * c.keep_value - c.rate * m / (square_root(v) * c.root + c.eps);
+  vec::store(p.exp_avg + i, count, m);
+  vec::store(p.exp_avg_sq + i, count, v);
+  vec::store(p.value + i, count, value);
+  if (p.copy) vec::store(p.copy + i, count, value);
 }
 
-LOCKSTEP_CLONES void update_of(const Piece& piece, const Coefficients& c) { update(piece, piece.copy, c); }
+// Whole vectors first: of a length that is not a constant a copy is a call, and what it touches lies in memory.
+LOCKSTEP_INLINE void update(const Piece& p, const Coefficients& c) {
+  int64_t i = 0;
+  for (; i + kLanes <= p.size; i += kLanes) update_at(p, i, kLanes, c);
+  if (i < p.size) update_at(p, i, p.size - i, c);
+}
+
+LOCKSTEP_CLONES void update_of(const Piece& piece, const Coefficients& c) { update(piece, c); }
 
 // Sixteen running sums in fp32 over at most kPiece elements, added up in fp64.
 LOCKSTEP_CLONES double squares_of(const float* values, int64_t size) {

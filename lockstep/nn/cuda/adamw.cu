@@ -25,10 +25,8 @@ __global__ void adamw_kernel(const __grid_constant__ Pieces pieces, AdamWStep st
   const int64_t begin = (blockIdx.x - pieces.first_block[index]) * kBlockElements;
   const int64_t end = begin + kBlockElements < piece.size ? begin + kBlockElements : piece.size;
   for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-    const float grad = piece.grad[i] * scale;
-    const AdamWElement next = adamw({piece.value[i], piece.exp_avg[i], piece.exp_avg_sq[i]}, grad, step);
+    const AdamWElement next = adamw({piece.value[i], piece.exp_avg[i], piece.exp_avg_sq[i]}, piece.grad[i] * scale, step);
     piece.value[i] = next.value;
-    piece.grad[i] = grad;
     piece.exp_avg[i] = next.exp_avg;
     piece.exp_avg_sq[i] = next.exp_avg_sq;
     if (piece.copy) static_cast<__nv_bfloat16*>(piece.copy)[i] = narrow<__nv_bfloat16>(next.value);
