@@ -45,8 +45,7 @@ LOCKSTEP_INLINE Floats square_root(const Floats& x) {
   Floats inverse = reinterpret_cast<Floats>(bits);
   const Floats half = x * 0.5f;
   inverse *= 1.5f - half * inverse * inverse;
-  inverse *= 1.5f - half * inverse * inverse;
-  inverse *= 1.5f - half * inverse * inverse;
+  inverse *= 1.5f - half * inverse * inverse;  // to 5e-6; the step below squares that
   const Floats root = x * inverse;
   const Floats exact = root + 0.5f * inverse * (x - root * root);
   // Below the least normal number the guess is none, and so is it for infinity.
