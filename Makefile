@@ -20,7 +20,7 @@ asan tsan: setup
 	@.venv/bin/python tests/sanitizers/run.py $@
 
 bench: build
-	@cmake --build $(BUILD) --target bench_collectives bench_tokenize
+	@cmake --build $(BUILD) --target bench_adamw bench_collectives bench_tokenize
 	@.venv/bin/python bench/bench.py $(BUILD) $(BENCH)
 
 build: $(BUILD)/build.ninja

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from statistics import median, quantiles
 
+import adamw
 import collectives
 import generate
 import tokenizer
@@ -27,7 +28,7 @@ from token_files import write_random_tokens
 from training import Measurements, Rounds, case_row, check_twins, comparison, measure, measure_memory
 
 CORES = 2  # one rank with two threads, or several ranks with one
-PROGRAMS = {"collectives": "bench_collectives", "tokenizer": "bench_tokenize"}  # that a group needs beside `lockstep`
+PROGRAMS = {"adamw": "bench_adamw", "collectives": "bench_collectives", "tokenizer": "bench_tokenize"}  # that a group needs beside `lockstep`
 
 
 def parse_arguments():
@@ -130,6 +131,7 @@ def measure_all(arguments, setting):
     report["collectives"] = collectives.rows(found) if found else []
     found = tokenizer.measure(setting, rounds) if "tokenizer" in arguments.groups else None
     report["tokenizer"] = tokenizer.rows(found) if found else []
+    report["adamw"] = adamw.measure(setting, rounds) if "adamw" in arguments.groups else []
     found = generate.measure(setting, rounds) if "generate" in arguments.groups else None
     report["generate"] = generate.rows(found, setting) if found else []
     report |= training_report(*train(arguments, setting, begin + arguments.seconds), setting)

@@ -23,7 +23,7 @@ class BenchError(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    programs: Path  # where lockstep, bench_collectives and bench_tokenize are
+    programs: Path  # where lockstep and the programs of bench/ are
     scratch: Path
     cache: Path  # what torch.compile keeps from run to run
     quick: bool = False

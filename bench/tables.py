@@ -243,6 +243,17 @@ def tokenizer(report):
     return table(["text", "Lockstep MB/s", "Hugging Face MB/s", "by", "times as fast"], rows)
 
 
+def adamw(report):
+    rows = [
+        [
+            f"{row['elements'] / 1e6:.0f} M", str(row["threads"]), number(1e3 * row["lockstep_seconds"], 2),
+            number(1e3 * row["torch_seconds"], 2), number(row["rate"], 2),
+        ]
+        for row in report["adamw"]
+    ]
+    return table(["elements", "threads", "Lockstep ms", "PyTorch fused ms", "times as fast"], rows)
+
+
 PARTS = (
     ("One rank, two threads", single),
     ("Several ranks of one thread on the same two cores", ranks),
@@ -252,6 +263,7 @@ PARTS = (
     ("What a rank has allocated at most", memory),
     ("Blocks that keep less for their backward", recompute),
     ("What its ranks wait for", exposed),
+    ("AdamW", adamw),
     ("Generation, greedy", generation),
     ("All-reduce between processes", collectives),
     ("Tokenizer, one thread", tokenizer),

@@ -192,6 +192,7 @@ def train(rank, arguments, port):
         print(json.dumps(report), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # Gloo's threads sometimes abort a process that ends the usual way
 
 
 def main():

@@ -262,7 +262,8 @@ TEST(World, SaysWhenTheRegionIsFull) {
 }
 
 // Runs `body` as `n` forked processes over a memfd; what they exit with.
-std::vector<pid_t> fork_ranks(int n, const launch::SharedRegion& region, const std::function<int(World&)>& body) {
+std::vector<pid_t> fork_ranks(int n, const launch::SharedRegion& region, const std::function<int(World&)>& body,
+                              const SharedMemoryOptions& options = {}) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < n; ++rank) {
     children.push_back(fork());
@@ -271,7 +272,7 @@ std::vector<pid_t> fork_ranks(int n, const launch::SharedRegion& region, const s
     try {
       const auto mine =
           std::make_shared<const launch::SharedRegion>(launch::SharedRegion::from_descriptor(dup(region.descriptor())));
-      SharedMemoryWorld world(mine, rank, n);
+      SharedMemoryWorld world(mine, rank, n, options);
       code = body(world);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
@@ -329,6 +330,37 @@ void expect_that_a_killed_one_is_named(program::Algorithm algorithm) {
 TEST(Processes, AKilledOneIsNamedByTheOthersLongBeforeTheDeadline) {
   expect_that_a_killed_one_is_named(program::Algorithm::kRing);
   expect_that_a_killed_one_is_named(program::Algorithm::kExchange);
+}
+
+// It fell asleep waiting for rank 0 and was stopped there: what it says of itself is out of date.
+TEST(Processes, OneStoppedInAWaitIsNamed) {
+  constexpr int n = 3;
+  const launch::SharedRegion region = launch::SharedRegion::memfd(launch::region_bytes(n));
+  const auto children = fork_ranks(
+      n, region,
+      [](World& world) {
+        const auto group = world.communicator({0, 1, 2}, "world");
+        group->barrier({.site = "start"}).wait();
+        if (world.rank() == 1) {
+          std::thread([] {
+            std::this_thread::sleep_for(milliseconds(300));
+            raise(SIGSTOP);
+          }).detach();
+        } else {
+          std::this_thread::sleep_for(milliseconds(900));
+        }
+        const std::string text = message_of<PeerLostError>(
+            [&] { group->all_reduce(ones(10), {.site = "grad", .algorithm = program::Algorithm::kRing}).wait(); });
+        const bool named = text.find("rank 1 does not go on with all_reduce #2 'grad'") != std::string::npos;
+        if (!named) std::fprintf(stderr, "rank %d: %s\n", world.rank(), text.c_str());
+        world.abort(text);
+        return named ? 0 : 1;
+      },
+      {.deadline = milliseconds(1500)});
+  EXPECT_EQ(code_of(children[0]), 0);
+  EXPECT_EQ(code_of(children[2]), 0);
+  kill(children[1], SIGKILL);
+  EXPECT_EQ(code_of(children[1]), -SIGKILL);
 }
 
 }  // namespace

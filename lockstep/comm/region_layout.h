@@ -76,7 +76,7 @@ struct Member {
   alignas(kLine) std::atomic<int64_t> sequence;
   std::atomic<int64_t> changed_at;  // nanoseconds of the steady clock, which all processes of a host share
   std::atomic<int32_t> inside;
-  std::atomic<int32_t> waits_for;  // group rank + 1; 0: for nobody
+  std::atomic<int32_t> waits_for;  // group rank + 1, negative where for room to send to it; 0: for nobody
   std::atomic<int32_t> left;       // the communicator is closed
   std::atomic<int64_t> board_sequence;  // the last collective that was made on the board
   SharedText<256> call;

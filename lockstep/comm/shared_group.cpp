@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <cstdlib>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
@@ -104,8 +105,23 @@ void SharedGroup::check_abort() const {
   throw stopped_by(header.abort_rank.load(), header.abort_reason.get(), report(rank()), options_.name);
 }
 
+void SharedGroup::wait_for(int peer, bool its_bytes) {
+  me().waits_for.store(its_bytes ? peer + 1 : -(peer + 1));
+}
+
+// A member that was stopped in its sleep still says for whom it waits, though the bytes have come.
+int SharedGroup::waits_for(int rank) const {
+  const int said = member(rank).waits_for.load();
+  if (said == 0) return -1;
+  const int peer = std::abs(said) - 1;
+  const Ring& ring = said > 0 ? block().ring(peer, rank) : block().ring(rank, peer);
+  const auto in_ring = static_cast<int64_t>(ring.head.load() - ring.tail.load());
+  const bool could_go_on = said > 0 ? in_ring > 0 : in_ring < block().ring_bytes;
+  return could_go_on ? -1 : peer;
+}
+
 PeerLostError SharedGroup::lost(int peer, Deadline began) const {
-  const int at_fault = member_at_fault(peer, size(), [this](int other) { return member(other).waits_for.load() - 1; });
+  const int at_fault = member_at_fault(peer, size(), [this](int other) { return waits_for(other); });
   return lost_member(report(at_fault), report(rank()), options_.name,
                      std::chrono::duration<double>(Clock::now() - began).count());
 }

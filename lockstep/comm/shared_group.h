@@ -59,6 +59,8 @@ class SharedGroup {
     bool gone = false;
   };
   void look_around(Wait& wait, int peer) const;
+  void wait_for(int peer, bool its_bytes);  // else for room for bytes to it
+  void wait_no_more() { me().waits_for.store(0); }
   // The longest sleep until the next look.
   static std::chrono::milliseconds slice(const Wait& wait);
 
@@ -70,6 +72,7 @@ class SharedGroup {
   bool died(int member) const;
   bool gone(int member) const;
   void check_abort() const;
+  int waits_for(int rank) const;  // a member; -1: for nobody
   PeerLostError lost(int peer, Deadline began) const;
   MemberReport report(int rank) const;
 

@@ -143,20 +143,20 @@ class SharedMemoryTransport : public Transport {
       if (sent) ring_bell(group_.member(to));
       if (received) ring_bell(group_.member(from));
       if (sent || received) {
-        if (spins > kSpins) group_.me().waits_for.store(0);
+        if (spins > kSpins) group_.wait_no_more();
         spins = 0;
         wait.gone = false;
       } else if (++spins <= kSpins) {
         relax();
       } else {
-        pause(wait, incoming.done() ? to : from, seen);
+        pause(wait, incoming.done() ? to : from, !incoming.done(), seen);
       }
     }
   }
 
-  void pause(SharedGroup::Wait& wait, int peer, uint32_t seen) {
+  void pause(SharedGroup::Wait& wait, int peer, bool its_bytes, uint32_t seen) {
     Member& me = group_.me();
-    me.waits_for.store(peer + 1);
+    group_.wait_for(peer, its_bytes);
     group_.look_around(wait, peer);
     if (wait.gone) return;
     me.sleeping.store(1);

@@ -51,6 +51,10 @@ void sharding_problems(const RunConfig& config, int dp, const Expect& expect) {
          "use data_parallel ring, or zero 0");
   expect(parallel.reduce_precision == Precision::kFp32 || zero > 0, "parallel.reduce_precision",
          "reduce_precision bf16 with zero 0", "use zero 1, 2 or 3, or leave it out");
+  const bool alone = zero > 0 && (shard == 1 || dp == 1 || (shard == 0 && replicate == dp));
+  expect(parallel.reduce_precision == Precision::kFp32 || !alone, "parallel.reduce_precision",
+         "reduce_precision bf16, but dp_shard = 1: nothing is sent to the owner of a shard",
+         "leave it out: sums over dp_replicate stay fp32");
   if (shard > 0 && replicate > 0) {
     expect(shard * replicate == dp, "parallel.dp_shard",
            cat("[mesh] dp_replicate(", replicate, ") x dp_shard(", shard, ") = ", shard * replicate, ", but dp = ", dp),

@@ -132,7 +132,7 @@ std::vector<Section> declare_sections() {
       .field("reshard_after_microbatch", &ParallelSection::reshard_after_microbatch, any,
              "with zero 3: drop gathered parameters after each microbatch")
       .field("reduce_precision", &ParallelSection::reduce_precision, any,
-             "with zero: of gradients on the wire; they are summed in fp32 always")
+             "with zero: of gradients on their way to the owner of a shard; they are summed in fp32 always")
       .field("tp", &ParallelSection::tp, counted(1, "ranks"), "ranks that share one copy of the model, cut inside every layer")
       .field("sequence_parallel", &ParallelSection::sequence_parallel, any,
              "with tp: norms, dropout and residual sums act on 1/tp of the rows")

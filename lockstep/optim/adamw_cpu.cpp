@@ -78,7 +78,12 @@ LOCKSTEP_INLINE void update(const Piece& p, const Coefficients& c) {
   if (i < p.size) update_at(p, i, p.size - i, c);
 }
 
-LOCKSTEP_CLONES void update_of(const Piece& piece, const Coefficients& c) { update(piece, c); }
+// Copies of its own, which no store through a float pointer can change: they stay in registers.
+LOCKSTEP_CLONES void update_of(const Piece& piece, const Coefficients& coefficients) {
+  const Coefficients c = coefficients;
+  const Piece own = piece;
+  update(own, c);
+}
 
 // Sixteen running sums in fp32 over at most kPiece elements, added up in fp64.
 LOCKSTEP_CLONES double squares_of(const float* values, int64_t size) {

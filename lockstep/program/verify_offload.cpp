@@ -4,26 +4,18 @@
 #include <set>
 #include <utility>
 
-#include "lockstep/base/text.h"
-#include "lockstep/program/passes.h"
 #include "lockstep/program/placement.h"
-#include "lockstep/program/render.h"
+#include "lockstep/program/rank_check.h"
 
 namespace lockstep::program {
 namespace {
 
 constexpr size_t kBuffers = 2;  // double buffering
 
-class OffloadCheck {
+class OffloadCheck : RankCheck {
  public:
   OffloadCheck(const Program& program, const Layout& layout, int rank)
-      : program_(program),
-        layout_(layout),
-        rank_(rank),
-        actions_(program.ranks[static_cast<size_t>(rank)]),
-        table_(layout.param_table(0)),
-        num_layers_(static_cast<int>(arch::layer_table(layout.model).size())),
-        plan_(host_plan(layout)) {}
+      : RankCheck(program, layout, rank), plan_(host_plan(layout)) {}
 
   std::vector<std::string> run() {
     for (at_ = 0; at_ < actions_.size(); ++at_) {
@@ -42,11 +34,7 @@ class OffloadCheck {
   using Key = std::pair<int, int>;  // layer, microbatch
   enum class Place { kDevice, kHost, kBack };
 
-  void problem(const char* rule, const std::string& what) {
-    problems_.push_back(cat("[", rule, "] rank ", rank_, ": ", what));
-  }
-  std::string text() const { return action_text(actions_[at_], program_.buckets, num_layers_); }
-  std::string name(int unit) const { return layer_label(unit, num_layers_); }
+  std::string text() const { return RankCheck::text(at_); }
 
   void move(const Action& action) {
     const bool fetch = action.kind == ActionKind::kFetch;
@@ -150,19 +138,12 @@ class OffloadCheck {
       if (!fetched_.contains(unit)) problem("fetch", cat(name(unit), " is not fetched after its STEP"));
   }
 
-  const Program& program_;
-  const Layout& layout_;
-  const int rank_;
-  const std::vector<Action>& actions_;
-  const std::vector<arch::ParamSpec> table_;
-  const int num_layers_;
   const HostPlan plan_;
   size_t at_ = 0;
   std::set<int> fetched_, waiting_, gathered_;  // units: parameters from the host, of them unused, gathered
   std::set<int> stepped_, states_, evicted_states_;
   std::set<Key> forward_;
   std::map<Key, Place> inputs_;
-  std::vector<std::string> problems_;
 };
 
 }  // namespace
