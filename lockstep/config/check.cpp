@@ -1,6 +1,8 @@
 #include "lockstep/config/check.h"
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
@@ -105,7 +107,7 @@ int data_parallel_size(const RunConfig& config, int world_size) {
   const ParallelSection& parallel = config.parallel;
   if (parallel.dp > 0) return parallel.dp;
   if (parallel.dp_replicate > 0 && parallel.dp_shard > 0) return parallel.dp_replicate * parallel.dp_shard;
-  return std::max(1, world_size / parallel.tp);
+  return std::max(1, world_size / (parallel.tp * parallel.pp));
 }
 
 DataDegrees data_degrees(const RunConfig& config, int world_size) {
@@ -120,7 +122,21 @@ DataDegrees data_degrees(const RunConfig& config, int world_size) {
 int ranks_wanted(const RunConfig& config) {
   const ParallelSection& parallel = config.parallel;
   const int dp = parallel.dp > 0 ? parallel.dp : std::max(1, parallel.dp_replicate) * std::max(1, parallel.dp_shard);
-  return dp * parallel.tp;
+  return dp * parallel.tp * parallel.pp;
+}
+
+PipelineChoice pipeline_choice(const RunConfig& config) {
+  constexpr std::array<std::string_view, 8> kNames = {"naive", "gpipe", "1f1b", "interleaved",
+                                                      "zb-h1", "zb-h2", "zb-v", "dualpipe-v"};
+  const ParallelSection& parallel = config.parallel;
+  PipelineChoice choice;
+  const auto found = std::find(kNames.begin(), kNames.end(), parallel.schedule);
+  choice.schedule = static_cast<int>(found - kNames.begin());
+  if (found == kNames.end()) choice.file = parallel.schedule.substr(std::string_view("file:").size());
+  const bool several = parallel.schedule == "interleaved" || parallel.schedule == "zb-v" || parallel.schedule == "dualpipe-v";
+  choice.virtual_stages = parallel.virtual_stages > 0 ? parallel.virtual_stages : several && parallel.pp > 1 ? 2 : 1;
+  for (const std::string& count : parallel.layers_per_stage.list) choice.blocks.push_back(std::stoi(count));
+  return choice;
 }
 
 int64_t microbatches(const RunConfig& config, int world_size) {
@@ -136,13 +152,14 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
   const OptimizerSection& optimizer = config.optimizer;
   const int dp = data_parallel_size(config, world_size);
 
-  const int tp = config.parallel.tp;
-  const std::string product = tp == 1 ? cat("dp(", dp, ")") : cat("tp(", tp, ") x dp(", dp, ")");
-  expect(dp * tp == world_size, config.parallel.dp == 0 ? "parallel.tp" : "parallel.dp",
-         cat("[mesh] ", product, " = ", dp * tp, ", but ", world_size, world_size == 1 ? " rank was" : " ranks were",
+  const int tp = config.parallel.tp, pp = config.parallel.pp, inner = tp * pp;
+  const std::string product = cat(tp == 1 ? "" : cat("tp(", tp, ") x "), pp == 1 ? "" : cat("pp(", pp, ") x "), "dp(", dp, ")");
+  expect(dp * inner == world_size, config.parallel.dp > 0 ? "parallel.dp" : pp == 1 ? "parallel.tp" : "parallel.pp",
+         cat("[mesh] ", product, " = ", dp * inner, ", but ", world_size, world_size == 1 ? " rank was" : " ranks were",
              " started"),
-         world_size % tp == 0 ? cat("dp=", world_size / tp, " would fit, or -n ", dp * tp)
-                              : cat("tp=", divisors_near(world_size, tp), " would fit, or -n ", dp * tp));
+         world_size % inner == 0 ? cat("dp=", world_size / inner, " would fit, or -n ", dp * inner)
+         : pp == 1               ? cat("tp=", divisors_near(world_size, tp), " would fit, or -n ", dp * inner)
+                                 : cat("pp=", divisors_near(world_size / std::gcd(world_size, tp), pp), " would fit, or -n ", dp * inner));
   tensor_parallel_problems(config.model, tp, expect);
   sharding_problems(config, dp, expect);
   offload_problems(config, dp, expect);

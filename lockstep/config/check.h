@@ -23,6 +23,15 @@ DataDegrees data_degrees(const RunConfig& config, int world_size);
 // 0 to 3; parallel.fsdp counts as 3.
 int zero_stage(const RunConfig& config);
 
+// What parallel.schedule, virtual_stages and layers_per_stage say. check_layout has found them sound.
+struct PipelineChoice {
+  int schedule = 0;         // place among the names of fields.cpp: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v, file
+  std::string file{};       // of schedule file:PATH
+  int virtual_stages = 1;
+  std::vector<int> blocks{};  // of every stage; empty = balanced
+};
+PipelineChoice pipeline_choice(const RunConfig& config);
+
 // Forward passes of one rank per optimizer step: global_batch / (dp * micro_batch).
 int64_t microbatches(const RunConfig& config, int world_size);
 

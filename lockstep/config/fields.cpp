@@ -134,6 +134,13 @@ std::vector<Section> declare_sections() {
       .field("reduce_precision", &ParallelSection::reduce_precision, any,
              "with zero: of gradients on their way to the owner of a shard; they are summed in fp32 always")
       .field("tp", &ParallelSection::tp, counted(1, "ranks"), "ranks that share one copy of the model, cut inside every layer")
+      .field("pp", &ParallelSection::pp, counted(1, "ranks"), "pipeline ranks: each holds one or several stretches of layers")
+      .field("schedule", &ParallelSection::schedule, any,
+             "order of a pipeline: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v or file:PATH")
+      .field("virtual_stages", &ParallelSection::virtual_stages, zero_or_more,
+             "stages of a pipeline rank; 0 = 2 with interleaved, zb-v and dualpipe-v, else 1")
+      .field("layers_per_stage", &ParallelSection::layers_per_stage, any,
+             "blocks of every stage, in order; empty = balanced by cost")
       .field("sequence_parallel", &ParallelSection::sequence_parallel, any,
              "with tp: norms, dropout and residual sums act on 1/tp of the rows")
       .field("data_parallel", &ParallelSection::data_parallel, any, "how gradients are summed")
@@ -173,8 +180,8 @@ struct LaterKey {
 
 // Keys that exist in the design and are not built: refused as such, not as typing errors.
 constexpr LaterKey kLaterKeys[] = {
-    {"parallel", "pp"},       {"parallel", "cp"},             {"parallel", "ep"},
-    {"parallel", "schedule"}, {"parallel", "virtual_stages"},
+    {"parallel", "cp"},
+    {"parallel", "ep"},
 };
 
 std::vector<std::string> names_in(const Section& section) {

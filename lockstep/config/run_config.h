@@ -121,6 +121,10 @@ struct ParallelSection {
   bool reshard_after_microbatch = true;  // zero 3: drop them until the next microbatch
   Precision reduce_precision = Precision::kFp32;  // of gradients on the wire, with zero; sums are fp32 always
   int tp = 1;  // ranks that hold one copy of the model together, each a part of every layer
+  int pp = 1;                       // pipeline ranks: stretches of layers
+  std::string schedule = "1f1b";    // of a pipeline: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v, file:PATH
+  int virtual_stages = 0;           // stages of a pipeline rank; 0 = as the schedule has it: 2 interleaved, zb-v, dualpipe-v, else 1
+  Words layers_per_stage{};         // blocks of every stage; empty = balanced by cost
   bool sequence_parallel = true;  // with tp: norms, dropout and sums of a layer are cut by rows
   DataParallel data_parallel = DataParallel::kRing;
   double bucket_mib = 25;  // MiB of fp32 gradients reduced as one

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/file.h"
 #include "lockstep/base/units.h"
 #include "lockstep/config/check.h"
 
@@ -19,6 +21,21 @@ std::vector<arch::Recompute> recompute_of(const config::MemorySection& memory, i
                                            : arch::Recompute::kNone);
   if (blocks.size() == 1) blocks.resize(static_cast<size_t>(layers), blocks[0]);
   return blocks;
+}
+
+Pipeline pipeline_of(const config::RunConfig& config, const arch::ModelConfig& model) {
+  const config::PipelineChoice choice = config::pipeline_choice(config);
+  Pipeline pipeline{.kind = static_cast<ScheduleKind>(choice.schedule), .ranks = config.parallel.pp,
+                    .virtual_stages = choice.virtual_stages, .grid = choice.file.empty() ? "" : read_file(choice.file)};
+  if (!choice.blocks.empty())
+    pipeline.first_layer = stages_of_blocks(choice.blocks);
+  else
+    pipeline.first_layer = balanced_stages(model,
+                                           {.batch = config.train.micro_batch,
+                                            .seq_len = config.train.seq_len,
+                                            .tensor = {.size = config.parallel.tp}},
+                                           pipeline.stages());
+  return pipeline;
 }
 
 Offload offload_of(const config::MemorySection& memory) {
@@ -51,7 +68,41 @@ arch::TensorShard Layout::tensor_shard(int rank) const {
 }
 
 std::vector<arch::ParamSpec> Layout::param_table(int rank) const {
-  return arch::param_table(model, tensor_shard(rank));
+  std::vector<arch::ParamSpec> table = arch::param_table(model, tensor_shard(rank));
+  if (pipeline.ranks == 1) return table;
+  std::set<int> units;
+  for (const arch::ParamSpec& spec : table) {
+    bool used = holds(rank, spec.layer);
+    for (const int layer : spec.tied_layers) used = used || holds(rank, layer);
+    if (used) units.insert(spec.layer);
+  }
+  std::erase_if(table, [&](const arch::ParamSpec& spec) { return !units.contains(spec.layer); });
+  return table;
+}
+
+Layout::Stretch Layout::stage_layers(int stage) const {
+  if (pipeline.first_layer.empty()) return {0, num_layers()};
+  return {pipeline.first_layer.at(static_cast<size_t>(stage)), pipeline.first_layer.at(static_cast<size_t>(stage) + 1)};
+}
+
+std::vector<int> Layout::layers_of(int rank) const {
+  std::vector<int> layers;
+  for (const int stage : pipeline.stages_of(pipeline_rank(rank)))
+    for (int layer = stage_layers(stage).begin; layer < stage_layers(stage).end; ++layer) layers.push_back(layer);
+  return layers;
+}
+
+int Layout::rank_at(int rank, int stage) const {
+  mesh::PerAxis at = mesh.coordinates(rank);
+  at[mesh::Axis::kPp] = pipeline.rank_of(stage);
+  return mesh.rank(at);
+}
+
+// Embedding and head, the first and the last layer.
+int Layout::tied_peer(int rank) const {
+  const int last = num_layers() - 1;
+  if (!model.tied || holds(rank, 0) == holds(rank, last)) return -1;
+  return rank_at(rank, holds(rank, 0) ? pipeline.stages() - 1 : 0);
 }
 
 int Layout::shards() const { return zero > 0 ? mesh.degree(mesh::Axis::kDpShard) : 1; }
@@ -85,8 +136,10 @@ Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& mod
   degrees[mesh::Axis::kDpReplicate] = data.replicate;
   degrees[mesh::Axis::kDpShard] = data.shard;
   degrees[mesh::Axis::kTp] = config.parallel.tp;
+  degrees[mesh::Axis::kPp] = config.parallel.pp;
   return {.model = model,
           .mesh = mesh::Mesh(degrees),
+          .pipeline = pipeline_of(config, model),
           .global_batch = config.train.global_batch,
           .micro_batch = config.train.micro_batch,
           .seq_len = config.train.seq_len,
@@ -110,6 +163,7 @@ Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& mod
 Layout reference_layout(const Layout& layout) {
   Layout reference = layout;
   reference.mesh = mesh::Mesh();
+  reference.pipeline = {};
   reference.zero = 0;
   reference.recompute.clear();
   reference.offload = {};

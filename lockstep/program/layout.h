@@ -12,6 +12,7 @@
 #include "lockstep/arch/params.h"
 #include "lockstep/config/run_config.h"
 #include "lockstep/mesh/mesh.h"
+#include "lockstep/program/pipeline.h"
 
 namespace lockstep::program {
 
@@ -30,6 +31,7 @@ inline constexpr int kServerRank = 0;  // of the parameter server, within the da
 struct Layout {
   arch::ModelConfig model;
   mesh::Mesh mesh;
+  Pipeline pipeline{};           // ranks = degree of pp
   int64_t global_batch = 1;      // sequences per step
   int64_t micro_batch = 1;       // sequences per microbatch and rank
   int64_t seq_len = 1;
@@ -57,7 +59,21 @@ struct Layout {
   int64_t num_microbatches() const;  // global_batch / (micro_batch * data degree)
   int64_t element_size() const;      // of the compute copy: 4 fp32, 2 bf16
   arch::TensorShard tensor_shard(int rank) const;
-  std::vector<arch::ParamSpec> param_table(int rank) const;  // with the pieces of `rank`
+  // With the pieces of `rank`: of the layers it holds, and of those that own parameters its layers are tied to.
+  std::vector<arch::ParamSpec> param_table(int rank) const;
+  int num_layers() const { return static_cast<int>(model.layers) + 2; }  // of arch::layer_table
+  int pipeline_rank(int rank) const { return mesh.coordinates(rank)[mesh::Axis::kPp]; }
+  struct Stretch {
+    int begin = 0;
+    int end = 0;
+  };
+  Stretch stage_layers(int stage) const;
+  std::vector<int> layers_of(int rank) const;  // ascending
+  bool holds(int rank, int layer) const { return pipeline.rank_of(pipeline.stage_of(layer)) == pipeline_rank(rank); }
+  int rank_at(int rank, int stage) const;      // who has that stage of the same copy of the model and part of its layers
+  // The other rank that holds the unit of a tied parameter, because the layers that use it are on different ranks; -1:
+  // there is none.
+  int tied_peer(int rank) const;
   int shards() const;                // ranks that share out states: degree of dp_shard, 1 with zero 0
   int shard(int rank) const;         // which of them
   arch::FlatLayout flat_layout(int rank) const;  // of its table, cut for shards()

@@ -92,6 +92,11 @@ void MemoryWalk::apply(const Action& action) {
     case ActionKind::kStep:
       while (!staged_.empty()) drop(MemoryCategory::kBuffers, staged_, staged_.begin()->first);
       return;
+    case ActionKind::kSendForward:
+    case ActionKind::kRecvForward:
+    case ActionKind::kSendBackward:
+    case ActionKind::kRecvBackward:
+    case ActionKind::kReduceTied:
     case ActionKind::kPush:
     case ActionKind::kLoss:
     case ActionKind::kPull:

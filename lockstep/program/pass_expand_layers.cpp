@@ -3,14 +3,14 @@
 namespace lockstep::program {
 
 Program expand_layers(Program program, const Layout& layout) {
-  const int num_layers = static_cast<int>(arch::layer_table(layout.model).size());
   for (std::vector<Action>& actions : program.ranks) {
     std::vector<Action> expanded;
     for (Action action : actions) {
+      const auto [begin, end] = layout.stage_layers(action.stage);
       const bool forward = action.kind == ActionKind::kForward;
       action.stage = -1;
-      for (int i = 0; i < num_layers; ++i) {
-        action.layer = forward ? i : num_layers - 1 - i;
+      for (int i = 0; i < end - begin; ++i) {
+        action.layer = forward ? begin + i : end - 1 - i;
         const bool input = action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput;
         if (input && layout.recompute_of(action.layer) != arch::Recompute::kNone) {
           Action recompute = action;

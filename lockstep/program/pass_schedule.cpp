@@ -1,17 +1,18 @@
-#include "lockstep/base/check.h"
 #include "lockstep/program/passes.h"
+#include "lockstep/program/schedules.h"
 
 namespace lockstep::program {
 
 Program schedule(const Layout& layout) {
-  LOCKSTEP_CHECK_EQ(layout.mesh.degree(mesh::Axis::kPp), 1, "this schedule has one stage");
-  std::vector<Action> actions;
-  for (int microbatch = 0; microbatch < layout.num_microbatches(); ++microbatch) {
-    actions.push_back({.kind = ActionKind::kForward, .stage = 0, .microbatch = microbatch});
-    actions.push_back({.kind = ActionKind::kBackward, .stage = 0, .microbatch = microbatch});
-  }
+  const std::vector<std::vector<Action>> lists =
+      make_schedule({.kind = layout.pipeline.kind,
+                     .ranks = layout.pipeline.ranks,
+                     .virtual_stages = layout.pipeline.virtual_stages,
+                     .microbatches = static_cast<int>(layout.num_microbatches()),
+                     .grid = layout.pipeline.grid});
   Program program;
-  program.ranks.assign(static_cast<size_t>(layout.mesh.world_size()), actions);
+  for (int rank = 0; rank < layout.mesh.world_size(); ++rank)
+    program.ranks.push_back(lists[static_cast<size_t>(layout.pipeline_rank(rank))]);
   return program;
 }
 

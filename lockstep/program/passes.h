@@ -8,12 +8,18 @@
 
 namespace lockstep::program {
 
-// F and B of whole stages. One stage: for each microbatch F, then B.
+// F, B, I and W of whole stages, as Layout::pipeline says (schedules.h).
 Program schedule(const Layout& layout);
 
-// A stage becomes its layers: F of layers 0 .. L + 1, B of L + 1 .. 0. RECOMPUTE directly before the B of every block that
+// A stage becomes its layers: F in ascending order, B, I and W in descending one. RECOMPUTE directly before the B of every block that
 // does not keep all (Layout::recompute).
 Program expand_layers(Program program, const Layout& layout);
+
+// Where a stage's neighbour is on another rank of pp: SEND_F directly after the F of its last layer, SEND_B after the B or I
+// of its first one; RECV_F and RECV_B ahead of the stretch of a stage that needs what they bring, with overlap in front of
+// the stretch that computes before it. Both begin where they stand and every direction between two ranks has a channel of
+// its own, so that no order of them can deadlock which the order of the stages does not.
+Program transfer_activations(Program program, const Layout& layout);
 
 // F, B, I, W and RECOMPUTE.
 bool computes(ActionKind kind);

@@ -27,6 +27,14 @@ std::string_view action_name(ActionKind kind) {
       return "W";
     case ActionKind::kRecompute:
       return "RECOMPUTE";
+    case ActionKind::kSendForward:
+      return "SEND_F";
+    case ActionKind::kRecvForward:
+      return "RECV_F";
+    case ActionKind::kSendBackward:
+      return "SEND_B";
+    case ActionKind::kRecvBackward:
+      return "RECV_B";
     case ActionKind::kUnshard:
       return "UNSHARD";
     case ActionKind::kReshard:
@@ -43,6 +51,8 @@ std::string_view action_name(ActionKind kind) {
       return "REDUCE_GRAD";
     case ActionKind::kPush:
       return "PUSH";
+    case ActionKind::kReduceTied:
+      return "REDUCE_TIED";
     case ActionKind::kLoss:
       return "LOSS";
     case ActionKind::kReducePartial:
@@ -59,14 +69,18 @@ std::string_view action_name(ActionKind kind) {
 
 Program evaluation_program(const Layout& layout) {
   Program program;
-  program.ranks.assign(static_cast<size_t>(layout.mesh.world_size()),
-                       {{.kind = ActionKind::kForward, .stage = 0, .microbatch = 0}});
-  return offload(shard_parameters(expand_layers(std::move(program), layout), layout), layout);
+  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
+    std::vector<Action>& actions = program.ranks.emplace_back();
+    for (const int stage : layout.pipeline.stages_of(layout.pipeline_rank(rank)))
+      actions.push_back({.kind = ActionKind::kForward, .stage = stage, .microbatch = 0});
+  }
+  return offload(shard_parameters(transfer_activations(expand_layers(std::move(program), layout), layout), layout), layout);
 }
 
 Program build_program(const Layout& layout) {
   Program program = verified(schedule(layout), layout, Pass::kSchedule);
   program = verified(expand_layers(std::move(program), layout), layout, Pass::kExpandLayers);
+  program = verified(transfer_activations(std::move(program), layout), layout, Pass::kTransferActivations);
   program = verified(shard_parameters(std::move(program), layout), layout, Pass::kShardParameters);
   program = verified(reduce_gradients(std::move(program), layout), layout, Pass::kReduceGradients);
   program = verified(update(std::move(program), layout), layout, Pass::kUpdate);

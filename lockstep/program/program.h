@@ -14,13 +14,18 @@ namespace lockstep::program {
 // An asynchronous action (UNSHARD, REDUCE_GRAD, REDUCE_SHARD, PUSH, PULL, FETCH, EVICT) starts where it stands and is
 // waited for at the first action that uses its result: REDUCE_PARTIAL, NORM and STEP use every reduced bucket, SHARD_GRAD
 // and REDUCE_SHARD that of their bucket, a layer's F, RECOMPUTE, B or I its gathered parameters - also in the next step,
-// for those after STEP and for what was pulled.
+// for those after STEP and for what was pulled. SEND_F and SEND_B start likewise and are waited for at LOSS; RECV_F and
+// RECV_B at the F, B or I that takes what they bring.
 enum class ActionKind {
   kForward,         // F   forward of a layer (of a whole stage before expand_layers) for a microbatch
   kBackward,        // B   = I then W
   kBackwardInput,   // I   gradient of the input
   kBackwardWeight,  // W   gradients of the weights, accumulated into the gradient buffer
   kRecompute,       // RECOMPUTE  what the layer's B or I and W need and its F did not keep
+  kSendForward,     // SEND_F  the output of a stage goes to the rank of the next stage
+  kRecvForward,     // RECV_F  the input of a stage comes from the rank of the stage before it
+  kSendBackward,    // SEND_B  the gradient of a stage's input goes to the rank of the stage before it
+  kRecvBackward,    // RECV_B  the gradient of a stage's output comes from the rank of the next stage
   kUnshard,         // UNSHARD  a unit's parameters are gathered from the ranks of dp_shard
   kReshard,         // RESHARD  and dropped but for this rank's shard (nothing moves)
   kFetch,           // FETCH  from the host (or disk) to the device
@@ -31,6 +36,8 @@ enum class ActionKind {
                     // step (on the host where the optimizer lives there), the rest is dropped
   kReduceShard,     // REDUCE_SHARD  a bucket: all-reduce of this rank's shard over dp_replicate
   kPush,            // PUSH  a bucket: every rank sends its gradients, the server sums them in rank order
+  kReduceTied,      // REDUCE_TIED  gradients of parameters that two stages hold (an embedding that is also the head's
+                    // projection): the sum over the two; of this rank's shard
   kLoss,            // LOSS  all-reduce of loss sum, token count and the non-finite flag over the ranks of a model replica
   kReducePartial,   // REDUCE_PARTIAL  gradients that are parts of a sum over tp: of norms, biases and positions under
                     // sequence parallelism, of key/value heads that several ranks share
@@ -45,7 +52,7 @@ enum class Moved { kParameters, kOptimizer, kActivation };
 
 struct Action {
   ActionKind kind = ActionKind::kForward;
-  int stage = -1;       // before expand_layers
+  int stage = -1;       // before expand_layers; SEND_*, RECV_*: the stage on this rank
   int layer = -1;       // after it
   int microbatch = -1;
   int bucket = -1;      // REDUCE_GRAD, SHARD_GRAD, REDUCE_SHARD, PUSH, PULL
@@ -60,13 +67,14 @@ struct Bucket {
   std::vector<int> layers;  // in backward order; units complete in this order
   int64_t begin = 0;        // elements of the flat buffer
   int64_t end = 0;
+  int pipeline = 0;         // coordinate on pp of the ranks whose gradients these are
   int64_t numel() const { return end - begin; }
   bool operator==(const Bucket&) const = default;
 };
 
 struct Program {
   std::vector<std::vector<Action>> ranks;
-  std::vector<Bucket> buckets;  // in the order in which backward fills them; the same on every rank
+  std::vector<Bucket> buckets;  // of every coordinate on pp in turn; of one of them in the order in which backward fills them
   bool operator==(const Program&) const = default;
 };
 

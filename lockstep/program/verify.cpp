@@ -279,6 +279,8 @@ std::string_view pass_name(Pass pass) {
       return "schedule";
     case Pass::kExpandLayers:
       return "expand_layers";
+    case Pass::kTransferActivations:
+      return "transfer_activations";
     case Pass::kShardParameters:
       return "shard_parameters";
     case Pass::kReduceGradients:

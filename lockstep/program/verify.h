@@ -10,7 +10,7 @@
 namespace lockstep::program {
 
 // How far the program has been built; a check applies from the pass on that makes what it is about.
-enum class Pass { kSchedule, kExpandLayers, kShardParameters, kReduceGradients, kUpdate, kOffload };
+enum class Pass { kSchedule, kExpandLayers, kTransferActivations, kShardParameters, kReduceGradients, kUpdate, kOffload };
 std::string_view pass_name(Pass pass);
 
 // One line per broken rule with its name in brackets; empty = sound.

@@ -1,0 +1,97 @@
+#include "lockstep/program/pipeline.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <numeric>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::program {
+namespace {
+
+constexpr std::array<std::string_view, 9> kNames = {"naive", "gpipe", "1f1b", "interleaved", "zb-h1",
+                                                    "zb-h2", "zb-v",  "dualpipe-v", "file"};
+
+// What one stretch of layers costs in all, by its first layer and the one behind it.
+class Costs {
+ public:
+  Costs(const arch::ModelConfig& model, const arch::CostInput& input) : sums_{0} {
+    for (const arch::LayerSpec& layer : arch::layer_table(model)) {
+      const arch::LayerCost cost = arch::layer_cost(model, layer, input);
+      sums_.push_back(sums_.back() + cost.forward_flops() + cost.backward_flops());
+    }
+  }
+  int layers() const { return static_cast<int>(sums_.size()) - 1; }
+  double of(int begin, int end) const { return sums_[static_cast<size_t>(end)] - sums_[static_cast<size_t>(begin)]; }
+
+ private:
+  std::vector<double> sums_;
+};
+
+}  // namespace
+
+std::string_view schedule_name(ScheduleKind kind) { return kNames.at(static_cast<size_t>(kind)); }
+
+bool v_shaped(ScheduleKind kind) { return kind == ScheduleKind::kZbV || kind == ScheduleKind::kDualPipeV; }
+
+bool splits_backward(ScheduleKind kind) {
+  return kind == ScheduleKind::kZbH1 || kind == ScheduleKind::kZbH2 || v_shaped(kind);
+}
+
+int Pipeline::rank_of(int stage) const {
+  const int lap = stage / ranks, place = stage % ranks;
+  return v_shaped(kind) && lap % 2 == 1 ? ranks - 1 - place : place;
+}
+
+int Pipeline::stage_of(int layer) const {
+  if (first_layer.empty()) return 0;
+  LOCKSTEP_CHECK(layer >= 0 && layer < first_layer.back(), "layer ", layer, " of ", first_layer.back());
+  return static_cast<int>(std::upper_bound(first_layer.begin(), first_layer.end(), layer) - first_layer.begin()) - 1;
+}
+
+std::vector<int> Pipeline::stages_of(int rank) const {
+  std::vector<int> found;
+  for (int stage = 0; stage < stages(); ++stage)
+    if (rank_of(stage) == rank) found.push_back(stage);
+  return found;
+}
+
+// least[s][i]: of layers [0, i) in s stages, the dearest stage of the best cut.
+std::vector<int> balanced_stages(const arch::ModelConfig& model, const arch::CostInput& input, int stages) {
+  const Costs costs(model, input);
+  const int layers = costs.layers(), blocks = layers - 2;
+  const bool a_block_each = blocks >= stages;
+  const auto cost = [&](int begin, int end) {
+    const int inner = std::min(end, layers - 1) - std::max(begin, 1);
+    return a_block_each && inner < 1 ? std::numeric_limits<double>::infinity() : costs.of(begin, end);
+  };
+  LOCKSTEP_CHECK(stages >= 1 && stages <= layers, stages, " stages of ", layers, " layers");
+  const auto width = static_cast<size_t>(layers) + 1;
+  std::vector<std::vector<double>> least(static_cast<size_t>(stages), std::vector<double>(width, std::numeric_limits<double>::infinity()));
+  std::vector<std::vector<int>> cut(static_cast<size_t>(stages), std::vector<int>(width, 0));
+  for (int end = 1; end <= layers; ++end) least[0][static_cast<size_t>(end)] = cost(0, end);
+  for (size_t stage = 1; stage < least.size(); ++stage)
+    for (int end = static_cast<int>(stage) + 1; end <= layers; ++end)
+      for (int begin = static_cast<int>(stage); begin < end; ++begin) {
+        const double dearest = std::max(least[stage - 1][static_cast<size_t>(begin)], cost(begin, end));
+        double& best = least[stage][static_cast<size_t>(end)];
+        if (dearest >= best) continue;
+        best = dearest;
+        cut[stage][static_cast<size_t>(end)] = begin;
+      }
+  std::vector<int> first(static_cast<size_t>(stages) + 1, layers);
+  for (size_t stage = first.size() - 1; stage-- > 0;)
+    first[stage] = stage == 0 ? 0 : cut[stage][static_cast<size_t>(first[stage + 1])];
+  return first;
+}
+
+std::vector<int> stages_of_blocks(const std::vector<int>& blocks) {
+  std::vector<int> first = {0};
+  int next = 1;
+  for (const int count : blocks) first.push_back(next += count);
+  first.back() += 1;
+  return first;
+}
+
+}  // namespace lockstep::program
