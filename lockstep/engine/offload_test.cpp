@@ -36,11 +36,11 @@ program::Layout layout_of(const Variant& variant) {
     layout.recompute.assign(static_cast<size_t>(layout.model.layers), arch::Recompute::kFull);
   if (!variant.disk) return layout;
   layout.offload.disk = true;
-  int64_t least = program::host_plan(layout).host();
+  int64_t least = program::host_plan(layout, 0).host();
   for (int64_t limit = least; limit > 0; limit -= 4096) {
     layout.offload.host_limit = limit;
     try {
-      least = program::host_plan(layout).host();
+      least = program::host_plan(layout, 0).host();
     } catch (const ConfigError&) {
       break;
     }
@@ -138,7 +138,7 @@ TEST(Offload, GivesTheSameBitsAtEveryStageOfZero) {
 TEST(Offload, StatesOnDiskMoveEveryStep) {
   const Variant variant{.c = {.dp = 1}, .offload = {.optimizer = true, .parameters = true}, .disk = true};
   const program::Layout layout = layout_of(variant);
-  const program::HostPlan plan = program::host_plan(layout);
+  const program::HostPlan plan = program::host_plan(layout, 0);
   ASSERT_GT(plan.disk_units.size(), 1U);
   EXPECT_GE(train(layout).from_disk, 3 * 2 * plan.disk);  // read and written, and parameters read besides
 }

@@ -82,6 +82,8 @@ struct Layout {
   bool transient_parameters() const { return sharded_parameters() || offload.parameters; }
   // A layer's whole gradient lives only until it is reduced; what stays is this rank's shard, on the device or the host.
   bool transient_gradients() const { return (zero >= 2 && shards() > 1) || offload.optimizer; }
+  // In a pipeline microbatches come in between: transient gradients are added up over all of them before they are reduced.
+  bool reduces_once() const { return pipeline.ranks > 1; }
   arch::Recompute recompute_of(int layer) const;  // of the layer table; none for embedding and head
   bool server_mode() const;  // a parameter server among several data-parallel ranks
   // The rank holds optimizer state: everyone, but of a parameter server's group the server alone.
@@ -91,8 +93,10 @@ struct Layout {
 // ConfigError LS1101 (all problems at once) where the configuration does not fit `world_size` ranks.
 Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& model, int world_size);
 // The axes over which one copy of the model is trained: they agree on loss and norm.
-inline constexpr std::array<mesh::Axis, 3> kReplicaAxes = {mesh::Axis::kDpReplicate, mesh::Axis::kDpShard,
+inline constexpr std::array<mesh::Axis, 4> kReplicaAxes = {mesh::Axis::kPp, mesh::Axis::kDpReplicate, mesh::Axis::kDpShard,
                                                            mesh::Axis::kTp};
+// The axes over which one copy of the model is cut.
+inline constexpr std::array<mesh::Axis, 2> kModelAxes = {mesh::Axis::kPp, mesh::Axis::kTp};
 inline constexpr std::array<mesh::Axis, 1> kTensorAxis = {mesh::Axis::kTp};
 
 // The layout of the one-rank twin: same model, global batch and precision on one rank.

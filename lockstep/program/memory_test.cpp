@@ -235,7 +235,7 @@ TEST(MemoryWalk, WhatIsOnDiskHasHostMemoryWhileItIsUpdated) {
   int64_t largest = 0;
   for (const arch::FlatUnit& unit : s.flat.units) largest = std::max(largest, unit.numel());
   layout.offload.host_limit = 4 * s.flat.numel + 2 * 12 * largest;
-  const HostPlan plan = host_plan(layout);
+  const HostPlan plan = host_plan(layout, 0);
   ASSERT_FALSE(plan.disk_units.empty());
   const int unit = plan.disk_units.front();
   const MemoryTimeline timeline = memory_timeline(

@@ -23,7 +23,7 @@ MemoryWalk::MemoryWalk(const Layout& layout, const Program& program, int rank)
       table_(layout.param_table(rank)),
       costs_(layer_costs(layout, rank)),
       flat_(layout.flat_layout(rank)),
-      host_(host_plan(layout)) {
+      host_(host_plan(layout, rank)) {
   for (const arch::FlatUnit& unit : flat_.units) units_[unit.layer] = unit.numel();
   hold_states();
   // Token ids and targets of all microbatches of the step.
@@ -158,7 +158,7 @@ void MemoryWalk::backward_weight(const Action& action) {
 
 void MemoryWalk::open_gradients(const Action& action) {
   if (!layout_.transient_gradients()) return;
-  for (const int unit : units_written(action, table_))
+  for (const int unit : units_written(action, table_, layout_.num_layers() - 1))
     if (!open_.contains(unit)) take(MemoryCategory::kGradients, open_, unit, units_.at(unit) * kFp32);
 }
 

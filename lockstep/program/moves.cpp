@@ -27,10 +27,10 @@ namespace {
 class Counting {
  public:
   Counting(const Layout& layout, const Program& program, int rank)
-      : layout_(layout), program_(program), plan_(host_plan(layout)) {
+      : layout_(layout), program_(program), plan_(host_plan(layout, rank)) {
     for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) parts_[unit.layer] = unit.numel() / layout.shards();
     for (const arch::LayerSpec& spec : arch::layer_table(layout.model)) {
-      if (layout.recompute_of(spec.index) != arch::Recompute::kFull) continue;
+      if (!layout.holds(rank, spec.index) || layout.recompute_of(spec.index) != arch::Recompute::kFull) continue;
       inputs_[spec.index] = arch::layer_cost(layout.model, spec,
                                              {.batch = layout.micro_batch,
                                               .seq_len = layout.seq_len,
@@ -92,7 +92,7 @@ std::string moves_table(const Program& program, const Layout& layout, int rank) 
   std::vector<Row> rows = {{"what", "way", "moves", "bytes"}};
   for (const auto& [key, totals] : moves)
     rows.push_back({key.first, route_name(key.second), cat(totals.count), decimal_bytes(totals.bytes)});
-  const HostPlan plan = host_plan(layout);
+  const HostPlan plan = host_plan(layout, rank);
   std::string text = cat("between device, host and disk, rank ", rank, "\n", table(rows, 2, 2));
   if (plan.disk > 0)
     text += cat("on disk: the states of ", plan.disk_units.size(), " units, ", decimal_bytes(plan.disk),

@@ -56,10 +56,10 @@ Layout layout_of(const Case& c) {
   if (c.activations) layout.recompute.assign(static_cast<size_t>(c.blocks), arch::Recompute::kFull);
   layout.offload.disk = c.disk_units > 0;
   // The first limit, from that of all states downwards, that sends so many units to disk.
-  int64_t limit = host_plan(layout).host();
+  int64_t limit = host_plan(layout, 0).host();
   while (c.disk_units > 0) {
     layout.offload.host_limit = limit;
-    if (static_cast<int>(host_plan(layout).disk_units.size()) >= c.disk_units) break;
+    if (static_cast<int>(host_plan(layout, 0).disk_units.size()) >= c.disk_units) break;
     limit -= 16 << 10;
   }
   return layout;
@@ -99,7 +99,7 @@ TEST(OffloadTest, ShardsComeAheadOfTheirGathering) {
 
 TEST(OffloadTest, UnitsOnDiskComeAheadOfTheirUpdate) {
   const Layout layout = layout_of({.parameters = true, .blocks = 3, .disk_units = 3});
-  EXPECT_EQ(host_plan(layout).disk_units, (std::vector{1, 2, 3}));  // the blocks are smaller than the vocabulary
+  EXPECT_EQ(host_plan(layout, 0).disk_units, (std::vector{1, 2, 3}));  // the blocks are smaller than the vocabulary
   const std::string text = text_of(layout);
   EXPECT_THAT(text, HasSubstr("FETCH state of b0 | B head m0"));
   EXPECT_THAT(text, HasSubstr("STEP embed | FETCH state of b1 | STEP b0 | EVICT state of b0 | FETCH state of b2 | "
@@ -109,13 +109,13 @@ TEST(OffloadTest, UnitsOnDiskComeAheadOfTheirUpdate) {
 // The equation of the plan, term by term.
 TEST(OffloadTest, AsFewUnitsAsTheLimitAllowsGoToDisk) {
   const Layout all = layout_of({.shard = 1, .blocks = 4});
-  const HostPlan everything = host_plan(all);
+  const HostPlan everything = host_plan(all, 0);
   const arch::FlatLayout flat = all.flat_layout(0);
   EXPECT_EQ(everything.host(), flat.numel * (4 + 8 + 4));
   EXPECT_THAT(everything.disk_units, IsEmpty());
   const int64_t block = flat.units[1].numel();
   for (int count = 3; count <= 4; ++count) {  // fewer need more for their two buffers than they give
-    const HostPlan plan = host_plan(layout_of({.blocks = 4, .disk_units = count}));
+    const HostPlan plan = host_plan(layout_of({.blocks = 4, .disk_units = count}), 0);
     EXPECT_EQ(static_cast<int>(plan.disk_units.size()), count);
     EXPECT_EQ(plan.disk, count * block * 12);
     EXPECT_EQ(plan.staging, 2 * block * 12);
@@ -123,7 +123,7 @@ TEST(OffloadTest, AsFewUnitsAsTheLimitAllowsGoToDisk) {
   }
   Layout sharded = layout_of({.parameters = true, .zero = 3, .shard = 2, .blocks = 4});
   sharded.precision = config::Precision::kBf16;
-  EXPECT_EQ(host_plan(sharded).host(), sharded.flat_layout(0).numel / 2 * (4 + 8 + 4 + 2));
+  EXPECT_EQ(host_plan(sharded, 0).host(), sharded.flat_layout(0).numel / 2 * (4 + 8 + 4 + 2));
 }
 
 TEST(OffloadTest, ALimitThatNothingMeetsIsRefusedWithItsEquation) {

@@ -78,7 +78,9 @@ Actions inputs_to_host(const Actions& actions, const Layout& layout) {
     });
     before[static_cast<size_t>(forward - actions.begin()) + 1].push_back(move);
     move.kind = ActionKind::kFetch;
-    before[static_cast<size_t>(above - actions.begin())].push_back(move);
+    // The last layer of a stage: the layer above is on another rank.
+    const auto needed = above != actions.end() ? above : std::find(actions.begin(), actions.end(), recompute);
+    before[static_cast<size_t>(needed - actions.begin())].push_back(move);
   }
   return merged(actions, before);
 }
@@ -86,8 +88,8 @@ Actions inputs_to_host(const Actions& actions, const Layout& layout) {
 // The update, unit by unit.
 class Updates {
  public:
-  Updates(const Layout& layout, const HostPlan& plan, const Actions& actions)
-      : layout_(layout), plan_(plan), actions_(actions) {}
+  Updates(const Layout& layout, int rank, const HostPlan& plan, const Actions& actions)
+      : layout_(layout), rank_(rank), plan_(plan), actions_(actions) {}
 
   Actions result() {
     const auto first = first_backward();
@@ -101,7 +103,7 @@ class Updates {
       } else if (actions_[i].unit >= 0) {
         step(actions_[i].unit);
       } else {
-        for (const arch::FlatUnit& unit : layout_.flat_layout(0).units) step(unit.layer);
+        for (const arch::FlatUnit& unit : layout_.flat_layout(rank_).units) step(unit.layer);
       }
     }
     gather();
@@ -140,6 +142,7 @@ class Updates {
   }
 
   const Layout& layout_;
+  const int rank_;
   const HostPlan& plan_;
   const Actions& actions_;
   bool stepping_ = false;
@@ -147,11 +150,12 @@ class Updates {
   Actions result_;
 };
 
-Actions offloaded(Actions actions, const Layout& layout, const HostPlan& plan) {
+Actions offloaded(Actions actions, const Layout& layout, int rank) {
+  const HostPlan plan = host_plan(layout, rank);
   if (layout.offload.parameters)
     actions = layout.sharded_parameters() ? shards_from_host(actions) : parameters_from_host(std::move(actions));
   if (layout.offload.activations) actions = inputs_to_host(actions, layout);
-  if (layout.offload.optimizer) actions = Updates(layout, plan, actions).result();
+  if (layout.offload.optimizer) actions = Updates(layout, rank, plan, actions).result();
   return actions;
 }
 
@@ -160,12 +164,12 @@ Actions offloaded(Actions actions, const Layout& layout, const HostPlan& plan) {
 Program offload(Program program, const Layout& layout) {
   const Offload& what = layout.offload;
   if (!what.optimizer && !what.parameters && !what.activations) return program;
-  const HostPlan plan = host_plan(layout);
-  Actions planned, result;  // most ranks have the same list: planned once
-  for (Actions& actions : program.ranks) {
+  Actions planned, result;  // most ranks have the same list, and then the same layers: planned once
+  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
+    Actions& actions = program.ranks[static_cast<size_t>(rank)];
     if (actions != planned) {
       planned = actions;
-      result = offloaded(planned, layout, plan);
+      result = offloaded(planned, layout, rank);
     }
     actions = result;
   }

@@ -10,15 +10,15 @@ namespace {
 // What is added to one rank's list, by the computing action in front of which it stands (beyond the last: at the end).
 class Reductions {
  public:
-  Reductions(const Layout& layout, const std::vector<arch::ParamSpec>& table, const std::vector<Bucket>& buckets,
-             const std::vector<Action>& actions)
-      : layout_(layout), table_(table), buckets_(buckets), actions_(actions) {
+  Reductions(const Layout& layout, int rank, const std::vector<Bucket>& buckets, const std::vector<Action>& actions)
+      : layout_(layout), table_(layout.param_table(rank)), buckets_(buckets), actions_(actions) {
     for (size_t i = 0; i < actions.size(); ++i)
       if (computes(actions[i].kind)) computing_.push_back(i);
     starts_.resize(computing_.size() + 1);
     waits_.resize(computing_.size() + 1);
     for (int bucket = 0; bucket < static_cast<int>(buckets.size()); ++bucket)
-      layout.transient_gradients() ? every_microbatch(bucket) : whole_step(bucket);
+      if (buckets[static_cast<size_t>(bucket)].pipeline == layout.pipeline_rank(rank))
+        layout.transient_gradients() ? every_microbatch(bucket) : whole_step(bucket);
   }
 
   std::vector<Action> result() const {
@@ -41,7 +41,7 @@ class Reductions {
   const Action& computing(size_t k) const { return actions_[computing_[k]]; }
   bool replicated() const { return layout_.mesh.degree(mesh::Axis::kDpReplicate) > 1; }
   bool writes(size_t k, int unit) const {
-    const std::vector<int> units = units_written(computing(k), table_);
+    const std::vector<int> units = units_written(computing(k), table_, layout_.num_layers() - 1);
     return std::count(units.begin(), units.end(), unit) > 0;
   }
 
@@ -63,22 +63,23 @@ class Reductions {
   // Gradients that live until this rank's shard of them is added to what it keeps.
   void every_microbatch(int index) {
     const int unit = buckets_[static_cast<size_t>(index)].layers.front();
+    const int last = static_cast<int>(layout_.num_microbatches()) - 1;
     std::map<int, size_t> complete;  // microbatch -> where its last gradients of the unit are written
     for (size_t k = 0; k < computing_.size(); ++k)
-      if (writes(k, unit)) complete[computing(k).microbatch] = k + 1;
+      if (writes(k, unit)) complete[layout_.reduces_once() ? last : computing(k).microbatch] = k + 1;
     const bool several = layout_.shards() > 1;
     for (const auto& [microbatch, at] : complete) {
       if (several) starts_[at].push_back({.kind = ActionKind::kReduceGrad, .microbatch = microbatch, .bucket = index});
       const bool later = several && layout_.overlap && at < computing_.size() && !writes(at, unit);
       std::vector<Action>& waits = waits_[later ? at + 1 : at];
       waits.push_back({.kind = ActionKind::kShardGrad, .microbatch = microbatch, .bucket = index});
-      if (replicated() && microbatch + 1 == layout_.num_microbatches())
+      if (replicated() && microbatch == last)
         waits.push_back({.kind = ActionKind::kReduceShard, .bucket = index});
     }
   }
 
   const Layout& layout_;
-  const std::vector<arch::ParamSpec>& table_;
+  const std::vector<arch::ParamSpec> table_;
   const std::vector<Bucket>& buckets_;
   const std::vector<Action>& actions_;
   std::vector<size_t> computing_;  // positions of the computing actions
@@ -98,14 +99,15 @@ std::vector<int> writers(const Bucket& bucket, const std::vector<arch::ParamSpec
   return {layers.begin(), layers.end()};
 }
 
-std::vector<Bucket> gradient_buckets(const Layout& layout) {
-  const std::vector<arch::ParamSpec> table = layout.param_table(0);  // units are alike on all ranks
-  const arch::FlatLayout flat = layout.flat_layout(0);
+std::vector<Bucket> gradient_buckets(const Layout& layout, int rank) {
+  const std::vector<arch::ParamSpec> table = layout.param_table(rank);
+  const arch::FlatLayout flat = layout.flat_layout(rank);
   const int64_t full = layout.transient_gradients() ? 0 : layout.bucket_bytes;
   std::vector<Bucket> buckets;
   bool open = false;
   for (auto unit = flat.units.rbegin(); unit != flat.units.rend(); ++unit) {
-    if (!open) buckets.push_back({.layers = {}, .begin = unit->end, .end = unit->end});
+    if (!open)
+      buckets.push_back({.layers = {}, .begin = unit->end, .end = unit->end, .pipeline = layout.pipeline_rank(rank)});
     Bucket& bucket = buckets.back();
     bucket.layers.push_back(unit->layer);
     bucket.begin = unit->begin;
@@ -121,15 +123,17 @@ std::vector<Bucket> gradient_buckets(const Layout& layout) {
 }
 
 Program reduce_gradients(Program program, const Layout& layout) {
-  program.buckets = gradient_buckets(layout);
+  const int per_stage = layout.mesh.world_size() / layout.pipeline.ranks;  // pp varies slowest
+  for (int coordinate = 0; coordinate < layout.pipeline.ranks; ++coordinate)
+    for (Bucket& bucket : gradient_buckets(layout, coordinate * per_stage)) program.buckets.push_back(std::move(bucket));
   if (layout.mesh.degree(mesh::kDataAxes) == 1 && !layout.transient_gradients()) return program;
-  const std::vector<arch::ParamSpec> table = layout.param_table(0);
-  std::vector<Action> planned;  // most ranks have the same list: planned once
+  std::vector<Action> planned;  // most ranks have the same list, and then the same layers: planned once
   std::vector<Action> result;
-  for (std::vector<Action>& actions : program.ranks) {
+  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
+    std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
     if (actions != planned) {
       planned = actions;
-      result = Reductions(layout, table, program.buckets, planned).result();
+      result = Reductions(layout, rank, program.buckets, planned).result();
     }
     actions = result;
   }

@@ -18,9 +18,9 @@ struct Stretch {
 // The plan of one rank's list.
 class Gathering {
  public:
-  Gathering(const Layout& layout, const std::vector<arch::ParamSpec>& table, const std::vector<Action>& actions)
-      : layout_(layout), actions_(actions) {
-    for (const arch::FlatUnit& unit : layout.flat_layout(0).units)
+  Gathering(const Layout& layout, int rank, const std::vector<Action>& actions) : layout_(layout), actions_(actions) {
+    const std::vector<arch::ParamSpec> table = layout.param_table(rank);
+    for (const arch::FlatUnit& unit : layout.flat_layout(rank).units)
       bytes_[unit.layer] = unit.numel() * layout.element_size();
     for (size_t i = 0; i < actions.size(); ++i) {
       if (!computes(actions[i].kind)) continue;
@@ -125,9 +125,8 @@ std::vector<int> units_read(const Action& action, const std::vector<arch::ParamS
   return {units.begin(), units.end()};
 }
 
-std::vector<int> units_written(const Action& action, const std::vector<arch::ParamSpec>& table) {
+std::vector<int> units_written(const Action& action, const std::vector<arch::ParamSpec>& table, int head) {
   if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight) return {action.layer};
-  const int head = table.back().layer;
   if (action.kind != ActionKind::kForward || action.layer != head) return {};
   for (const arch::ParamSpec& spec : table)
     if (std::count(spec.tied_layers.begin(), spec.tied_layers.end(), head) > 0) return {spec.layer};
@@ -136,13 +135,13 @@ std::vector<int> units_written(const Action& action, const std::vector<arch::Par
 
 Program shard_parameters(Program program, const Layout& layout) {
   if (!layout.transient_parameters()) return program;
-  const std::vector<arch::ParamSpec> table = layout.param_table(0);  // units are alike on all ranks
-  std::vector<Action> planned;                                       // most ranks have the same list: planned once
+  std::vector<Action> planned;  // most ranks have the same list, and then the same layers: planned once
   std::vector<Action> result;
-  for (std::vector<Action>& actions : program.ranks) {
+  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
+    std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
     if (actions != planned) {
       planned = actions;
-      result = Gathering(layout, table, planned).result();
+      result = Gathering(layout, rank, planned).result();
     }
     actions = result;
   }

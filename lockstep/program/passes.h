@@ -27,8 +27,9 @@ bool computes(ActionKind kind);
 // The units (layers that own them) whose parameters an action reads: F and RECOMPUTE their own and tied ones, B and I of
 // blocks and head their own. W and the embedding's backward read none.
 std::vector<int> units_read(const Action& action, const std::vector<arch::ParamSpec>& table);
-// The units whose gradients it adds to: B and W their own; the head's F that of its projection, which may be a tied one.
-std::vector<int> units_written(const Action& action, const std::vector<arch::ParamSpec>& table);
+// The units whose gradients it adds to: B and W their own; F of the head (layer `head`) that of its projection, which may be
+// a tied one.
+std::vector<int> units_written(const Action& action, const std::vector<arch::ParamSpec>& table, int head);
 
 // Transient parameters (Layout::transient_parameters): UNSHARD before the first of the actions that read a unit, RESHARD
 // after the last, for every stretch of its use. A stretch ends where another unit is read before the next use, unless that
@@ -44,11 +45,11 @@ Program shard_parameters(Program program, const Layout& layout);
 // backward. While gradients accumulate over microbatches nothing is communicated.
 // With zero: REDUCE_GRAD over dp_shard where that axis has several ranks, REDUCE_SHARD over dp_replicate where that one
 // has, one computing action later. Transient gradients (Layout::transient_gradients): every unit a bucket by itself; it is
-// reduced after every microbatch, and SHARD_GRAD follows one computing action later (at once without overlap, or where
+// reduced after every microbatch (in a pipeline once, after the last: other microbatches come in between), and SHARD_GRAD follows one computing action later (at once without overlap, or where
 // nothing is reduced); REDUCE_SHARD directly after the SHARD_GRAD of the last microbatch.
 Program reduce_gradients(Program program, const Layout& layout);
 
-// LOSS, REDUCE_PARTIAL where the rank has such gradients, NORM and STEP at the end. Parameter server: REDUCE_PARTIAL and
+// LOSS, REDUCE_TIED where another pipeline rank holds the same parameters (Layout::tied_peer), REDUCE_PARTIAL where the rank has such gradients, NORM and STEP at the end. Parameter server: REDUCE_PARTIAL and
 // STEP on the server alone, then PULL of every bucket. Zero 1 and 2: STEP and UNSHARD unit by unit, in forward order.
 Program update(Program program, const Layout& layout);
 
@@ -62,9 +63,9 @@ Program offload(Program program, const Layout& layout);
 
 bool has_partial(const std::vector<arch::ParamSpec>& table);
 
-// Units of consecutive layers in backward order, a bucket closed once it holds `bucket_bytes` of fp32 gradients or
+// Of the rank: units of consecutive layers in backward order, a bucket closed once it holds `bucket_bytes` of fp32 gradients or
 // more; in the order in which backward completes them. 0 = every unit by itself.
-std::vector<Bucket> gradient_buckets(const Layout& layout);
+std::vector<Bucket> gradient_buckets(const Layout& layout, int rank);
 
 // The layers whose backward adds to the bucket's gradients, ascending: its own, and further users of tied parameters.
 std::vector<int> writers(const Bucket& bucket, const std::vector<arch::ParamSpec>& table);

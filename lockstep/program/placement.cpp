@@ -11,11 +11,11 @@ namespace lockstep::program {
 namespace {
 
 // The first rank of tp has no fewer rows than the others.
-int64_t activation_bytes(const Layout& layout) {
+int64_t activation_bytes(const Layout& layout, int rank) {
   if (!layout.offload.activations) return 0;
   int64_t bytes = 0;
   for (const arch::LayerSpec& spec : arch::layer_table(layout.model)) {
-    if (layout.recompute_of(spec.index) != arch::Recompute::kFull) continue;
+    if (!layout.holds(rank, spec.index) || layout.recompute_of(spec.index) != arch::Recompute::kFull) continue;
     bytes += arch::layer_cost(layout.model, spec,
                               {.batch = layout.micro_batch,
                                .seq_len = layout.seq_len,
@@ -54,13 +54,13 @@ int64_t offloaded_state_bytes(const Layout& layout) {
   return 12 + (layout.offload.parameters && layout.precision == config::Precision::kBf16 ? 2 : 0);
 }
 
-HostPlan host_plan(const Layout& layout) {
+HostPlan host_plan(const Layout& layout, int rank) {
   HostPlan plan;
   if (!layout.offload.optimizer && !layout.offload.activations) return plan;
-  plan.activations = activation_bytes(layout);
+  plan.activations = activation_bytes(layout, rank);
   std::vector<std::pair<int64_t, int>> units;  // elements of the shard, layer
   if (layout.offload.optimizer)
-    for (const arch::FlatUnit& unit : layout.flat_layout(0).units)
+    for (const arch::FlatUnit& unit : layout.flat_layout(rank).units)
       units.emplace_back(unit.numel() / layout.shards(), unit.layer);
   std::sort(units.begin(), units.end());
   const int64_t per_element = offloaded_state_bytes(layout);

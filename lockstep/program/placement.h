@@ -26,6 +26,6 @@ int64_t offloaded_state_bytes(const Layout& layout);
 
 // The small units go to disk first, since two of the largest one there are staged on the host; as few as host() <=
 // host_limit takes. ConfigError LS4010 with the equation where no choice is small enough, or the layout has no disk.
-HostPlan host_plan(const Layout& layout);
+HostPlan host_plan(const Layout& layout, int rank);
 
 }  // namespace lockstep::program

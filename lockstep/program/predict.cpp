@@ -103,7 +103,7 @@ class Planner {
     if (layout_.shards() > 1)
       over(kReplicaAxes, replica_axis(layout_), sum);
     else if (layout_.owns_optimizer(rank_))
-      over(kTensorAxis, "tp", sum);
+      over(kModelAxes, model_axis(layout_), sum);
     if (layout_.server_mode()) over_data({"norm", Collective::kBroadcast, Algorithm::kDirect, 1, 8});
   }
 
@@ -183,8 +183,13 @@ const char* data_axis(const Layout& layout, mesh::Axis axis) {
 }
 
 const char* replica_axis(const Layout& layout) {
-  if (layout.mesh.degree(mesh::Axis::kTp) == 1) return "dp";
-  return layout.mesh.degree(mesh::kDataAxes) == 1 ? "tp" : "replica";
+  if (layout.mesh.degree(kModelAxes) == 1) return "dp";
+  return layout.mesh.degree(mesh::kDataAxes) == 1 ? model_axis(layout) : "replica";
+}
+
+const char* model_axis(const Layout& layout) {
+  if (layout.mesh.degree(mesh::Axis::kPp) == 1) return "tp";
+  return layout.mesh.degree(mesh::Axis::kTp) == 1 ? "pp" : "model";
 }
 
 std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& program, int rank, const Action& action) {

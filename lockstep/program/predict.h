@@ -11,7 +11,8 @@ namespace lockstep::program {
 
 // Sites and calls, as engine/ makes them over the data axes ("dp"; where both have several ranks "dp_replicate" and
 // "dp_shard"), the tensor axis ("tp"), the ranks that share key/value heads ("kv"), and all ranks of a model replica ("dp"
-// or "tp" where that is all of them, else "replica"):
+// or "tp" or "pp" where that is all of them, else "replica"), all of one copy of the model ("tp" or "pp" where that is all
+// of them, else "model"):
 //   unshard blocks.3       all_gather over dp_shard, ring, of a unit in the compute precision
 //   reduce_grad bucket k   all_reduce, ring, fp32; with several shards unit by unit a reduce_scatter over dp_shard, ring,
 //                          fp32, or with reduce_precision bf16 an all_to_all, direct, bf16: summed in fp32 behind it
@@ -20,7 +21,7 @@ namespace lockstep::program {
 //   pull bucket k          broadcast from the server, direct, in the compute precision
 //   loss                   all_reduce over the replica, direct: loss sum, tokens and the non-finite flag as 3 fp64
 //   reduce_partial         all_reduce, ring, fp32: over tp, then over kv, what partial_gradients() counts
-//   norm                   all_reduce over tp, with several shards over the replica, direct: 1 fp64; parameter server: broadcast from the server, direct
+//   norm                   all_reduce over the ranks of one copy of the model, with several shards over the replica, direct: 1 fp64; parameter server: broadcast from the server, direct
 // and those of sharded layers, tensor_calls.h.
 // The communication of one action on `rank`, in order; nothing where it makes none or its group has one rank.
 struct PlannedCall {
@@ -49,6 +50,8 @@ inline constexpr std::array<mesh::Axis, 1> kReplicateAxis = {mesh::Axis::kDpRepl
 const char* data_axis(const Layout& layout, mesh::Axis axis);
 // The name of the group over kReplicaAxes.
 const char* replica_axis(const Layout& layout);
+// The same over kModelAxes.
+const char* model_axis(const Layout& layout);
 
 // What the literature says of one synchronisation of S bytes of gradients over n ranks, in bytes.
 // Ring (Patarasuk & Yuan 2009): every link carries 2 (n - 1) / n S. Parameter server (Li et al. 2014): the server's

@@ -56,7 +56,7 @@ struct Action {
   int layer = -1;       // after it
   int microbatch = -1;
   int bucket = -1;      // REDUCE_GRAD, SHARD_GRAD, REDUCE_SHARD, PUSH, PULL
-  int unit = -1;        // UNSHARD, RESHARD, FETCH and EVICT of parameters or optimizer state, STEP: the layer that owns
+  int unit = -1;        // UNSHARD, RESHARD, REDUCE_TIED, FETCH and EVICT of parameters or optimizer state, STEP: the layer that owns
                         // it; STEP with -1: all
   Moved moved = Moved::kParameters;  // FETCH, EVICT; an activation has layer and microbatch
   bool operator==(const Action&) const = default;

@@ -17,7 +17,7 @@ class RankCheck {
         layout_(layout),
         rank_(rank),
         actions_(program.ranks[static_cast<size_t>(rank)]),
-        table_(layout.param_table(0)),
+        table_(layout.param_table(rank)),
         num_layers_(static_cast<int>(arch::layer_table(layout.model).size())) {}
 
  protected:

@@ -116,7 +116,7 @@ TEST(ShardingTest, ATiedEmbeddingIsReadByTheHeadAndWrittenByIt) {
                       "B head m0 | RESHARD head"));
   EXPECT_THAT(text, HasSubstr("B embed m0 | REDUCE_GRAD embed m0"));
   const std::vector<arch::ParamSpec> table = sharded_layout(3, 1, 2, 1, 1, 1, "gpt2-test").param_table(0);
-  EXPECT_THAT(units_written({.kind = ActionKind::kForward, .layer = 2, .microbatch = 0}, table),
+  EXPECT_THAT(units_written({.kind = ActionKind::kForward, .layer = 2, .microbatch = 0}, table, 2),
               testing::ElementsAre(0));
   EXPECT_THAT(units_read({.kind = ActionKind::kForward, .layer = 2, .microbatch = 0}, table),
               testing::ElementsAre(0, 2));

@@ -33,6 +33,8 @@ std::string_view pass_name(Pass pass);
 //   [shard_grad]  transient gradients: SHARD_GRAD once for every bucket and microbatch, after its REDUCE_GRAD
 //   [reduce_shard]  with several shards or transient gradients, and several ranks on dp_replicate: once for every bucket,
 //                 after the last REDUCE_GRAD and SHARD_GRAD of it; otherwise none
+//   [tied]        one REDUCE_TIED on the two ranks that hold the same parameters, after their last reduction and before
+//                 REDUCE_PARTIAL and NORM; on no other
 //   [partial]     one REDUCE_PARTIAL, after the last reduction and before NORM, on the ranks that hold optimizer state and
 //                 gradients that are parts of a sum; on no other
 //   [update]      one LOSS and one NORM on every rank after the last backward and the last reduction; after NORM one STEP, or

@@ -15,7 +15,7 @@ constexpr size_t kBuffers = 2;  // double buffering
 class OffloadCheck : RankCheck {
  public:
   OffloadCheck(const Program& program, const Layout& layout, int rank)
-      : RankCheck(program, layout, rank), plan_(host_plan(layout)) {}
+      : RankCheck(program, layout, rank), plan_(host_plan(layout, rank)) {}
 
   std::vector<std::string> run() {
     for (at_ = 0; at_ < actions_.size(); ++at_) {

@@ -17,6 +17,7 @@ class RecomputeCheck {
       : layout_(layout),
         rank_(rank),
         actions_(program.ranks[static_cast<size_t>(rank)]),
+        layers_(layout.layers_of(rank)),
         num_layers_(static_cast<int>(arch::layer_table(layout.model).size())) {}
 
   std::vector<std::string> run() {
@@ -29,7 +30,7 @@ class RecomputeCheck {
       if (action.kind == ActionKind::kRecompute) again(action);
       before = &action;
     }
-    for (int layer = 0; layer < num_layers_; ++layer)
+    for (const int layer : layers_)
       for (int microbatch = 0; microbatch < layout_.num_microbatches(); ++microbatch) {
         const int times = times_[{layer, microbatch}], wanted = layout_.recompute_of(layer) == arch::Recompute::kNone ? 0 : 1;
         if (times != wanted)
@@ -57,6 +58,7 @@ class RecomputeCheck {
   const Layout& layout_;
   const int rank_;
   const std::vector<Action>& actions_;
+  const std::vector<int> layers_;
   const int num_layers_;
   std::map<Key, bool> ran_;
   std::map<Key, int> times_;

@@ -12,7 +12,7 @@ namespace {
 class GatherCheck : RankCheck {
  public:
   GatherCheck(const Program& program, const Layout& layout, int rank) : RankCheck(program, layout, rank) {
-    for (const arch::FlatUnit& unit : layout.flat_layout(0).units)
+    for (const arch::FlatUnit& unit : layout.flat_layout(rank).units)
       units_[unit.layer].bytes = unit.numel() * layout.element_size();
   }
 
@@ -135,15 +135,18 @@ class GradientCheck : RankCheck {
   GradientCheck(const Program& program, const Layout& layout, int rank) : RankCheck(program, layout, rank) {}
 
   std::vector<std::string> run() {
+    const int last = static_cast<int>(layout_.num_microbatches()) - 1;
     for (size_t i = 0; i < actions_.size(); ++i) {
       const Action& action = actions_[i];
-      for (int unit : units_written(action, table_)) writes_[unit][action.microbatch].push_back(i);
+      for (int unit : units_written(action, table_, num_layers_ - 1))
+        writes_[unit][layout_.reduces_once() && layout_.transient_gradients() ? last : action.microbatch].push_back(i);
       if (action.kind == ActionKind::kReduceGrad) reduce_[{action.bucket, action.microbatch}].push_back(i);
       if (action.kind == ActionKind::kShardGrad) shard_[{action.bucket, action.microbatch}].push_back(i);
       if (action.kind == ActionKind::kReduceShard) replicate_[action.bucket].push_back(i);
       if (action.kind == ActionKind::kPush) problem("reduce", cat(text(i), " is not how this layout reduces"));
     }
     for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket) {
+      if (program_.buckets[static_cast<size_t>(bucket)].pipeline != layout_.pipeline_rank(rank_)) continue;
       size_t settled = 0;
       if (layout_.transient_gradients())
         settled = every_microbatch(bucket);

@@ -28,6 +28,7 @@ class UpdateCheck {
                             " NORM; should be 1 and 1"));
     } else if (check_steps()) {
       check_partial();
+      check_tied();
       check_order();
     }
     return std::move(problems_);
@@ -47,7 +48,7 @@ class UpdateCheck {
     for (size_t position : at_[ActionKind::kStep]) times[actions_[position].unit] += 1;
     if (owner_ && !by_unit) wanted[-1] = 1;
     if (owner_ && by_unit)
-      for (const arch::FlatUnit& unit : layout_.flat_layout(0).units) wanted[unit.layer] = 1;
+      for (const arch::FlatUnit& unit : layout_.flat_layout(rank_).units) wanted[unit.layer] = 1;
     if (times == wanted) return true;
     std::vector<std::string> found;
     for (const auto& [unit, count] : times)
@@ -62,13 +63,26 @@ class UpdateCheck {
   // Every gradient that is Partial on the tp axis is summed before anything reads it.
   void check_partial() {
     const std::vector<size_t>& partial = at_[ActionKind::kReducePartial];
-    const size_t wanted = owner_ && has_partial(layout_.param_table(0)) ? 1 : 0, norm = at_[ActionKind::kNorm][0];
+    const size_t wanted = owner_ && has_partial(layout_.param_table(rank_)) ? 1 : 0, norm = at_[ActionKind::kNorm][0];
     if (partial.size() != wanted) return problem("partial", cat(partial.size(), " REDUCE_PARTIAL; should be ", wanted));
     if (partial.empty()) return;
     if (partial[0] > norm) problem("partial", "REDUCE_PARTIAL after NORM");
     for (size_t i = partial[0] + 1; i < actions_.size(); ++i)
       if (reduces(actions_[i].kind) || computes(actions_[i].kind))
         problem("partial", cat(text(i), " after REDUCE_PARTIAL"));
+  }
+
+  // Both ranks that hold the parameters sum their gradients, each after its own reductions.
+  void check_tied() {
+    const std::vector<size_t>& tied = at_[ActionKind::kReduceTied];
+    const size_t wanted = owner_ && layout_.tied_peer(rank_) >= 0 ? 1 : 0;
+    if (tied.size() != wanted) return problem("tied", cat(tied.size(), " REDUCE_TIED; should be ", wanted));
+    if (tied.empty()) return;
+    for (const ActionKind kind : {ActionKind::kReducePartial, ActionKind::kNorm})
+      for (const size_t position : at_[kind])
+        if (position < tied[0]) problem("tied", cat(text(position), " before REDUCE_TIED"));
+    for (size_t i = tied[0] + 1; i < actions_.size(); ++i)
+      if (reduces(actions_[i].kind) || computes(actions_[i].kind)) problem("tied", cat(text(i), " after REDUCE_TIED"));
   }
 
   void check_order() {
@@ -94,8 +108,10 @@ class UpdateCheck {
       if (position < updated) problem("pull", cat(text(position), " before the update"));
     }
     const int wanted = layout_.server_mode() ? 1 : 0;
-    for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket)
-      if (times[bucket] != wanted) problem("pull", cat("bucket ", bucket, " is pulled ", times[bucket], " times"));
+    for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket) {
+      const int here = program_.buckets[static_cast<size_t>(bucket)].pipeline == layout_.pipeline_rank(rank_) ? wanted : 0;
+      if (times[bucket] != here) problem("pull", cat("bucket ", bucket, " is pulled ", times[bucket], " times"));
+    }
   }
 
   const Program& program_;

@@ -100,7 +100,8 @@ bool is_valid(RunConfig config, const arch::ModelConfig& model, int world_size) 
 
 bool host_has_room(const Layout& layout) {
   try {
-    host_plan(layout);
+    for (int rank = 0; rank < layout.mesh.world_size(); rank += layout.mesh.world_size() / layout.pipeline.ranks)
+      host_plan(layout, rank);
   } catch (const ConfigError&) {  // LS4010
     return false;
   }
