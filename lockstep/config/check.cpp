@@ -126,16 +126,15 @@ int ranks_wanted(const RunConfig& config) {
 }
 
 PipelineChoice pipeline_choice(const RunConfig& config) {
-  constexpr std::array<std::string_view, 8> kNames = {"naive", "gpipe", "1f1b", "interleaved",
-                                                      "zb-h1", "zb-h2", "zb-v", "dualpipe-v"};
   const ParallelSection& parallel = config.parallel;
   PipelineChoice choice;
-  const auto found = std::find(kNames.begin(), kNames.end(), parallel.schedule);
-  choice.schedule = static_cast<int>(found - kNames.begin());
-  if (found == kNames.end()) choice.file = parallel.schedule.substr(std::string_view("file:").size());
+  const auto& names = kPipelineSchedules;
+  const auto found = std::find(names.begin(), names.end(), parallel.schedule);
+  choice.schedule = static_cast<int>(found - names.begin());
+  if (found == names.end()) choice.file = parallel.schedule.substr(kScheduleFile.size());
   const bool several = parallel.schedule == "interleaved" || parallel.schedule == "zb-v" || parallel.schedule == "dualpipe-v";
   choice.virtual_stages = parallel.virtual_stages > 0 ? parallel.virtual_stages : several && parallel.pp > 1 ? 2 : 1;
-  for (const std::string& count : parallel.layers_per_stage.list) choice.blocks.push_back(std::stoi(count));
+  choice.blocks = parallel.layers_per_stage.list;
   return choice;
 }
 

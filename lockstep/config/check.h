@@ -25,7 +25,7 @@ int zero_stage(const RunConfig& config);
 
 // What parallel.schedule, virtual_stages and layers_per_stage say. check_layout has found them sound.
 struct PipelineChoice {
-  int schedule = 0;         // place among the names of fields.cpp: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v, file
+  int schedule = 0;         // place in kPipelineSchedules, or behind them: file:PATH
   std::string file{};       // of schedule file:PATH
   int virtual_stages = 1;
   std::vector<int> blocks{};  // of every stage; empty = balanced

@@ -127,7 +127,8 @@ TEST(Config, WrongType) {
             "    2 | steps = \"many\"\n"
             "      |         ^~~~~~ expected: integer >= 1");
   EXPECT_THAT(refusal("[train]\nsteps = 1e3\n"), HasSubstr("LS1043"));
-  EXPECT_THAT(refusal("[train]\nsteps = [1]\n"), HasSubstr("train.steps is a table, a date or a list of other things"));
+  EXPECT_THAT(refusal("[train]\nsteps = [1]\n"), HasSubstr("LS1043: train.steps = [1] is a list"));
+  EXPECT_THAT(refusal("[train]\nsteps = [1.5]\n"), HasSubstr("train.steps is a table, a date or a list of other things"));
   EXPECT_THAT(refusal("[data]\nshuffle = 1\n"), HasSubstr("expected: true | false"));
   EXPECT_THAT(refusal("model = \"hf:x\"\n"), HasSubstr("LS1043: model is a section"));
   EXPECT_THAT(refusal("[[train]]\nsteps = 1\n"), HasSubstr("LS1043: train is a section"));
@@ -166,13 +167,13 @@ TEST(Config, ADurationAloneIsNoNumberAndNotZero) {
 }
 
 TEST(Config, KeysOfLaterVersionsAreRefusedByName) {
-  EXPECT_EQ(refusal("[parallel]\npp = 1\n"),
-            "run.toml:2:1: error LS1047: parallel.pp is not built yet in this version\n"
-            "    2 | pp = 1\n"
+  EXPECT_EQ(refusal("[parallel]\ncp = 1\n"),
+            "run.toml:2:1: error LS1047: parallel.cp is not built yet in this version\n"
+            "    2 | cp = 1\n"
             "      | ^~ this build knows dp, zero, fsdp, dp_replicate, dp_shard, prefetch, prefetch_limit, "
-            "reshard_after_forward, reshard_after_microbatch, reduce_precision, tp, sequence_parallel, data_parallel, "
-            "bucket_mib, overlap, backend");
-  for (const char* key : {"pp", "cp", "ep"}) {
+            "reshard_after_forward, reshard_after_microbatch, reduce_precision, tp, pp, schedule, virtual_stages, "
+            "layers_per_stage, sequence_parallel, data_parallel, bucket_mib, overlap, backend");
+  for (const char* key : {"cp", "ep"}) {
     EXPECT_THAT(refusal(Override{cat("parallel.", key), "1"}), HasSubstr("LS1047")) << key;
   }
 }
@@ -334,7 +335,9 @@ TEST(Fields, TheListIsFrozen) {
             "optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.max_grad_norm "
             "parallel.dp parallel.zero parallel.fsdp parallel.dp_replicate parallel.dp_shard parallel.prefetch "
             "parallel.prefetch_limit parallel.reshard_after_forward parallel.reshard_after_microbatch "
-            "parallel.reduce_precision parallel.tp parallel.sequence_parallel parallel.data_parallel parallel.bucket_mib parallel.overlap parallel.backend "
+            "parallel.reduce_precision parallel.tp parallel.pp parallel.schedule parallel.virtual_stages "
+            "parallel.layers_per_stage parallel.sequence_parallel parallel.data_parallel parallel.bucket_mib "
+            "parallel.overlap parallel.backend "
             "memory.recompute memory.offload memory.device_limit memory.host_limit memory.disk_path "
             "checkpoint.every checkpoint.keep checkpoint.asynchronous checkpoint.stall_timeout "
             "checkpoint.resume");

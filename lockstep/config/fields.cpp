@@ -114,8 +114,10 @@ std::vector<Section> declare_sections() {
       .field("eps", &OptimizerSection::eps, positive, "added to the root of the second moment")
       .field("max_grad_norm", &OptimizerSection::max_grad_norm, zero_or_more, "clip the global norm to this; 0 = off");
 
+  const Rule schedules{.choices = {kPipelineSchedules.begin(), kPipelineSchedules.end()},
+                       .or_begins = std::string(kScheduleFile)};
   Declare(table, "parallel", &RunConfig::parallel, "The layout: the product of the axes is the number of ranks.")
-      .field("dp", &ParallelSection::dp, zero_or_more, "data-parallel ranks; 0 = all that were started / tp")
+      .field("dp", &ParallelSection::dp, zero_or_more, "data-parallel ranks; 0 = all that were started / (tp * pp)")
       .field("zero", &ParallelSection::zero, {.least = 0, .below = 4},
              "what data-parallel ranks share out: 1 optimizer state, 2 also gradients, 3 also parameters")
       .field("fsdp", &ParallelSection::fsdp, any, "the same as zero = 3")
@@ -135,11 +137,11 @@ std::vector<Section> declare_sections() {
              "with zero: of gradients on their way to the owner of a shard; they are summed in fp32 always")
       .field("tp", &ParallelSection::tp, counted(1, "ranks"), "ranks that share one copy of the model, cut inside every layer")
       .field("pp", &ParallelSection::pp, counted(1, "ranks"), "pipeline ranks: each holds one or several stretches of layers")
-      .field("schedule", &ParallelSection::schedule, any,
-             "order of a pipeline: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v or file:PATH")
+      .field("schedule", &ParallelSection::schedule, schedules,
+             "order in which a pipeline runs its stages; file:PATH = the one of a CSV grid")
       .field("virtual_stages", &ParallelSection::virtual_stages, zero_or_more,
              "stages of a pipeline rank; 0 = 2 with interleaved, zb-v and dualpipe-v, else 1")
-      .field("layers_per_stage", &ParallelSection::layers_per_stage, any,
+      .field("layers_per_stage", &ParallelSection::layers_per_stage, zero_or_more,
              "blocks of every stage, in order; empty = balanced by cost")
       .field("sequence_parallel", &ParallelSection::sequence_parallel, any,
              "with tp: norms, dropout and residual sums act on 1/tp of the rows")

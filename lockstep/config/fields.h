@@ -13,8 +13,8 @@
 
 namespace lockstep::config {
 
-// What a TOML scalar can be, or a list of texts.
-using Value = std::variant<bool, int64_t, double, std::string, std::vector<std::string>>;
+// What a TOML scalar can be, or a list of texts or of integers.
+using Value = std::variant<bool, int64_t, double, std::string, std::vector<std::string>, std::vector<int64_t>>;
 
 // What is wrong with a key or a value; the caller knows where it stands.
 struct Complaint {

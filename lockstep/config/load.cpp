@@ -36,12 +36,13 @@ std::optional<Value> scalar(const toml::node& node) {
   const auto* array = node.as_array();
   if (!array) return std::nullopt;
   std::vector<std::string> texts;
+  std::vector<int64_t> integers;
   for (const toml::node& item : *array) {
-    const auto* text = item.as_string();
-    if (!text) return std::nullopt;
-    texts.push_back(text->get());
+    if (const auto* text = item.as_string()) texts.push_back(text->get());
+    if (const auto* integer = item.as_integer()) integers.push_back(integer->get());
   }
-  return texts;
+  if (texts.size() == array->size()) return texts;
+  return integers.size() == array->size() ? std::optional<Value>(integers) : std::nullopt;
 }
 
 bool is_section(const std::string& name) {
@@ -123,7 +124,7 @@ class Loader {
       const std::optional<Complaint> bad =
           value ? field->assign(loaded_.config, *value)
                 : std::optional(Complaint{.code = "LS1043",
-                                          .what = cat(field->key(), " is a table, a date or a list of other things than texts"),
+                                          .what = cat(field->key(), " is a table, a date or a list of other things than texts or integers"),
                                           .hint = cat("expected: ", field->type)});
       if (bad) {
         complain(source, node.source(), *bad);

@@ -3,9 +3,11 @@
 // load.h reads them from files and overrides; check.h judges them together.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::config {
@@ -16,6 +18,11 @@ enum class LrSchedule { kCosine, kLinear, kWsd, kConstant };  // after the warm-
 enum class DataParallel { kRing, kParameterServer };
 enum class NonFinite { kStop, kSkip };  // what a step does whose gradient is not finite
 enum class Backend { kAuto, kSharedMemory, kMpi, kNccl };  // what carries the ranks' messages; launch/backend.h resolves kAuto
+
+// The values of parallel.schedule beside file:PATH, in the order of program::ScheduleKind.
+inline constexpr std::array<std::string_view, 8> kPipelineSchedules = {"naive", "gpipe", "1f1b", "interleaved",
+                                                                       "zb-h1", "zb-h2", "zb-v", "dualpipe-v"};
+inline constexpr std::string_view kScheduleFile = "file:";
 
 // How often: every so many steps, or every so many seconds of wall-clock time. Exactly one is set.
 struct Interval {
@@ -40,6 +47,12 @@ struct Bytes {
 struct Words {
   std::vector<std::string> list{};
   bool operator==(const Words&) const = default;
+};
+
+// Several counts, in the order given.
+struct Counts {
+  std::vector<int> list{};
+  bool operator==(const Counts&) const = default;
 };
 
 struct RunSection {
@@ -122,9 +135,9 @@ struct ParallelSection {
   Precision reduce_precision = Precision::kFp32;  // of gradients on the wire, with zero; sums are fp32 always
   int tp = 1;  // ranks that hold one copy of the model together, each a part of every layer
   int pp = 1;                       // pipeline ranks: stretches of layers
-  std::string schedule = "1f1b";    // of a pipeline: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v, file:PATH
+  std::string schedule = "1f1b";     // of a pipeline: one of kPipelineSchedules, or file:PATH
   int virtual_stages = 0;           // stages of a pipeline rank; 0 = as the schedule has it: 2 interleaved, zb-v, dualpipe-v, else 1
-  Words layers_per_stage{};         // blocks of every stage; empty = balanced by cost
+  Counts layers_per_stage{};        // blocks of every stage; empty = balanced by cost
   bool sequence_parallel = true;  // with tp: norms, dropout and sums of a layer are cut by rows
   DataParallel data_parallel = DataParallel::kRing;
   double bucket_mib = 25;  // MiB of fp32 gradients reduced as one

@@ -10,7 +10,7 @@ namespace lockstep::config {
 namespace {
 
 std::string kind_of(const Value& value) {
-  constexpr const char* names[] = {"true or false", "an integer", "a number with a fraction or exponent", "text", "a list"};
+  constexpr const char* names[] = {"true or false", "an integer", "a number with a fraction or exponent", "text", "a list", "a list"};
   return names[value.index()];
 }
 
@@ -36,6 +36,15 @@ std::string range_text(const Rule& rule) {
   if (std::isfinite(rule.least)) text += cat(rule.open_below ? " > " : " >= ", number_text(rule.least));
   if (std::isfinite(rule.below)) text += cat(text.empty() ? " < " : " and < ", number_text(rule.below));
   return text;
+}
+
+// Of a word with blanks around it.
+std::optional<int64_t> whole_number(const std::string& word) {
+  const size_t begin = word.find_first_not_of(' '), end = word.find_last_not_of(' ');
+  if (begin == std::string::npos) return std::nullopt;
+  const Value value = parse_scalar(word.substr(begin, end - begin + 1));
+  const int64_t* integer = std::get_if<int64_t>(&value);
+  return integer ? std::optional(*integer) : std::nullopt;
 }
 
 // The shortest decimal text without an exponent that reads back as the same number.
@@ -105,6 +114,14 @@ std::string print_value(const std::vector<std::string>& value) {
   for (const std::string& word : value) quoted.push_back(print_value(word));
   return cat("[", join(quoted, ", "), "]");
 }
+std::string print_value(const std::vector<int64_t>& value) {
+  std::vector<std::string> numbers;
+  for (const int64_t number : value) numbers.push_back(cat(number));
+  return cat("[", join(numbers, ", "), "]");
+}
+std::string print_value(const Counts& value) {
+  return print_value(std::vector<int64_t>(value.list.begin(), value.list.end()));
+}
 std::string print_value(const Words& value) {
   return value.list.size() == 1 ? print_value(value.list[0]) : print_value(value.list);
 }
@@ -137,7 +154,8 @@ std::string type_name(bool, const Rule&) { return "true | false"; }
 std::string type_name(int64_t, const Rule& rule) { return "integer" + range_text(rule); }
 std::string type_name(double, const Rule& rule) { return "number" + range_text(rule); }
 std::string type_name(const std::string&, const Rule& rule) {
-  return rule.choices.empty() ? "text" : join(rule.choices, " | ");
+  if (rule.choices.empty()) return "text";
+  return cat(join(rule.choices, " | "), rule.or_begins.empty() ? "" : cat(" | ", rule.or_begins, "PATH"));
 }
 std::string type_name(const Interval&, const Rule&) { return "steps | duration"; }
 std::string type_name(const Duration&, const Rule&) { return "duration"; }
@@ -145,6 +163,8 @@ std::string type_name(const Bytes&, const Rule&) { return "bytes"; }
 std::string type_name(const Words&, const Rule& rule) {
   return rule.choices.empty() ? "texts" : cat(join(rule.choices, " | "), ", or a list");
 }
+
+std::string type_name(const Counts&, const Rule& rule) { return cat("integers", range_text(rule), ", as [3, 4, 4, 3] or \"3,4*2,3\""); }
 
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, bool& out) {
   const bool* flag = std::get_if<bool>(&value);
@@ -174,11 +194,14 @@ Verdict read_value(const std::string& key, const Value& value, const Rule& rule,
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, std::string& out) {
   const std::string* text = std::get_if<std::string>(&value);
   if (!text) return wrong_type<std::string>(key, value, rule);
-  if (!rule.choices.empty() && std::find(rule.choices.begin(), rule.choices.end(), *text) == rule.choices.end()) {
+  const bool other = !rule.or_begins.empty() && text->starts_with(rule.or_begins) && *text != rule.or_begins;
+  const bool chosen = other || std::find(rule.choices.begin(), rule.choices.end(), *text) != rule.choices.end();
+  if (!rule.choices.empty() && !chosen) {
     const std::string near = nearest(*text, rule.choices);
+    const std::string file = rule.or_begins.empty() ? "" : cat(" and no ", rule.or_begins, "PATH");
     return Complaint{.code = "LS1045",
-                     .what = cat(key, " = ", print_value(value), " is none of ", join(rule.choices, ", ")),
-                     .hint = near.empty() ? cat("expected: ", join(rule.choices, " | "))
+                     .what = cat(key, " = ", print_value(value), " is none of ", join(rule.choices, ", "), file),
+                     .hint = near.empty() ? cat("expected: ", type_name(std::string(), rule))
                                           : cat("did you mean \"", near, "\"?")};
   }
   out = *text;
@@ -243,6 +266,37 @@ Verdict read_value(const std::string& key, const Value& value, const Rule& rule,
     if (Verdict bad = read_value(key, Value(word), rule, checked)) return bad;
   }
   out = {.list = std::move(words)};
+  return std::nullopt;
+}
+
+// A list of integers; or a text, or a list of them, with counts and repetitions: "3,4*2,3" is 3, 4, 4, 3.
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Counts& out) {
+  std::vector<std::string> words;
+  if (const auto* integer = std::get_if<int64_t>(&value)) {
+    words = {cat(*integer)};
+  } else if (const auto* integers = std::get_if<std::vector<int64_t>>(&value)) {
+    for (const int64_t count : *integers) words.push_back(cat(count));
+  } else if (const auto* texts = std::get_if<std::vector<std::string>>(&value)) {
+    words = *texts;
+  } else if (const auto* text = std::get_if<std::string>(&value)) {
+    if (!text->empty()) words = split(*text, ',');
+  } else {
+    return wrong_type<Counts>(key, value, rule);
+  }
+  constexpr int64_t kMost = 100'000;
+  std::vector<int> counts;
+  for (const std::string& word : words) {
+    const size_t star = word.find('*');
+    const auto count = whole_number(word.substr(0, star));
+    const auto times = star == std::string::npos ? std::optional<int64_t>(1) : whole_number(word.substr(star + 1));
+    if (!count || !times || *count > kMost || *times < 1 || *times > kMost - std::ssize(counts))
+      return Complaint{.code = "LS1046",
+                       .what = cat(key, " = ", print_value(value), ": ", print_value(word), " is no count of blocks"),
+                       .hint = "write [3, 4, 4, 3], or \"3,4*2,3\" for the same"};
+    if (Verdict bad = in_range(key, value, rule, *count)) return bad;
+    counts.insert(counts.end(), static_cast<size_t>(*times), static_cast<int>(*count));
+  }
+  out = {.list = std::move(counts)};
   return std::nullopt;
 }
 

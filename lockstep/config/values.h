@@ -18,6 +18,7 @@ struct Rule {
   bool open_below = false;                                 // `least` itself is refused
   std::string unit{};
   std::vector<std::string> choices{};
+  std::string or_begins{};  // beside the choices: any longer text that begins so, as "file:"
 };
 
 template <typename T>
@@ -49,14 +50,16 @@ std::string print_value(const Interval& value);
 std::string print_value(const Duration& value);
 std::string print_value(const Bytes& value);
 std::string print_value(const Words& value);
+std::string print_value(const Counts& value);
 std::string print_value(const std::vector<std::string>& value);
+std::string print_value(const std::vector<int64_t>& value);
 std::string print_value(const Value& value);
 
 // "true", "20_000", "3e-4" as what they say, everything else as text.
 Value parse_scalar(const std::string& text);
 
 // Each writes `out` only where the value is good. LS1043 wrong type, LS1044 out of range, LS1045 none of the choices,
-// LS1046 a duration or a size of memory that cannot be read.
+// LS1046 a duration, a size of memory or a list of counts that cannot be read.
 using Verdict = std::optional<Complaint>;
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, bool& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, int64_t& out);
@@ -66,6 +69,7 @@ Verdict read_value(const std::string& key, const Value& value, const Rule& rule,
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Duration& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Bytes& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Words& out);
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Counts& out);
 
 // "integer", "number", ... with the range.
 std::string type_name(bool, const Rule& rule);
@@ -76,6 +80,7 @@ std::string type_name(const Interval&, const Rule& rule);
 std::string type_name(const Duration&, const Rule& rule);
 std::string type_name(const Bytes&, const Rule& rule);
 std::string type_name(const Words&, const Rule& rule);
+std::string type_name(const Counts&, const Rule& rule);
 
 // int, enums and optionals in terms of the ones above.
 template <typename T>
