@@ -3,48 +3,52 @@
 #include <algorithm>
 
 #include "lockstep/base/check.h"
+#include "lockstep/program/schedule_lists.h"
 
 namespace lockstep::program {
 namespace {
 
-std::vector<Action> naive(int stage, int microbatches) {
-  std::vector<Action> actions;
-  for (int m = 0; m < microbatches; ++m) {
-    actions.push_back({.kind = ActionKind::kForward, .stage = stage, .microbatch = m});
-    actions.push_back({.kind = ActionKind::kBackward, .stage = stage, .microbatch = m});
+// `ahead` forwards, then forward and backward in turns.
+std::vector<Action> in_turns(const ScheduleInput& input, int rank, int ahead) {
+  StageList list(input.ranks, input.microbatches);
+  for (int pass = 0; pass < input.microbatches + ahead; ++pass) {
+    if (pass < input.microbatches) list.forward(rank);
+    if (pass >= ahead) list.backward(rank);
   }
-  return actions;
+  return list.take();
 }
 
-// `ahead` forwards, then forward and backward in turns.
-std::vector<Action> in_turns(int stage, int microbatches, int ahead) {
-  std::vector<Action> actions;
-  for (int m = 0; m < microbatches + ahead; ++m) {
-    if (m < microbatches) actions.push_back({.kind = ActionKind::kForward, .stage = stage, .microbatch = m});
-    if (m >= ahead) actions.push_back({.kind = ActionKind::kBackward, .stage = stage, .microbatch = m - ahead});
+std::vector<Action> list_of(const ScheduleInput& input, int rank) {
+  // One stage in all: nothing to turn at.
+  const bool alone = input.ranks == 1 && input.virtual_stages == 1;
+  switch (input.kind) {
+    case ScheduleKind::kNaive:
+      return in_turns(input, rank, 0);
+    case ScheduleKind::kGPipe:
+      return in_turns(input, rank, input.microbatches);
+    case ScheduleKind::kOneFOneB:
+      return in_turns(input, rank, std::min(input.microbatches, input.ranks - 1 - rank));
+    case ScheduleKind::kInterleaved:
+      return interleaved(input, rank);
+    case ScheduleKind::kZbH1:
+      return zero_bubble(input, rank, false);
+    case ScheduleKind::kZbH2:
+      return zero_bubble(input, rank, true);
+    case ScheduleKind::kZbV:
+      return alone ? zero_bubble(input, rank, false) : zb_v(input, rank);
+    case ScheduleKind::kDualPipeV:
+      return alone ? in_turns(input, rank, 0) : dualpipe_v(input, rank);
+    case ScheduleKind::kFile:
+      break;
   }
-  return actions;
+  throw InternalError(cat("no generator for schedule ", schedule_name(input.kind)));
 }
 
 }  // namespace
 
 std::vector<std::vector<Action>> make_schedule(const ScheduleInput& input) {
   std::vector<std::vector<Action>> ranks;
-  for (int rank = 0; rank < input.ranks; ++rank) {
-    switch (input.kind) {
-      case ScheduleKind::kNaive:
-        ranks.push_back(naive(rank, input.microbatches));
-        break;
-      case ScheduleKind::kGPipe:
-        ranks.push_back(in_turns(rank, input.microbatches, input.microbatches));
-        break;
-      case ScheduleKind::kOneFOneB:
-        ranks.push_back(in_turns(rank, input.microbatches, std::min(input.microbatches, input.ranks - 1 - rank)));
-        break;
-      default:
-        LOCKSTEP_CHECK(false, "no schedule ", schedule_name(input.kind));
-    }
-  }
+  for (int rank = 0; rank < input.ranks; ++rank) ranks.push_back(list_of(input, rank));
   return ranks;
 }
 
