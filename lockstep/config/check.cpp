@@ -1,32 +1,16 @@
 #include "lockstep/config/check.h"
 
 #include <algorithm>
-#include <array>
-#include <numeric>
+#include <limits>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/config/check_parts.h"
 
 namespace lockstep::config {
 namespace {
 
-// The divisors of `number` nearest to `wanted`, below and above: "3 or 4".
-std::string divisors_near(int64_t number, int64_t wanted) {
-  int64_t below = std::min(wanted, number);
-  while (number % below != 0) --below;
-  int64_t above = std::min(wanted, number);
-  while (number % above != 0) ++above;
-  return below == above ? cat(below) : cat(below, " or ", above);
-}
-
-// The positive multiples of `unit` nearest to `wanted`.
-std::string multiples_near(int64_t unit, int64_t wanted) {
-  const int64_t below = wanted / unit * unit;
-  return below == 0 ? cat(unit) : cat(below, " or ", below + unit);
-}
-
 // Every rank of the axis has the same number of heads, and of key/value heads or of ranks that share one.
-template <typename Expect>
 void tensor_parallel_problems(const ModelSection& model, int tp, const Expect& expect) {
   if (!model.heads) return;
   const int64_t heads = *model.heads, kv_heads = model.kv_heads.value_or(heads);
@@ -39,7 +23,6 @@ void tensor_parallel_problems(const ModelSection& model, int tp, const Expect& e
 }
 
 // The data-parallel ranks as groups that share out states.
-template <typename Expect>
 void sharding_problems(const RunConfig& config, int dp, const Expect& expect) {
   const ParallelSection& parallel = config.parallel;
   const int zero = zero_stage(config), shard = parallel.dp_shard, replicate = parallel.dp_replicate;
@@ -70,7 +53,6 @@ void sharding_problems(const RunConfig& config, int dp, const Expect& expect) {
 }
 
 // What may live on the host, and what must come with it.
-template <typename Expect>
 void offload_problems(const RunConfig& config, int dp, const Expect& expect) {
   const MemorySection& memory = config.memory;
   const auto has = [](const Words& words, const char* word) {
@@ -107,7 +89,7 @@ int data_parallel_size(const RunConfig& config, int world_size) {
   const ParallelSection& parallel = config.parallel;
   if (parallel.dp > 0) return parallel.dp;
   if (parallel.dp_replicate > 0 && parallel.dp_shard > 0) return parallel.dp_replicate * parallel.dp_shard;
-  return std::max(1, world_size / (parallel.tp * parallel.pp));
+  return static_cast<int>(std::max(int64_t{1}, world_size / (int64_t{parallel.tp} * parallel.pp)));
 }
 
 DataDegrees data_degrees(const RunConfig& config, int world_size) {
@@ -122,20 +104,8 @@ DataDegrees data_degrees(const RunConfig& config, int world_size) {
 int ranks_wanted(const RunConfig& config) {
   const ParallelSection& parallel = config.parallel;
   const int dp = parallel.dp > 0 ? parallel.dp : std::max(1, parallel.dp_replicate) * std::max(1, parallel.dp_shard);
-  return dp * parallel.tp * parallel.pp;
-}
-
-PipelineChoice pipeline_choice(const RunConfig& config) {
-  const ParallelSection& parallel = config.parallel;
-  PipelineChoice choice;
-  const auto& names = kPipelineSchedules;
-  const auto found = std::find(names.begin(), names.end(), parallel.schedule);
-  choice.schedule = static_cast<int>(found - names.begin());
-  if (found == names.end()) choice.file = parallel.schedule.substr(kScheduleFile.size());
-  const bool several = parallel.schedule == "interleaved" || parallel.schedule == "zb-v" || parallel.schedule == "dualpipe-v";
-  choice.virtual_stages = parallel.virtual_stages > 0 ? parallel.virtual_stages : several && parallel.pp > 1 ? 2 : 1;
-  choice.blocks = parallel.layers_per_stage.list;
-  return choice;
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  return static_cast<int>(std::min(kMost, std::min(kMost, int64_t{dp} * parallel.tp) * parallel.pp));
 }
 
 int64_t microbatches(const RunConfig& config, int world_size) {
@@ -144,22 +114,16 @@ int64_t microbatches(const RunConfig& config, int world_size) {
 
 std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_size) {
   std::vector<LayoutProblem> problems;
-  const auto expect = [&](bool holds, const char* key, std::string what, std::string way_out) {
+  const Expect expect = [&](bool holds, const char* key, std::string what, std::string way_out) {
     if (!holds) problems.push_back({.key = key, .what = std::move(what), .way_out = std::move(way_out)});
   };
   const TrainSection& train = config.train;
   const OptimizerSection& optimizer = config.optimizer;
   const int dp = data_parallel_size(config, world_size);
 
-  const int tp = config.parallel.tp, pp = config.parallel.pp, inner = tp * pp;
-  const std::string product = cat(tp == 1 ? "" : cat("tp(", tp, ") x "), pp == 1 ? "" : cat("pp(", pp, ") x "), "dp(", dp, ")");
-  expect(dp * inner == world_size, config.parallel.dp > 0 ? "parallel.dp" : pp == 1 ? "parallel.tp" : "parallel.pp",
-         cat("[mesh] ", product, " = ", dp * inner, ", but ", world_size, world_size == 1 ? " rank was" : " ranks were",
-             " started"),
-         world_size % inner == 0 ? cat("dp=", world_size / inner, " would fit, or -n ", dp * inner)
-         : pp == 1               ? cat("tp=", divisors_near(world_size, tp), " would fit, or -n ", dp * inner)
-                                 : cat("pp=", divisors_near(world_size / std::gcd(world_size, tp), pp), " would fit, or -n ", dp * inner));
-  tensor_parallel_problems(config.model, tp, expect);
+  mesh_problems(config, world_size, expect);
+  tensor_parallel_problems(config.model, config.parallel.tp, expect);
+  pipeline_problems(config, expect);
   sharding_problems(config, dp, expect);
   offload_problems(config, dp, expect);
 
@@ -188,8 +152,7 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
   return problems;
 }
 
-void check_layout(const LoadedConfig& loaded, int world_size) {
-  const std::vector<LayoutProblem> problems = layout_problems(loaded.config, world_size);
+void refuse_layout(const LoadedConfig& loaded, const std::vector<LayoutProblem>& problems) {
   if (problems.empty()) return;
   std::vector<std::string> places;
   size_t place_width = 0;
@@ -207,6 +170,10 @@ void check_layout(const LoadedConfig& loaded, int world_size) {
                 problems[i].way_out);
   }
   throw ConfigError({.code = "LS1101", .what = text});
+}
+
+void check_layout(const LoadedConfig& loaded, int world_size) {
+  refuse_layout(loaded, layout_problems(loaded.config, world_size));
 }
 
 void check_layout(const RunConfig& config, int world_size) {

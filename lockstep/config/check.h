@@ -44,7 +44,8 @@ struct LayoutProblem {
 // Every relation that does not hold between the configuration and a world of `world_size` ranks; empty = all well.
 std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_size);
 
-// Throws ConfigError LS1101 with all of them, one line each with the place the value came from.
+// Throws ConfigError LS1101 with all of them, one line each with the place the value came from; nothing where there are none.
+void refuse_layout(const LoadedConfig& loaded, const std::vector<LayoutProblem>& problems);
 void check_layout(const LoadedConfig& loaded, int world_size);
 void check_layout(const RunConfig& config, int world_size);
 

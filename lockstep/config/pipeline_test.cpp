@@ -107,5 +107,114 @@ TEST(PipelineConfig, WhatTheKeysChoose) {
   EXPECT_EQ(file.file, "a/b.csv");
 }
 
+// What a world of `ranks` refuses of the text; one global batch of 48 fits them all.
+std::string layout_refusal(const std::string& text, int ranks) {
+  LoadedConfig loaded = load_config_text(text, "run.toml");
+  loaded.config.train.global_batch = 48;
+  loaded.config.train.micro_batch = 1;
+  try {
+    check_layout(loaded, ranks);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+struct Refused {
+  const char* text;
+  int ranks;
+  const char* place;
+  const char* what;
+  const char* way_out;
+};
+
+void expect_refused(const Refused& refused) {
+  const std::string message = layout_refusal(refused.text, refused.ranks);
+  EXPECT_THAT(message, HasSubstr("LS1101: this layout does not fit the launch (1 problem,")) << refused.text;
+  EXPECT_THAT(message, HasSubstr(refused.place));
+  EXPECT_THAT(message, HasSubstr(refused.what));
+  EXPECT_THAT(message, HasSubstr(refused.way_out));
+}
+
+TEST(CheckPipeline, RanksOfAllAxes) {
+  EXPECT_EQ(ranks_wanted(read("[parallel]\ntp = 2\npp = 3\ndp = 2")), 12);
+  EXPECT_EQ(data_parallel_size(read("[parallel]\ntp = 2\npp = 2"), 8), 2);
+  EXPECT_EQ(data_parallel_size(read("[parallel]\ntp = 65536\npp = 65536"), 8), 1);
+  const Refused all[] = {
+      {"[parallel]\ntp = 4\npp = 2\ndp = 3", 32, "run.toml:4", "[mesh] tp(4) x pp(2) x dp(3) = 24, but 32 ranks were started",
+       "dp=4 would fit, or -n 24"},
+      {"[parallel]\ntp = 4\npp = 2\ndp = 2", 24, "run.toml:4", "[mesh] tp(4) x pp(2) x dp(2) = 16, but 24 ranks were started",
+       "dp=3, tp=6 or pp=3 would fit, or -n 16"},
+      // Of the others, 6 ranks do not divide 8 heads, and 2 blocks with embedding and head are no 5 stages.
+      {"[model]\nheads = 8\nlayers = 2\n[parallel]\ntp = 4\npp = 2\ndp = 2", 24, "run.toml:7", "but 24 ranks were started",
+       "dp=3 or pp=3 would fit, or -n 16"},
+      {"[model]\nlayers = 2\n[parallel]\npp = 2\ndp = 2", 10, "run.toml:5", "[mesh] pp(2) x dp(2) = 4, but 10 ranks were started",
+       "dp=5 would fit, or -n 4"},
+      {"[parallel]\ntp = 2\npp = 2", 6, "run.toml:3", "[mesh] tp(2) x pp(2) x dp(1) = 4, but 6 ranks were started",
+       "tp=1 or 3 or pp=1 or 3 would fit, or -n 4"},
+      {"[parallel]\npp = 4", 1, "run.toml:2", "[mesh] pp(4) x dp(1) = 4, but 1 rank was started", "pp=1 would fit, or -n 4"},
+      {"[parallel]\ntp = 2\npp = 2", 7, "run.toml:3", "= 4, but 7 ranks were started", "use -n 4"},
+  };
+  for (const Refused& refused : all) expect_refused(refused);
+  for (const char* fits : {"pp = 4", "pp = 2\ndp = 2", "tp = 2\npp = 2", "pp = 2\nzero = 3", "pp = 2\ndata_parallel = \"parameter_server\""})
+    EXPECT_EQ(layout_refusal(std::string("[parallel]\n") + fits, 4), "accepted") << fits;
+}
+
+TEST(CheckPipeline, StagesAndLayers) {
+  const Refused all[] = {
+      {"[model]\nlayers = 2\n[parallel]\npp = 6", 6, "run.toml:4",
+       "pp(6) = 6 stages, but embedding + model.layers(2) + head = 4 layers", "use pp 4 or less"},
+      {"[model]\nlayers = 4\n[parallel]\npp = 4\nschedule = \"zb-v\"", 4, "run.toml:4",
+       "pp(4) x virtual_stages(2) = 8 stages, but embedding + model.layers(4) + head = 6 layers", "use pp 3 or less"},
+      {"[model]\nlayers = 6\n[parallel]\npp = 4\nschedule = \"interleaved\"\nvirtual_stages = 3", 4, "run.toml:4",
+       "= 12 stages, but embedding + model.layers(6) + head = 8 layers", "use pp 2 or less, or virtual_stages 2 or less"},
+      {"[model]\nlayers = 12\n[parallel]\npp = 4\nlayers_per_stage = \"4*3\"", 4, "run.toml:5",
+       "layers_per_stage = \"4*3\" names 3 stages, but pp(4) = 4", "use \"3*4\", or leave it out"},
+      {"[parallel]\npp = 2\nschedule = \"interleaved\"\nlayers_per_stage = [4]", 2, "run.toml:4",
+       "layers_per_stage = \"4\" names 1 stage, but pp(2) x virtual_stages(2) = 4", "name 4 counts, or leave it out"},
+      {"[model]\nlayers = 12\n[parallel]\npp = 4\nlayers_per_stage = [3, 4, 4, 3]", 4, "run.toml:5",
+       "layers_per_stage = \"3,4*2,3\" has 14 blocks, but model.layers = 12", "use \"3*4\", or leave it out"},
+      {"[model]\nlayers = 12\n[parallel]\npp = 4\nlayers_per_stage = [3, 2, 3, 3]", 4, "run.toml:5",
+       "has 11 blocks, but model.layers = 12", "use \"3*4\", or leave it out"},
+      {"[model]\nlayers = 4\n[parallel]\npp = 3\nlayers_per_stage = [2, 0, 2]", 3, "run.toml:5",
+       "stage 1 of layers_per_stage = \"2,0,2\" has no layer", "use \"1*2,2\", or leave it out"},
+  };
+  for (const Refused& refused : all) expect_refused(refused);
+  for (const char* fits : {"pp = 4", "pp = 6", "pp = 3\nschedule = \"zb-v\"", "pp = 2\nlayers_per_stage = [0, 4]",
+                           "pp = 3\nlayers_per_stage = [0, 4, 0]", "pp = 6\nlayers_per_stage = \"0,1*4,0\"",
+                           "pp = 2\nschedule = \"interleaved\"\nlayers_per_stage = \"1*4\""})
+    EXPECT_EQ(layout_refusal(std::string("[model]\nlayers = 4\n[parallel]\n") + fits, 12), "accepted") << fits;
+}
+
+TEST(CheckPipeline, Schedules) {
+  const Refused all[] = {
+      {"[parallel]\npp = 2\nvirtual_stages = 2", 2, "run.toml:3", "virtual_stages(2), but schedule 1f1b has one stage of a rank",
+       "use virtual_stages 1, or schedule interleaved"},
+      {"[parallel]\npp = 2\nschedule = \"dualpipe-v\"\nvirtual_stages = 3", 2, "run.toml:4",
+       "virtual_stages(3), but schedule dualpipe-v has two stages of a rank", "use virtual_stages 2"},
+      {"[parallel]\npp = 2\nschedule = \"file:no/such.csv\"", 2, "run.toml:3",
+       "schedule file:no/such.csv: there is no file no/such.csv", "name a CSV file"},
+      {"[parallel]\nschedule = \"gpipe\"", 2, "run.toml:2", "schedule gpipe is of a pipeline, but pp = 1",
+       "use pp 2 or more, or schedule 1f1b"},
+      {"[parallel]\nvirtual_stages = 2", 2, "run.toml:2", "virtual_stages(2) are of a pipeline rank, but pp = 1",
+       "use pp 2 or more, or leave it out"},
+      {"[parallel]\nlayers_per_stage = [12]", 2, "run.toml:2", "layers_per_stage = \"12\" cuts a pipeline, but pp = 1",
+       "use pp 2 or more, or leave it out"},
+  };
+  for (const Refused& refused : all) expect_refused(refused);
+  for (const char* fits : {"schedule = \"1f1b\"", "virtual_stages = 1", "pp = 2\nschedule = \"zb-h1\"\nvirtual_stages = 1",
+                           "pp = 2\nschedule = \"zb-v\"\nvirtual_stages = 2"})
+    EXPECT_EQ(layout_refusal(std::string("[parallel]\n") + fits, 2), "accepted") << fits;
+}
+
+TEST(CheckPipeline, AllProblemsAtOnce) {
+  const std::string message = layout_refusal(
+      "[model]\nlayers = 4\nheads = 4\n[parallel]\npp = 8\ntp = 3\nvirtual_stages = 2\nreduce_precision = \"bf16\"", 16);
+  EXPECT_THAT(message, HasSubstr("(5 problems, nothing was started)"));
+  for (const char* part : {"tp(3) x pp(8) x dp(1) = 24, but 16 ranks", "model.heads(4) % tp(3) = 1", "schedule 1f1b has one stage of a rank",
+                           "pp(8) x virtual_stages(2) = 16 stages", "reduce_precision bf16 with zero 0"})
+    EXPECT_THAT(message, HasSubstr(part));
+}
+
 }  // namespace
 }  // namespace lockstep::config

@@ -4,7 +4,6 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
-#include "lockstep/config/check.h"
 #include "lockstep/data/bpe_tokenizer.h"
 #include "lockstep/data/sampler.h"
 
@@ -42,7 +41,11 @@ void check_tokens(const std::string& prefix, const config::RunConfig& config, co
 
 Layout layout_of(const config::LoadedConfig& loaded, int world_size) {
   const config::RunConfig& config = loaded.config;
-  config::check_layout(loaded, world_size);
+  // Before the tokenizer is read: the layout needs every size of the model but the vocabulary. What is wrong with seq_len
+  // is said below.
+  arch::ModelConfig sizes = arch::resolve_model(config.model, 1);
+  sizes.max_seq_len = config.model.max_seq_len.value_or(config.train.seq_len);
+  config::refuse_layout(loaded, layout_problems(config, sizes, world_size));
   int64_t tokens = 0;
   if (!config.data.tokenizer.empty()) tokens = data::Tokenizer::load(config.data.tokenizer).vocab_size();
   const arch::ModelConfig model = arch::resolve_model(config.model, tokens);
@@ -55,7 +58,7 @@ Layout layout_of(const config::LoadedConfig& loaded, int world_size) {
                                       ? cat("set model.vocab_size = ", tokens, " or leave it out")
                                       : cat("use the tokenizer that came with ", config.model.from)});
   if (config.train.seq_len > model.max_seq_len) throw too_long(loaded, model);
-  return make_layout(config, model, world_size);
+  return make_layout(loaded, model, world_size);
 }
 
 void check_data(const config::RunConfig& config, const Layout& layout) {

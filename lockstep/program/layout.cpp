@@ -7,7 +7,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/units.h"
-#include "lockstep/config/check.h"
+#include "lockstep/program/schedules.h"
 
 namespace lockstep::program {
 
@@ -36,6 +36,25 @@ Pipeline pipeline_of(const config::RunConfig& config, const arch::ModelConfig& m
                                             .tensor = {.size = config.parallel.tp}},
                                            pipeline.stages());
   return pipeline;
+}
+
+// What the schedule says of its own; not of a key in which something else is wrong already.
+std::vector<config::LayoutProblem> schedule_problems_of(const config::RunConfig& config, int world_size,
+                                                        const std::vector<config::LayoutProblem>& known) {
+  const auto wrong = [&](const std::string& key) {
+    return std::any_of(known.begin(), known.end(), [&](const config::LayoutProblem& problem) { return problem.key == key; });
+  };
+  std::vector<config::LayoutProblem> found;
+  if (config.parallel.pp == 1 || wrong("parallel.schedule") || wrong("parallel.virtual_stages")) return found;
+  const config::PipelineChoice choice = config::pipeline_choice(config);
+  const ScheduleInput input{.kind = static_cast<ScheduleKind>(choice.schedule),
+                            .ranks = config.parallel.pp,
+                            .virtual_stages = choice.virtual_stages,
+                            .microbatches = static_cast<int>(std::max(int64_t{1}, config::microbatches(config, world_size))),
+                            .grid = choice.file.empty() ? "" : read_file(choice.file)};
+  for (const ScheduleProblem& problem : schedule_problems(input))
+    if (!wrong(problem.key)) found.push_back({.key = problem.key, .what = problem.what, .way_out = problem.way_out});
+  return found;
 }
 
 Offload offload_of(const config::MemorySection& memory) {
@@ -124,13 +143,26 @@ bool Layout::owns_optimizer(int rank) const {
   return !server_mode() || mesh.group_rank(rank, mesh::kDataAxes) == kServerRank;
 }
 
-Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& model, int world_size) {
+std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& config, const arch::ModelConfig& model,
+                                                   int world_size) {
   config::RunConfig resolved = config;
   resolved.model.max_seq_len = model.max_seq_len;
   resolved.model.layers = model.layers;
   resolved.model.heads = model.heads;
   resolved.model.kv_heads = model.kv_heads;
-  config::check_layout(resolved, world_size);
+  std::vector<config::LayoutProblem> problems = config::layout_problems(resolved, world_size);
+  for (config::LayoutProblem& problem : schedule_problems_of(config, world_size, problems))
+    problems.push_back(std::move(problem));
+  return problems;
+}
+
+Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& model, int world_size) {
+  return make_layout(config::LoadedConfig{.config = config, .origin = {}}, model, world_size);
+}
+
+Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& model, int world_size) {
+  const config::RunConfig& config = loaded.config;
+  config::refuse_layout(loaded, layout_problems(config, model, world_size));
   mesh::PerAxis degrees = mesh::PerAxis::ones();
   const config::DataDegrees data = config::data_degrees(config, world_size);
   degrees[mesh::Axis::kDpReplicate] = data.replicate;
@@ -193,6 +225,9 @@ std::string describe(const Layout& layout) {
   const int tensor = layout.mesh.degree(mesh::Axis::kTp);
   const char* kind = layout.data_parallel == config::DataParallel::kRing ? "ring" : "parameter server";
   std::vector<std::string> axes;
+  if (const Pipeline& pipeline = layout.pipeline; pipeline.ranks > 1)
+    axes.push_back(cat("pp ", pipeline.ranks, " (", schedule_name(pipeline.kind),
+                       pipeline.virtual_stages > 1 ? cat(", ", pipeline.virtual_stages, " stages a rank") : "", ")"));
   const int shard = layout.mesh.degree(mesh::Axis::kDpShard), replicate = layout.mesh.degree(mesh::Axis::kDpReplicate);
   if (shard > 1 && replicate > 1)
     axes.push_back(cat("dp_replicate ", replicate, " x dp_shard ", shard, " (zero ", layout.zero, ")"));

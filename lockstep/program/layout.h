@@ -10,7 +10,7 @@
 #include "lockstep/arch/cost.h"
 #include "lockstep/arch/model_config.h"
 #include "lockstep/arch/params.h"
-#include "lockstep/config/run_config.h"
+#include "lockstep/config/check.h"
 #include "lockstep/mesh/mesh.h"
 #include "lockstep/program/pipeline.h"
 
@@ -90,8 +90,14 @@ struct Layout {
   bool owns_optimizer(int rank) const;
 };
 
-// ConfigError LS1101 (all problems at once) where the configuration does not fit `world_size` ranks.
+// What does not fit `world_size` ranks: all of config::layout_problems with the sizes of the model, and what the pipeline's
+// schedule refuses. Empty = all well.
+std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& config, const arch::ModelConfig& model,
+                                                   int world_size);
+// ConfigError LS1101 with all of them, and with the place each value came from.
+Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& model, int world_size);
 Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& model, int world_size);
+
 // The axes over which one copy of the model is trained: they agree on loss and norm.
 inline constexpr std::array<mesh::Axis, 4> kReplicaAxes = {mesh::Axis::kPp, mesh::Axis::kDpReplicate, mesh::Axis::kDpShard,
                                                            mesh::Axis::kTp};
@@ -101,7 +107,7 @@ inline constexpr std::array<mesh::Axis, 1> kTensorAxis = {mesh::Axis::kTp};
 
 // The layout of the one-rank twin: same model, global batch and precision on one rank.
 Layout reference_layout(const Layout& layout);
-// "dp 2 (ring), 2 microbatches x 4 sequences x 256 tokens, fp32".
+// "pp 2 (1f1b) x dp 2 (ring), 2 microbatches x 4 sequences x 256 tokens, fp32".
 std::string describe(const Layout& layout);
 
 // Global sequence indices [begin, end) of microbatch `microbatch` on `rank`: rank r takes the r-th contiguous part of the

@@ -65,8 +65,8 @@ void add_offload(const RunConfig& config, std::vector<Change>& changes) {
 }
 
 void add_tensor(const RunConfig& config, int world_size, std::vector<Change>& changes) {
-  for (int tp = 2 * config.parallel.tp; tp <= world_size; tp *= 2) {
-    const int dp = world_size / tp;
+  for (int tp = 2 * config.parallel.tp; tp * config.parallel.pp <= world_size; tp *= 2) {
+    const int dp = world_size / (tp * config.parallel.pp);
     const auto make = [tp, dp](RunConfig& c) {
       c.parallel.tp = tp;
       c.parallel.dp = dp;
@@ -87,15 +87,6 @@ std::vector<Change> changes_of(const RunConfig& config, int world_size) {
     changes.push_back({"train.precision = \"bf16\" (other rounding)",
                        [](RunConfig& c) { c.train.precision = config::Precision::kBf16; }, false});
   return changes;
-}
-
-// The configuration as config::layout_problems wants to see it: with the sizes of the model.
-bool is_valid(RunConfig config, const arch::ModelConfig& model, int world_size) {
-  config.model.max_seq_len = model.max_seq_len;
-  config.model.layers = model.layers;
-  config.model.heads = model.heads;
-  config.model.kv_heads = model.kv_heads;
-  return config::layout_problems(config, world_size).empty();
 }
 
 bool host_has_room(const Layout& layout) {
@@ -121,7 +112,7 @@ std::vector<WayOut> ways_out(const config::RunConfig& config, const Layout& layo
   for (const Change& change : changes_of(config, world_size)) {
     RunConfig changed = config;
     change.make(changed);
-    if (!is_valid(changed, layout.model, world_size)) continue;
+    if (!layout_problems(changed, layout.model, world_size).empty()) continue;
     Layout other = make_layout(changed, layout.model, world_size);
     other.threads = layout.threads;
     if (!host_has_room(other)) continue;

@@ -1,0 +1,133 @@
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+
+#include "lockstep/base/text.h"
+#include "lockstep/config/check.h"
+#include "lockstep/config/check_parts.h"
+
+namespace lockstep::config {
+namespace {
+
+bool is_one_of(const std::string& schedule, std::initializer_list<std::string_view> names) {
+  return std::find(names.begin(), names.end(), schedule) != names.end();
+}
+
+// The stages lie on the ranks in a V: two for each.
+bool is_v_shaped(const std::string& schedule) { return is_one_of(schedule, {"zb-v", "dualpipe-v"}); }
+
+// "3,4*2,3".
+std::string layout_text(const std::vector<int>& blocks) {
+  std::vector<std::string> runs;
+  for (size_t i = 0; i < blocks.size();) {
+    size_t end = i + 1;
+    while (end < blocks.size() && blocks[end] == blocks[i]) ++end;
+    runs.push_back(end == i + 1 ? cat(blocks[i]) : cat(blocks[i], "*", end - i));
+    i = end;
+  }
+  return cat('"', join(runs, ","), '"');
+}
+
+// The first and the last stage have the embedding and the head beside their blocks.
+int least_blocks(size_t stage, size_t stages) { return stage == 0 || stage + 1 == stages ? 0 : 1; }
+
+// As `wanted`, with as many stages and blocks as there are: taken from the fullest, added to the emptiest.
+std::vector<int> blocks_that_fit(std::vector<int> wanted, size_t stages, int64_t layers) {
+  const auto sum_of = [&] { return std::accumulate(wanted.begin(), wanted.end(), int64_t{0}); };
+  if (wanted.size() != stages || sum_of() > 2 * layers)
+    wanted.assign(stages, static_cast<int>(layers / static_cast<int64_t>(stages)));
+  for (size_t i = 0; i < stages; ++i) wanted[i] = std::max(wanted[i], least_blocks(i, stages));
+  for (int64_t sum = sum_of(); sum < layers; ++sum) ++*std::min_element(wanted.begin(), wanted.end());
+  for (int64_t sum = sum_of(); sum > layers; --sum) {
+    const auto spare = [&](size_t stage) { return wanted[stage] > least_blocks(stage, stages) ? wanted[stage] : 0; };
+    size_t fullest = 0;
+    for (size_t i = 1; i < stages; ++i)
+      if (spare(i) > spare(fullest)) fullest = i;
+    --wanted[fullest];
+  }
+  return wanted;
+}
+
+// layers_per_stage beside the stages and the layers that there are.
+void block_problems(const RunConfig& config, int64_t stages, const std::string& product, const Expect& expect) {
+  const std::vector<int>& blocks = config.parallel.layers_per_stage.list;
+  const int64_t layers = config.model.layers.value_or(-1);
+  const char* key = "parallel.layers_per_stage";
+  const std::string list = cat("layers_per_stage = ", layout_text(blocks));
+  const std::string fit = layers < 0 ? cat("name ", stages, " counts, or leave it out")
+                                     : cat("use ", layout_text(blocks_that_fit(blocks, static_cast<size_t>(stages), layers)),
+                                           ", or leave it out");
+  expect(std::ssize(blocks) == stages, key,
+         cat(list, " names ", blocks.size(), blocks.size() == 1 ? " stage" : " stages", ", but ", product, " = ", stages), fit);
+  if (std::ssize(blocks) != stages) return;
+  const int64_t sum = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
+  expect(layers < 0 || sum == layers, key, cat(list, " has ", sum, " blocks, but model.layers = ", layers), fit);
+  for (size_t i = 0; i < blocks.size(); ++i)
+    expect(blocks[i] >= least_blocks(i, blocks.size()), key, cat("stage ", i, " of ", list, " has no layer"), fit);
+}
+
+void stage_problems(const RunConfig& config, const Expect& expect) {
+  const ParallelSection& parallel = config.parallel;
+  const int64_t pp = parallel.pp, each = pipeline_choice(config).virtual_stages, stages = pp * each;
+  const std::string product = each == 1 ? cat("pp(", pp, ")") : cat("pp(", pp, ") x virtual_stages(", each, ")");
+  const int64_t layers = config.model.layers.value_or(stages) + 2;
+  const int64_t fewer_each = layers / pp, fewer_ranks = layers / each;
+  std::vector<std::string> fits;
+  if (fewer_ranks > 1) fits.push_back(cat("pp ", fewer_ranks, " or less"));
+  if (parallel.virtual_stages > 1 && !is_v_shaped(parallel.schedule) && fewer_each > 1)
+    fits.push_back(cat("virtual_stages ", fewer_each, " or less"));
+  const bool enough = stages <= layers;
+  expect(enough, "parallel.pp",
+         cat(product, " = ", stages, " stages, but embedding + model.layers(", layers - 2, ") + head = ", layers, " layers"),
+         fits.empty() ? "use a schedule with fewer stages of a rank" : cat("use ", join(fits, ", or ")));
+  if (enough && !parallel.layers_per_stage.list.empty()) block_problems(config, stages, product, expect);
+}
+
+void schedule_key_problems(const ParallelSection& parallel, const Expect& expect) {
+  const std::string& schedule = parallel.schedule;
+  const int each = parallel.virtual_stages;
+  expect(each <= 1 || !is_one_of(schedule, {"naive", "gpipe", "1f1b", "zb-h1", "zb-h2"}), "parallel.virtual_stages",
+         cat("virtual_stages(", each, "), but schedule ", schedule, " has one stage of a rank"),
+         "use virtual_stages 1, or schedule interleaved");
+  expect(each == 0 || each == 2 || !is_v_shaped(schedule), "parallel.virtual_stages",
+         cat("virtual_stages(", each, "), but schedule ", schedule, " has two stages of a rank"), "use virtual_stages 2");
+  const std::string file = schedule.starts_with(kScheduleFile) ? schedule.substr(kScheduleFile.size()) : "";
+  std::error_code unreadable;
+  expect(file.empty() || std::filesystem::is_regular_file(file, unreadable), "parallel.schedule",
+         cat("schedule ", schedule, ": there is no file ", file), "name a CSV file; the path starts in the working directory");
+}
+
+// What would be read by nobody.
+void unused_key_problems(const ParallelSection& parallel, const Expect& expect) {
+  const ParallelSection unset{};
+  expect(parallel.schedule == unset.schedule, "parallel.schedule",
+         cat("schedule ", parallel.schedule, " is of a pipeline, but pp = 1"),
+         cat("use pp 2 or more, or schedule ", unset.schedule, ", which is the default"));
+  expect(parallel.virtual_stages <= 1, "parallel.virtual_stages",
+         cat("virtual_stages(", parallel.virtual_stages, ") are of a pipeline rank, but pp = 1"),
+         "use pp 2 or more, or leave it out");
+  expect(parallel.layers_per_stage.list.empty(), "parallel.layers_per_stage",
+         cat("layers_per_stage = ", layout_text(parallel.layers_per_stage.list), " cuts a pipeline, but pp = 1"),
+         "use pp 2 or more, or leave it out");
+}
+
+}  // namespace
+
+PipelineChoice pipeline_choice(const RunConfig& config) {
+  const ParallelSection& parallel = config.parallel;
+  const auto& names = kPipelineSchedules;
+  const auto found = std::find(names.begin(), names.end(), parallel.schedule);
+  const bool two = parallel.pp > 1 && is_one_of(parallel.schedule, {"interleaved", "zb-v", "dualpipe-v"});
+  return {.schedule = static_cast<int>(found - names.begin()),
+          .file = found == names.end() ? parallel.schedule.substr(kScheduleFile.size()) : "",
+          .virtual_stages = parallel.virtual_stages > 0 ? parallel.virtual_stages : two ? 2 : 1,
+          .blocks = parallel.layers_per_stage.list};
+}
+
+void pipeline_problems(const RunConfig& config, const Expect& expect) {
+  if (config.parallel.pp == 1) return unused_key_problems(config.parallel, expect);
+  schedule_key_problems(config.parallel, expect);
+  stage_problems(config, expect);
+}
+
+}  // namespace lockstep::config
