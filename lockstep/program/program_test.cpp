@@ -224,7 +224,7 @@ const Mutant kMutants[] = {
     {"once", "a forward too many", kRing, [](Program& p) { rank(p, 1).insert(rank(p, 1).begin(), rank(p, 1)[0]); }},
     {"once", "a backward forgotten", kRing,
      [](Program& p) { erase(rank(p, 0), find(rank(p, 0), K::kBackward, 1, 0)); }},
-    {"once", "I without W", kRing,
+    {"free", "I without W", kRing,
      [](Program& p) { rank(p, 0)[find(rank(p, 0), K::kBackward, 1, 0)].kind = K::kBackwardInput; }},
     {"order", "backward before forward", kRing,
      [](Program& p) { std::swap(rank(p, 0)[find(rank(p, 0), K::kForward, 2, 0)].kind, rank(p, 0)[3].kind); }},

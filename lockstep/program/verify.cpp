@@ -11,14 +11,13 @@
 #include "lockstep/program/predict.h"
 #include "lockstep/program/render.h"
 #include "lockstep/program/verify_offload.h"
+#include "lockstep/program/verify_pipeline.h"
 #include "lockstep/program/verify_recompute.h"
 #include "lockstep/program/verify_sharding.h"
 #include "lockstep/program/verify_update.h"
 
 namespace lockstep::program {
 namespace {
-
-using Key = std::pair<int, int>;  // layer (or stage), microbatch
 
 bool is_communication(ActionKind kind) {
   switch (kind) {
@@ -38,9 +37,9 @@ bool is_communication(ActionKind kind) {
 
 // What one rank's list says, by position.
 struct Trace {
-  std::map<Key, std::vector<int>> forward, input, weight;  // B counts as both
-  std::map<int, std::vector<int>> reduce, push;            // by bucket
-  std::vector<int> sharded;                                // SHARD_GRAD, REDUCE_SHARD
+  std::map<int, std::vector<int>> weight;        // B and W, by layer
+  std::map<int, std::vector<int>> reduce, push;  // by bucket
+  std::vector<int> sharded;                      // SHARD_GRAD, REDUCE_SHARD
 };
 
 class Verifier {
@@ -49,9 +48,8 @@ class Verifier {
       : program_(program),
         layout_(layout),
         after_(after),
-        table_(layout.param_table(0)),
-        model_layers_(static_cast<int>(arch::layer_table(layout.model).size())),
-        layers_(after == Pass::kSchedule ? 1 : model_layers_),
+        model_layers_(layout.num_layers()),
+        places_(after == Pass::kSchedule ? layout.pipeline.stages() : model_layers_),
         sharded_(layout.shards() > 1 || layout.transient_gradients()),
         several_(layout.mesh.degree(mesh::kDataAxes) > 1),
         server_mode_(layout.server_mode()) {}
@@ -61,11 +59,20 @@ class Verifier {
       problem("ranks", cat(program_.ranks.size(), " lists for ", layout_.mesh.world_size(), " ranks"));
       return problems_;
     }
-    if (after_ >= Pass::kReduceGradients) check_buckets();
-    for (const Bucket& bucket : program_.buckets) writers_.push_back(writers(bucket, table_));
+    for (int coordinate = 0; coordinate < layout_.pipeline.ranks; ++coordinate) {
+      tables_.push_back(layout_.param_table(some_rank(coordinate)));
+      if (after_ >= Pass::kReduceGradients) check_buckets(coordinate);
+    }
+    for (const Bucket& bucket : program_.buckets)
+      if (bucket.pipeline < 0 || bucket.pipeline >= layout_.pipeline.ranks) {
+        problem("ranks", cat("a bucket of coordinate ", bucket.pipeline, " on pp"));
+        return problems_;
+      } else {
+        writers_.push_back(writers(bucket, tables_[static_cast<size_t>(bucket.pipeline)]));
+      }
     for (rank_ = 0; rank_ < layout_.mesh.world_size(); ++rank_) {
       if (!trace()) continue;
-      check_passes_over_layers();
+      take(check_passes(program_, layout_, rank_, after_));
       const bool repeated = rank_ > 0 && actions() == program_.ranks[static_cast<size_t>(rank_) - 1];
       if (after_ >= Pass::kExpandLayers && !repeated) take(check_recomputed(program_, layout_, rank_));
       if (after_ >= Pass::kShardParameters && !repeated) take(check_gathered(program_, layout_, rank_));
@@ -75,6 +82,7 @@ class Verifier {
       if (after_ >= Pass::kUpdate) take(check_update(program_, layout_, rank_, after_));
       if (after_ >= Pass::kOffload && !repeated) take(check_offloaded(program_, layout_, rank_));
     }
+    if (problems_.empty()) take(check_pipelines(program_, layout_, after_));
     check_same_communication();
     return problems_;
   }
@@ -90,12 +98,20 @@ class Verifier {
   }
   void here(const char* rule, const std::string& what) { problem(rule, cat("rank ", rank_, ": ", what)); }
 
+  int some_rank(int coordinate) const {
+    mesh::PerAxis at = layout_.mesh.coordinates(0);
+    at[mesh::Axis::kPp] = coordinate;
+    return layout_.mesh.rank(at);
+  }
   bool exists(const Action& action) const {
-    const int place = after_ == Pass::kSchedule ? action.stage : action.layer;
-    return place >= 0 && place < layers_ && action.microbatch >= 0 && action.microbatch < layout_.num_microbatches();
+    const bool by_stage = after_ == Pass::kSchedule || is_transfer(action.kind);
+    const int place = by_stage ? action.stage : action.layer;
+    const int places = by_stage ? layout_.pipeline.stages() : places_;
+    return place >= 0 && place < places && action.microbatch >= 0 && action.microbatch < layout_.num_microbatches();
   }
   bool owns_parameters(int unit) const {
-    return std::any_of(table_.begin(), table_.end(), [&](const arch::ParamSpec& spec) { return spec.layer == unit; });
+    const std::vector<arch::ParamSpec>& table = tables_[static_cast<size_t>(layout_.pipeline_rank(rank_))];
+    return std::any_of(table.begin(), table.end(), [&](const arch::ParamSpec& spec) { return spec.layer == unit; });
   }
 
   // Sorts the list into trace_; false where an index does not exist.
@@ -104,11 +120,11 @@ class Verifier {
     const size_t problems_before = problems_.size();
     for (int i = 0; i < static_cast<int>(actions().size()); ++i) {
       const Action& action = actions()[static_cast<size_t>(i)];
-      const int place = after_ == Pass::kSchedule ? action.stage : action.layer;
+      const int place = after_ == Pass::kSchedule || is_transfer(action.kind) ? action.stage : action.layer;
       const std::string what = cat("action ", i, ": ", action_name(action.kind));
       const bool has_unit = action.kind == ActionKind::kUnshard || action.kind == ActionKind::kReshard;
       const bool has_bucket = reduces(action.kind) || action.kind == ActionKind::kPull;
-      if (computes(action.kind) && !exists(action)) {
+      if ((computes(action.kind) || is_transfer(action.kind)) && !exists(action)) {
         here("ranks", cat(what, " of place ", place, ", microbatch ", action.microbatch));
         continue;
       }
@@ -125,22 +141,16 @@ class Verifier {
         here("ranks", cat(what, " of unit ", action.unit));
         continue;
       }
-      add(action, {place, action.microbatch}, i);
+      add(action, i);
     }
     return problems_.size() == problems_before;
   }
 
-  void add(const Action& action, Key key, int position) {
+  void add(const Action& action, int position) {
     switch (action.kind) {
-      case ActionKind::kForward:
-        return trace_.forward[key].push_back(position);
       case ActionKind::kBackward:
-        trace_.input[key].push_back(position);
-        return trace_.weight[key].push_back(position);
-      case ActionKind::kBackwardInput:
-        return trace_.input[key].push_back(position);
       case ActionKind::kBackwardWeight:
-        return trace_.weight[key].push_back(position);
+        return trace_.weight[action.layer].push_back(position);
       case ActionKind::kReduceGrad:
         return trace_.reduce[action.bucket].push_back(position);
       case ActionKind::kPush:
@@ -153,40 +163,11 @@ class Verifier {
     }
   }
 
-  std::string place_name(int place) const {
-    return after_ == Pass::kSchedule ? cat("stage ", place) : layer_label(place, model_layers_);
-  }
-
-  void check_passes_over_layers() {
-    for (int microbatch = 0; microbatch < layout_.num_microbatches(); ++microbatch) {
-      for (int layer = 0; layer < layers_; ++layer) {
-        const Key key{layer, microbatch};
-        const std::string what = cat(place_name(layer), " m", microbatch);
-        const size_t forwards = trace_.forward[key].size();
-        const size_t inputs = trace_.input[key].size();
-        const size_t weights = trace_.weight[key].size();
-        if (forwards != 1 || inputs != 1 || weights != 1) {
-          here("once", cat(what, " has ", forwards, " F, ", inputs, " I and ", weights, " W (a B is one of each)"));
-          continue;
-        }
-        const int forward = trace_.forward[key][0];
-        const int input = trace_.input[key][0];
-        if (input < forward) here("order", cat(text(input), " before its F"));
-        if (trace_.weight[key][0] < input) here("order", cat("W before I of ", what));
-        const Key below{layer - 1, microbatch};
-        if (layer == 0 || trace_.forward[below].size() != 1 || trace_.input[below].size() != 1) continue;
-        if (trace_.forward[below][0] > forward) here("order", cat(text(forward), " before F of the layer below"));
-        if (trace_.input[below][0] < input) {
-          here("order", cat(text(trace_.input[below][0]), " before the backward of the layer above"));
-        }
-      }
-    }
-  }
-
-  void check_buckets() {
+  void check_buckets(int coordinate) {
     std::map<int, int> times;  // layer -> buckets that hold it
-    const arch::FlatLayout flat = layout_.flat_layout(0);
+    const arch::FlatLayout flat = layout_.flat_layout(some_rank(coordinate));
     for (const Bucket& bucket : program_.buckets) {
+      if (bucket.pipeline != coordinate) continue;
       int64_t begin = flat.numel, end = 0, numel = 0;
       for (const arch::FlatUnit& unit : flat.units) {
         if (std::count(bucket.layers.begin(), bucket.layers.end(), unit.layer) == 0) continue;
@@ -215,18 +196,15 @@ class Verifier {
     for (int position : trace_.sharded) here("reduce", cat(text(position), ", but no gradients are sharded"));
     for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket) {
       const std::vector<int>& at = reductions[bucket];
-      if (at.size() != (several_ ? 1 : 0)) {
+      const bool own = program_.buckets[static_cast<size_t>(bucket)].pipeline == layout_.pipeline_rank(rank_);
+      if (at.size() != (several_ && own ? 1 : 0)) {
         here("reduce", cat("bucket ", bucket, " is reduced ", at.size(), " times"));
         continue;
       }
       if (at.empty()) continue;
-      for (const auto& [key, positions] : trace_.weight) {
-        const auto& layers = writers_[static_cast<size_t>(bucket)];
-        if (std::count(layers.begin(), layers.end(), key.first) == 0) continue;
-        for (int position : positions) {
+      for (const int layer : writers_[static_cast<size_t>(bucket)])
+        for (const int position : trace_.weight[layer])
           if (position > at[0]) here("complete", cat(text(position), " adds to the gradients after ", text(at[0])));
-        }
-      }
     }
   }
 
@@ -243,15 +221,18 @@ class Verifier {
       return list;
     };
     // Layers communicate too: the whole list counts.
-    const auto over_tensor = [&](int rank) { return program_.ranks[static_cast<size_t>(rank)]; };
+    const auto same_list = [&](int a, int b) {
+      return program_.ranks[static_cast<size_t>(a)] == program_.ranks[static_cast<size_t>(b)];
+    };
     for (int rank = 0; rank < layout_.mesh.world_size(); ++rank) {
       for (const auto& [axes, name] : {std::pair(std::span<const mesh::Axis>(kShardAxis), "dp_shard"),
                                        {std::span<const mesh::Axis>(kReplicateAxis), "dp_replicate"}})
-        if (const int first = layout_.mesh.group(rank, axes)[0]; over_data(rank) != over_data(first))
+        if (const int first = layout_.mesh.group(rank, axes)[0];
+            first != rank && !same_list(rank, first) && over_data(rank) != over_data(first))
           problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", name,
                                   " group do not communicate in the same order"));
       const int tensor = layout_.mesh.group(rank, kTensorAxis)[0];
-      if (over_tensor(rank) != over_tensor(tensor))
+      if (!same_list(rank, tensor))
         problem("deadlock", cat("ranks ", tensor, " and ", rank, " of one tp group do not run the same list"));
     }
   }
@@ -259,13 +240,13 @@ class Verifier {
   const Program& program_;
   const Layout& layout_;
   const Pass after_;
-  const std::vector<arch::ParamSpec> table_;
   const int model_layers_;
-  const int layers_;  // places of an action: the stages before expand_layers, then the layers
+  const int places_;  // of an action: the stages before expand_layers, then the layers
   const bool sharded_;  // gradients
   const bool several_;
   const bool server_mode_;
-  std::vector<std::vector<int>> writers_;  // per bucket
+  std::vector<std::vector<arch::ParamSpec>> tables_;  // by coordinate on pp
+  std::vector<std::vector<int>> writers_;             // per bucket
   int rank_ = 0;
   Trace trace_;
   std::vector<std::string> problems_;

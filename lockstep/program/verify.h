@@ -13,11 +13,18 @@ namespace lockstep::program {
 enum class Pass { kSchedule, kExpandLayers, kTransferActivations, kShardParameters, kReduceGradients, kUpdate, kOffload };
 std::string_view pass_name(Pass pass);
 
+// SEND_F, RECV_F, SEND_B, RECV_B: between the ranks of pp.
+bool is_transfer(ActionKind kind);
+
 // One line per broken rule with its name in brackets; empty = sound.
 //   [ranks]       one list of actions per rank of the mesh; every index of an action exists
-//   [once]        each layer has one F and one backward (B, or I and W) per microbatch
+//   [once]        each layer has one F and one backward (B, or I and W) per microbatch, on the rank that holds it
 //   [order]       F of a microbatch in the order of the layers, backward in the opposite order, each F before its B,
-//                 W after I
+//                 W after I; backward and W of a layer in the order of the microbatches; RECV before what uses it, SEND
+//                 after what makes it and before LOSS
+//   [free]        what F keeps is freed by one B, or one W
+//   [match]       where a stage's neighbour is on another rank, one transfer for every microbatch; and the two ranks of a
+//                 channel send and receive the same in the same order
 //   [recompute]   one RECOMPUTE of every microbatch for blocks that do not keep all, after their F and with nothing that
 //                 computes between it and their B or I; none for others
 //   [gather]      transient parameters are gathered before every action that reads them, and never while they are; zero 1
@@ -48,7 +55,8 @@ std::string_view pass_name(Pass pass);
 //                 time; of no other unit
 //   [input]       offloaded inputs of layers that are computed again: evicted once after F, fetched once after that and
 //                 before RECOMPUTE; of no other layer
-//   [deadlock]    all ranks of a data group, and of a tp group, issue the same communication in the same order
+//   [deadlock]    all ranks of a data group, and of a tp group, issue the same communication in the same order; the lists
+//                 of a pipeline all come to their end when run against each other, else the actions that wait in a circle
 std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after = Pass::kOffload);
 
 }  // namespace lockstep::program

@@ -1,0 +1,132 @@
+#include "lockstep/program/pipeline_walk.h"
+
+#include <algorithm>
+
+#include "lockstep/base/text.h"
+#include "lockstep/program/render.h"
+
+namespace lockstep::program {
+namespace {
+
+// What one rank waits for.
+struct Wait {
+  bool forward = false;
+  int stage = -1;  // whose output or input gradient
+  int microbatch = -1;
+};
+
+class Walk {
+ public:
+  explicit Walk(const WalkInput& input)
+      : in_(input), stages_(input.pipeline.stages()), next_(input.lists.size(), 0) {
+    const auto cells = static_cast<size_t>(stages_) * static_cast<size_t>(in_.microbatches);
+    forward_.assign(cells, false);
+    backward_.assign(cells, false);
+    for (int stage = 0; stage < stages_; ++stage) rank_of_.push_back(in_.pipeline.rank_of(stage));
+    if (!in_.layers) return;
+    for (int layer = 0; layer < layers(); ++layer) stage_of_.push_back(in_.pipeline.stage_of(layer));
+  }
+
+  std::vector<std::string> run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t at = 0; at < next_.size(); ++at)
+        for (; !ended(at) && !waits(action(at)); ++next_[at], moved = true) hand_over(action(at));
+    }
+    for (size_t at = 0; at < next_.size(); ++at)
+      if (!ended(at)) return circle(at);
+    return {};
+  }
+
+ private:
+  int layers() const { return in_.pipeline.first_layer.back(); }
+  bool ended(size_t at) const { return next_[at] == in_.lists[at]->size(); }
+  const Action& action(size_t at) const { return (*in_.lists[at])[next_[at]]; }
+  size_t cell(int stage, int microbatch) const {
+    return static_cast<size_t>(stage) * static_cast<size_t>(in_.microbatches) + static_cast<size_t>(microbatch);
+  }
+  int stage(const Action& action) const {
+    return in_.layers && action.layer >= 0 ? stage_of_[static_cast<size_t>(action.layer)] : action.stage;
+  }
+  // Whether an action on a layer is the first of its stage's F (the last of its backward), or the last (first).
+  bool bottom(const Action& action, int stage) const {
+    return !in_.layers || action.layer == in_.pipeline.first_layer[static_cast<size_t>(stage)];
+  }
+  bool top(const Action& action, int stage) const {
+    return !in_.layers || action.layer == in_.pipeline.first_layer[static_cast<size_t>(stage) + 1] - 1;
+  }
+  static bool is_input(const Action& action) {
+    return action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput;
+  }
+
+  Wait needs(const Action& action) const {
+    const int of = stage(action);
+    if (action.kind == ActionKind::kForward && of > 0 && bottom(action, of)) return {true, of - 1, action.microbatch};
+    if (is_input(action) && of + 1 < stages_ && top(action, of)) return {false, of + 1, action.microbatch};
+    return {};
+  }
+  bool waits(const Action& action) const {
+    const Wait wait = needs(action);
+    return wait.stage >= 0 && !(wait.forward ? forward_ : backward_)[cell(wait.stage, wait.microbatch)];
+  }
+  bool elsewhere(int stage, int other) const {
+    return other >= 0 && other < stages_ &&
+           rank_of_[static_cast<size_t>(stage)] != rank_of_[static_cast<size_t>(other)];
+  }
+
+  // The action that makes a stage's output (or input gradient) available to others.
+  bool hands_over(const Action& action, bool forward) const {
+    const int of = stage(action), to = forward ? of + 1 : of - 1;
+    if (of < 0) return false;
+    if (in_.transfers && elsewhere(of, to))
+      return action.kind == (forward ? ActionKind::kSendForward : ActionKind::kSendBackward);
+    return forward ? action.kind == ActionKind::kForward && top(action, of) : is_input(action) && bottom(action, of);
+  }
+  void hand_over(const Action& action) {
+    if (hands_over(action, true)) forward_[cell(stage(action), action.microbatch)] = true;
+    if (hands_over(action, false)) backward_[cell(stage(action), action.microbatch)] = true;
+  }
+
+  // Every rank that waits waits for one other; following them from any leads into a circle.
+  std::vector<std::string> circle(size_t from) const {
+    std::vector<size_t> way;
+    while (std::ranges::find(way, from) == way.end()) {
+      way.push_back(from);
+      if (ended(from)) return {line(way[way.size() - 2])};
+      from = static_cast<size_t>(rank_of_[static_cast<size_t>(needs(action(from)).stage)]);
+    }
+    std::vector<std::string> lines;
+    for (auto at = std::ranges::find(way, from); at != way.end(); ++at) lines.push_back(line(*at));
+    return lines;
+  }
+
+  std::string line(size_t at) const {
+    const Wait wait = needs(action(at));
+    const auto peer = static_cast<size_t>(rank_of_[static_cast<size_t>(wait.stage)]);
+    const std::vector<Action>& list = *in_.lists[peer];
+    const auto giver = std::ranges::find_if(list, [&](const Action& other) {
+      return hands_over(other, wait.forward) && stage(other) == wait.stage && other.microbatch == wait.microbatch;
+    });
+    const std::string waits = cat("rank ", in_.ranks[at], ": ", text(action(at)), " waits for ");
+    const std::string of = peer == at ? " of itself" : cat(" of rank ", in_.ranks[peer]);
+    if (giver == list.end())
+      return cat(waits, wait.forward ? "the output" : "the input gradient", " of stage ", wait.stage, " m",
+                 wait.microbatch, of, ", which does not hand it over");
+    return cat(waits, text(*giver), of, peer == at ? "" : cat(", behind ", text(action(peer))));
+  }
+  std::string text(const Action& action) const { return action_text(action, {}, in_.layers ? layers() : 0); }
+
+  const WalkInput& in_;
+  const int stages_;
+  std::vector<int> rank_of_, stage_of_;
+  std::vector<bool> forward_, backward_;  // handed over, by stage and microbatch
+  std::vector<size_t> next_;              // position in every list
+};
+
+}  // namespace
+
+std::vector<std::string> find_deadlock(const WalkInput& input) {
+  return Walk(input).run();
+}
+
+}  // namespace lockstep::program
