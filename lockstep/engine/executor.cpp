@@ -46,6 +46,8 @@ StoreOptions store_options(const ExecutorOptions& options, const Groups& groups,
           .shard_replica = layout.shards() > 1 ? mesh.coordinates(groups.rank())[mesh::Axis::kDpReplicate]
                                                : mesh.group_rank(groups.rank(), mesh::kDataAxes),
           .num_shard_replicas = mesh.degree(mesh::kDataAxes) / layout.shards(),
+          .tied_copies = layout.tied_peer(groups.rank()) >= 0 ? 2 : 1,
+          .tied_copy = layout.holds(groups.rank(), 0) ? 0 : 1,
           .memory = std::move(memory)};
 }
 
@@ -74,11 +76,18 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
       activations_(options_.layout.offload.activations ? std::make_unique<ActivationOffload>(*copies_, memory_) : nullptr),
       gather_(options_.layout, store_, groups, waits_, copies_.get()),
       gradients_(options_.layout, program_.buckets, store_, groups, waits_),
+      links_(options_.layout, groups, waits_),
       tensor_(tensor_group(options_.layout, groups)),
       layers_(model::build_layers(options_.layout.model, store_,
-                                  {.seed = options_.seed, .training = true, .tensor = tensor_.get()})),
+                                  {.seed = options_.seed,
+                                   .training = true,
+                                   .tensor = tensor_.get(),
+                                   .layers = options_.layout.layers_of(groups.rank())})),
       evaluation_layers_(model::build_layers(options_.layout.model, store_,
-                                             {.seed = options_.seed, .training = false, .tensor = tensor_.get()})) {
+                                             {.seed = options_.seed,
+                                              .training = false,
+                                              .tensor = tensor_.get(),
+                                              .layers = options_.layout.layers_of(groups.rank())})) {
   store_.initialize(options_.seed);
 }
 
@@ -136,6 +145,13 @@ void Executor::handle(const Action& action) {
     case ActionKind::kBackwardInput:
     case ActionKind::kBackwardWeight:
       return backward(action);
+    case ActionKind::kSendForward:
+    case ActionKind::kSendBackward:
+      return send(action);
+    case ActionKind::kRecvForward:
+    case ActionKind::kRecvBackward:
+      receive(action, microbatches_->at(static_cast<size_t>(action.microbatch)));
+      return note_activations();
     case ActionKind::kUnshard:
       return gather_.unshard(action.unit);
     case ActionKind::kReshard:
@@ -152,7 +168,10 @@ void Executor::handle(const Action& action) {
       return gradients_.reduce_shard(action);
     case ActionKind::kPush:
       return gradients_.push(action);
+    case ActionKind::kReduceTied:
+      return gradients_.reduce_tied(action);
     case ActionKind::kLoss:
+      links_.flush();
       return reduce_loss();
     case ActionKind::kReducePartial:
       return gradients_.reduce_partial();
@@ -179,7 +198,7 @@ void Executor::read_parameters(const Action& action) {
 const Executor::Units& Executor::units(const Action& action) {
   const auto [place, fresh] = units_.try_emplace({action.kind, action.layer});
   if (fresh)
-    place->second = {program::units_read(action, store_.table()), program::units_written(action, store_.table())};
+    place->second = {program::units_read(action, store_.table()), program::units_written(action, store_.table(), options_.layout.num_layers() - 1)};
   return place->second;
 }
 
@@ -188,7 +207,7 @@ void Executor::forward(const Action& action) {
   const Key key{action.layer, action.microbatch};
   nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
   const arch::Recompute recompute = options_.layout.recompute_of(action.layer);
-  const at::Tensor x = flowing_[action.microbatch];
+  const at::Tensor x = take_input(action);
   at::Tensor output;
   if (recompute == arch::Recompute::kFull) {
     output = layer.forward(x, microbatch, nullptr);
@@ -201,9 +220,10 @@ void Executor::forward(const Action& action) {
   note_workspace(memory_->live(kStepMemory));
   if (action.layer + 1 == static_cast<int>(layers_.size())) {
     losses_[static_cast<size_t>(action.microbatch)] = output;
-    output = at::Tensor();  // the gradient of the loss by itself is 1: nothing flows back into the head
+  } else {
+    flowing_[{action.layer + 1, action.microbatch}] = std::move(output);
   }
-  flowing_[action.microbatch] = std::move(output);
+  output.reset();  // the gradient of the loss by itself is 1: nothing flows back into the head
   note_activations();
 }
 
@@ -225,19 +245,16 @@ void Executor::backward(const Action& action) {
   LOCKSTEP_CHECK(saved != saved_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
   nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
   int64_t baseline = memory_->live(kStepMemory);
-  const at::Tensor& dy = flowing_[action.microbatch];
+  at::Tensor dy = action.kind == ActionKind::kBackwardWeight ? at::Tensor() : take_input(action);
   at::Tensor dx;
   if (action.kind == ActionKind::kBackward) dx = layer.backward(dy, *saved->second);
   if (action.kind == ActionKind::kBackwardInput) dx = layer.backward_input(dy, *saved->second);
   if (action.kind == ActionKind::kBackwardWeight) layer.backward_weight(*saved->second);
-  if (action.kind != ActionKind::kBackwardWeight) {
-    if (dx.defined()) {
-      baseline += static_cast<int64_t>(dx.nbytes());
-      flowing_[action.microbatch] = std::move(dx);
-    } else {
-      flowing_.erase(action.microbatch);
-    }
+  if (dx.defined()) {
+    baseline += static_cast<int64_t>(dx.nbytes());
+    flowing_[{action.layer - 1, action.microbatch}] = std::move(dx);
   }
+  dy.reset();
   if (action.kind != ActionKind::kBackwardInput) saved_.erase(saved);
   note_workspace(baseline);
   note_activations();
@@ -256,14 +273,12 @@ void Executor::note_waits() {
 void Executor::reduce_loss() {
   double loss = 0;
   int64_t tokens = 0;
-  for (size_t i = 0; i < losses_.size(); ++i) {
+  for (size_t i = 0; counts_loss() && i < losses_.size(); ++i) {
     loss += losses_[i].item<double>();
     tokens += microbatches_->at(i).targets.ge(0).sum().item<int64_t>();
   }
-  // Every rank of a tp group has the whole loss of its samples: the first one counts.
-  const double counts = tensor_ && tensor_->rank() > 0 ? 0 : 1;
   const at::Tensor sums =
-      at::tensor({counts * loss, counts * static_cast<double>(tokens), gradients_.bad_param() >= 0 ? 1.0 : 0.0}, at::kDouble);
+      at::tensor({loss, static_cast<double>(tokens), gradients_.bad_param() >= 0 ? 1.0 : 0.0}, at::kDouble);
   comm::Work work = groups_.replica().all_reduce(sums, {.site = "loss", .algorithm = Algorithm::kDirect, .blocking = true});
   waits_.wait(work, "loss");
   const double* values = sums.const_data_ptr<double>();
@@ -330,6 +345,15 @@ void Executor::update(const Action& action) {
   optim::adamw_step(parameters, options_.adamw, lr_, step_, gradient_scale_);
 }
 
+// Row of the whole model's table; -1 for none. Ranks of a pipeline have tables of their own.
+int64_t Executor::row_of_model(int param) const {
+  if (param < 0) return -1;
+  const std::string& name = store_.table()[static_cast<size_t>(param)].name;
+  const std::vector<arch::ParamSpec> table = arch::param_table(options_.layout.model);
+  const auto found = std::find_if(table.begin(), table.end(), [&](const arch::ParamSpec& spec) { return spec.name == name; });
+  return found - table.begin();
+}
+
 void Executor::nonfinite() {
   // Reductions in flight end first: every rank comes here in the same step.
   gradients_.abandon();
@@ -339,14 +363,14 @@ void Executor::nonfinite() {
   if (activations_) activations_->clear();
   if (store_.host() && store_.host()->disk()) store_.host()->disk()->abandon();
   comm::Communicator& replica = groups_.replica();
-  const at::Tensor mine = at::tensor({static_cast<int64_t>(gradients_.bad_param())}, at::kLong);
+  const at::Tensor mine = at::tensor({row_of_model(gradients_.bad_param())}, at::kLong);
   const at::Tensor all = at::empty({replica.size()}, at::kLong);
   replica.all_gather(mine, all, {.site = "non-finite"}).wait();
   const int64_t* params = all.const_data_ptr<int64_t>();
   std::vector<std::string> culprits;
+  const std::vector<arch::ParamSpec> table = arch::param_table(options_.layout.model);
   for (int rank = 0; rank < replica.size(); ++rank)
-    if (params[rank] >= 0)
-      culprits.push_back(cat("rank ", rank, ": ", store_.table()[static_cast<size_t>(params[rank])].name));
+    if (params[rank] >= 0) culprits.push_back(cat("rank ", rank, ": ", table[static_cast<size_t>(params[rank])].name));
   const std::string whose = culprits.empty() ? "their norm overflows" : join(culprits, ", ");
   if (options_.skip_nonfinite) {
     result_.skipped = whose;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/comm/communicator.h"
+#include "lockstep/engine/activation_links.h"
 #include "lockstep/engine/activation_offload.h"
 #include "lockstep/engine/copy_queue.h"
 #include "lockstep/engine/gradient_reducer.h"
@@ -70,12 +71,13 @@ class Executor {
     return load_microbatches();
   }
 
-  // Sum of losses and valid tokens of one microbatch on this rank, without gradients. With zero 3 collective over the ranks
-  // that share out parameters: all of them call it equally often.
+  // Sum of losses and valid tokens of one microbatch on this rank, without gradients; zeros where another rank of the same
+  // copy of the model counts them. Collective over the stages of a pipeline, and with zero 3 over the ranks that share out
+  // parameters: all of them call it equally often.
   std::pair<double, int64_t> evaluate(const nn::Microbatch& microbatch);
 
-  // The gradient of the mean loss of the last step, before clipping, and the value: whole parameters, put together from
-  // the pieces and parts of all ranks that hold this copy of the model. Collective over the axes dp_shard and tp. On a
+  // The gradient of the mean loss of the last step, before clipping, and the value: whole parameters (rows of the store's
+  // table), put together from the pieces and parts of all ranks that hold them. Collective over the axes dp_shard and tp. On a
   // parameter server's worker the gradient is only its own part of the sum.
   at::Tensor whole_gradient(int param);
   at::Tensor whole_value(int param);
@@ -108,10 +110,15 @@ class Executor {
   void norm();
   void update(const program::Action& action);
   void nonfinite();
+  int64_t row_of_model(int param) const;
   at::Tensor whole(int param, const at::Tensor& part);
   void note_workspace(int64_t baseline);
   void note_activations();
   void note_waits();
+  void receive(const program::Action& action, const nn::Microbatch& microbatch);
+  void send(const program::Action& action);
+  at::Tensor take_input(const program::Action& action);
+  bool counts_loss() const;  // of the ranks that hold one copy of the model, this one tells the loss
 
   ExecutorOptions options_;
   Groups& groups_;
@@ -123,6 +130,7 @@ class Executor {
   std::unique_ptr<ActivationOffload> activations_;  // null where activations stay
   ParameterGather gather_;
   GradientReducer gradients_;
+  ActivationLinks links_;
   std::unique_ptr<parallel::TensorGroup> tensor_;  // null where the axis has one rank
   std::vector<std::unique_ptr<nn::Layer>> layers_;
   std::vector<std::unique_ptr<nn::Layer>> evaluation_layers_;  // over the same parameters, without dropout
@@ -134,7 +142,7 @@ class Executor {
   int64_t step_ = 0;
   double lr_ = 0;
   StepResult result_;
-  std::map<int, at::Tensor> flowing_;  // microbatch -> output of its last F, or gradient of its last B
+  std::map<Key, at::Tensor> flowing_;  // what the layer takes next: its input, or the gradient of its output
   std::map<Key, std::unique_ptr<nn::Saved>> saved_;
   std::map<Key, at::Tensor> inputs_;   // of layers that full recomputation runs again
   std::vector<at::Tensor> losses_;     // per microbatch, 0-d

@@ -42,17 +42,22 @@ ParameterStore& Executor::store() {
 
 std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) {
   const MemoryScope scope(memory_, MemoryCategory::kActivations);
-  at::Tensor x;
   for (const Action& action : evaluation_.ranks.at(static_cast<size_t>(groups_.rank()))) {
     if (action.kind == ActionKind::kUnshard) gather_.unshard(action.unit);
     if (action.kind == ActionKind::kReshard) gather_.reshard(action.unit);
     if (action.kind == ActionKind::kFetch) gather_.fetch(action.unit);
     if (action.kind == ActionKind::kEvict) gather_.evict(action.unit);
+    if (action.kind == ActionKind::kRecvForward) receive(action, microbatch);
+    if (action.kind == ActionKind::kSendForward) send(action);
     if (action.kind != ActionKind::kForward) continue;
     gather_.ready(units(action).read);
-    x = evaluation_layers_[static_cast<size_t>(action.layer)]->forward(x, microbatch, nullptr);
+    at::Tensor x = evaluation_layers_[static_cast<size_t>(action.layer)]->forward(take_input(action), microbatch, nullptr);
+    flowing_[{action.layer + 1, 0}] = std::move(x);
   }
-  return {x.item<double>(), microbatch.targets.ge(0).sum().item<int64_t>()};
+  links_.flush();
+  const auto loss = flowing_.extract({static_cast<int>(layers_.size()), 0});
+  if (!counts_loss()) return {0, 0};
+  return {loss.mapped().item<double>(), microbatch.targets.ge(0).sum().item<int64_t>()};
 }
 
 // `part`: this rank's part of the parameter's unit.

@@ -132,6 +132,16 @@ void GradientReducer::reduce_shard(const Action& action) {
         store_.grad_part(unit), {.site = cat("reduce_shard bucket ", action.bucket), .algorithm = Algorithm::kRing}));
 }
 
+void GradientReducer::reduce_tied(const Action& action) {
+  wait();
+  const size_t unit = store_.unit_of(action.unit);
+  const bool parts = store_.options().shards > 1 || store_.gradients().transient();
+  const at::Tensor gradient = parts ? store_.grad_part(unit) : store_.grad_unit(unit);
+  comm::Work work =
+      groups_.tied()->all_reduce(gradient, {.site = "reduce_tied", .algorithm = Algorithm::kRing, .blocking = true});
+  waits_.wait(work, "tied gradients");
+}
+
 void GradientReducer::reduce_partial() {
   wait();
   sum_over(groups_.tensor(), false);
@@ -156,13 +166,16 @@ void GradientReducer::sum_over(comm::Communicator* group, bool shared_heads) {
   }
 }
 
-// A piece that several ranks of tp hold counts on the first of them, a part on the first of its replicas.
+// A piece that several ranks of tp hold counts on the first of them, a part on the first of its replicas, a tied unit
+// where its layer is.
 double GradientReducer::norm() {
   std::vector<at::Tensor> gradients;
   for (const ParameterStore::Piece& piece : store_.gradient_pieces())
-    if (store_.table()[static_cast<size_t>(piece.param)].copy == 0) gradients.push_back(piece.values);
+    if (const arch::ParamSpec& spec = store_.table()[static_cast<size_t>(piece.param)];
+        spec.copy == 0 && layout_.holds(groups_.rank(), spec.layer))
+      gradients.push_back(piece.values);
   const double here = optim::gradient_norm(gradients);
-  comm::Communicator* ranks = groups_.shard() ? &groups_.replica() : groups_.tensor();
+  comm::Communicator* ranks = groups_.shard() ? &groups_.replica() : groups_.model();
   if (!ranks) return here;
   const bool first = !groups_.shard() || !groups_.replicas() || groups_.replicas()->rank() == 0;
   const at::Tensor square = at::full({1}, first ? here * here : 0, at::kDouble);

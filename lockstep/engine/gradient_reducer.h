@@ -30,6 +30,8 @@ class GradientReducer {
   // Starts to sum this rank's part of a bucket over the ranks that hold the same part.
   void reduce_shard(const program::Action& action);
   void wait();
+  // The unit that another pipeline rank holds as well: the sum over the two.
+  void reduce_tied(const program::Action& action);
   // Gradients that are parts of a sum over tp, or among the ranks that share key/value heads.
   void reduce_partial();
   // L2 norm of the summed gradients of the whole model, every parameter counted once. The same on all ranks.

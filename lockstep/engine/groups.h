@@ -1,6 +1,7 @@
 // The communicators of a rank, one per group of the mesh that a program uses.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,7 +25,12 @@ class Groups {
   comm::Communicator& world() { return *world_; }  // axis "world": checkpoints, stopping together
   comm::Communicator* tensor() { return tensor_.get(); }            // axis "tp": same samples, other parts of layers
   comm::Communicator* shared_heads() { return shared_heads_.get(); }  // axis "kv": same key/value heads as well
-  comm::Communicator& replica();  // data and tensor axes together: they agree on loss and norm
+  comm::Communicator& replica();  // all axes over which one model is trained: they agree on loss and norm
+  comm::Communicator* model();    // axes "pp" and "tp" together: one copy of the model; null where that is one rank
+  comm::Communicator* tied() { return tied_.get(); }  // axis "tied": the other rank that holds the same unit (Layout::tied_peer)
+  // A channel of axis "pp" from one rank to another, of activations or of their gradients; this rank is one of the two.
+  // The sender is its member 0.
+  comm::Communicator& link(int from, int to, bool forward);
 
   // Each with its name, for reports.
   std::vector<std::pair<std::string, comm::Communicator*>> all();
@@ -36,10 +42,18 @@ class Groups {
  private:
   int rank_;
   bool sharded_, replicated_;
-  // Null where the axis has one rank; replica_ also where data_ or tensor_ are all of it.
-  std::unique_ptr<comm::Communicator> data_, tensor_, shared_heads_, replica_;
+  // Null where the axis has one rank; replica_ also where data_ or model_ are all of it, model_ where tensor_ is.
+  std::unique_ptr<comm::Communicator> data_, tensor_, shared_heads_, replica_, model_, tied_;
   std::unique_ptr<comm::Communicator> dp_shard_, dp_replicate_;  // where both have several ranks; else data_ is the one
+  struct Link {
+    int from = 0, to = 0;
+    bool forward = true;
+    auto operator<=>(const Link&) const = default;
+  };
+  std::map<Link, std::unique_ptr<comm::Communicator>> links_;
   std::unique_ptr<comm::Communicator> world_;
+
+  void link_stages(comm::World& world, const program::Layout& layout);
 };
 
 }  // namespace lockstep::engine

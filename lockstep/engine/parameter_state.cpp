@@ -2,18 +2,32 @@
 #include "lockstep/engine/parameter_store.h"
 
 namespace lockstep::engine {
+namespace {
+
+// Which replica a tensor is, and of how many. Tied parameters lie on two pipeline ranks.
+struct Replica {
+  int index = 0, count = 1;
+};
+Replica replica_of(const arch::ParamSpec& spec, Replica data, const StoreOptions& options) {
+  const bool tied = spec.layer == 0;
+  const int copies = tied ? options.tied_copies : 1, copy = tied ? options.tied_copy : 0;
+  return {.index = (copy * data.count + data.index) * spec.copies + spec.copy, .count = copies * data.count * spec.copies};
+}
+
+}  // namespace
 
 // Every parameter as one tensor: views into a compute copy that this rank has whole.
 void ParameterStore::add_whole(std::vector<StateTensor>& state) const {
   for (int row = 0; row < static_cast<int>(table_.size()); ++row) {
     const arch::ParamSpec& spec = table_[static_cast<size_t>(row)];
+    const Replica replica = replica_of(spec, {options_.replica, options_.num_replicas}, options_);
     state.push_back({.name = spec.name,
                      .kind = StateKind::kParameter,
                      .global_shape = spec.shape,
                      .offset = spec.local_offset,
                      .local = view(compute_, row),
-                     .replica = options_.replica * spec.copies + spec.copy,
-                     .num_replicas = options_.num_replicas * spec.copies});
+                     .replica = replica.index,
+                     .num_replicas = replica.count});
   }
 }
 
@@ -22,11 +36,12 @@ template <typename PartOf>
 void ParameterStore::add_parts(StateKind kind, PartOf part_of, std::vector<StateTensor>& state) const {
   // A parameter server's state lives on the server alone: it is its own only replica.
   const bool replicated = !options_.sole_owner || kind == StateKind::kParameter;
-  const int replica = replicated ? options_.shard_replica : 0, replicas = replicated ? options_.num_shard_replicas : 1;
+  const Replica data = replicated ? Replica{options_.shard_replica, options_.num_shard_replicas} : Replica{};
   for (size_t unit = 0; unit < slots_.size(); ++unit) {
     const at::Tensor values = part_of(unit);
     for (const arch::ShardSlot& slot : slots_[unit]) {
       const arch::ParamSpec& spec = table_[static_cast<size_t>(slot.param)];
+      const Replica replica = replica_of(spec, data, options_);
       for (const arch::Rectangle& box : arch::rectangles(spec.local_shape, slot.begin, slot.numel)) {
         std::vector<int64_t> offset = spec.local_offset;
         int64_t numel = 1;
@@ -39,8 +54,8 @@ void ParameterStore::add_parts(StateKind kind, PartOf part_of, std::vector<State
                          .global_shape = spec.shape,
                          .offset = std::move(offset),
                          .local = values.narrow(0, slot.offset + box.begin, numel).view(box.shape),
-                         .replica = replica * spec.copies + spec.copy,
-                         .num_replicas = replicas * spec.copies});
+                         .replica = replica.index,
+                         .num_replicas = replica.count});
       }
     }
   }

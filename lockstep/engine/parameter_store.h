@@ -41,6 +41,8 @@ struct StoreOptions {
   int num_replicas = 1;        // of what is not sharded, over all data-parallel ranks
   int shard_replica = 0;       // the same of parts: over the axis dp_replicate
   int num_shard_replicas = 1;
+  int tied_copies = 1;         // pipeline ranks that hold the unit of layer 0, and which of them this is
+  int tied_copy = 0;
   std::shared_ptr<MemoryAccount> memory = nullptr;  // nothing is accounted without one
 };
 

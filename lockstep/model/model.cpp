@@ -15,6 +15,10 @@ std::vector<std::unique_ptr<nn::Layer>> build_layers(const arch::ModelConfig& mo
   PartsBuilder parts(model, source, options);
   std::vector<std::unique_ptr<nn::Layer>> layers;
   for (const arch::LayerSpec& layer : arch::layer_table(model)) {
+    if (!options.layers.empty() && !std::binary_search(options.layers.begin(), options.layers.end(), layer.index)) {
+      layers.push_back(nullptr);
+      continue;
+    }
     switch (layer.kind) {
       case arch::LayerKind::kEmbedding:
         layers.push_back(parts.embedding());

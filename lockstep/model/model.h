@@ -20,9 +20,11 @@ struct ModelOptions {
   bool training = true;  // false: dropout off
   // The ranks that hold this model's layers together; outlives the layers. Null: this rank holds all of it.
   parallel::TensorGroup* tensor = nullptr;
+  // The layers that this rank runs, ascending; empty = all.
+  std::vector<int> layers{};
 };
 
-// One nn::Layer per row of arch::layer_table, in order. Parameters are looked up in `source` once, here.
+// One nn::Layer per row of arch::layer_table, in order; null for those that another rank runs. Parameters are looked up in `source` once, here.
 std::vector<std::unique_ptr<nn::Layer>> build_layers(const arch::ModelConfig& model, nn::ParameterSource& source,
                                                      const ModelOptions& options);
 

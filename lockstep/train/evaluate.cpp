@@ -10,7 +10,7 @@ namespace lockstep::train {
 
 double evaluate(engine::Executor& executor, engine::Groups& groups, const data::Sampler& validation, int64_t samples,
                 at::Device device) {
-  comm::Communicator& data = groups.data();
+  comm::Communicator& data = groups.data();  // ranks of one copy of the model go through the same samples
   const int64_t total = std::min(samples, validation.samples_per_epoch());
   const mesh::Range mine = mesh::shard_range(total, data.size(), data.rank());
   double loss = 0;
@@ -29,7 +29,7 @@ double evaluate(engine::Executor& executor, engine::Groups& groups, const data::
     tokens += valid;
   }
   const at::Tensor sums = at::tensor({loss, static_cast<double>(tokens)}, at::kDouble);
-  data.all_reduce(sums, {.site = "eval", .algorithm = program::Algorithm::kDirect}).wait();
+  groups.replica().all_reduce(sums, {.site = "eval", .algorithm = program::Algorithm::kDirect}).wait();
   return sums[0].item<double>() / sums[1].item<double>();
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -45,17 +46,30 @@ at::Tensor joined(const std::vector<int>& rows, Get get) {
   return at::cat(parts);
 }
 
-// What a layout's ranks hold of every parameter, put together: [row of the table], on rank 0.
+// What a layout's ranks hold of every parameter, put together: [row of the model's table], on rank 0.
 struct Whole {
   std::vector<at::Tensor> gradients, values;
 };
 
-// Collective over the axes dp_shard and tp.
-Whole collect(engine::Executor& executor, bool keep) {
+// From the stage that holds the parameter to all ranks, if there are several stages. `mine`: undefined where it is not held.
+at::Tensor from_stage(const engine::Executor& executor, engine::Groups& groups, const arch::ParamSpec& spec, at::Tensor mine) {
+  const program::Layout& layout = executor.layout();
+  if (layout.pipeline.ranks == 1) return mine;
+  const int root = layout.rank_at(0, layout.pipeline.stage_of(spec.layer));
+  const at::Tensor whole = mine.defined() ? mine.to(at::kFloat).cpu().contiguous() : at::empty(spec.shape, at::kFloat);
+  groups.world().broadcast(whole, root, {.site = "whole " + spec.name}).wait();
+  return whole;
+}
+
+// Collective over the world.
+Whole collect(engine::Executor& executor, engine::Groups& groups, bool keep) {
   Whole whole;
-  for (int row = 0; row < static_cast<int>(executor.store().table().size()); ++row) {
-    const at::Tensor gradient = executor.whole_gradient(row);
-    const at::Tensor value = executor.whole_value(row);
+  const std::vector<arch::ParamSpec>& table = executor.store().table();
+  for (const arch::ParamSpec& spec : arch::param_table(executor.layout().model)) {
+    const auto here = std::find_if(table.begin(), table.end(), [&](const auto& row) { return row.name == spec.name; });
+    const int row = here == table.end() ? -1 : static_cast<int>(here - table.begin());
+    const at::Tensor gradient = from_stage(executor, groups, spec, row < 0 ? at::Tensor() : executor.whole_gradient(row));
+    const at::Tensor value = from_stage(executor, groups, spec, row < 0 ? at::Tensor() : executor.whole_value(row));
     if (!keep) continue;
     whole.gradients.push_back(gradient);
     whole.values.push_back(value);
@@ -131,23 +145,25 @@ bool same_bits(const std::vector<at::Tensor>& values, comm::Communicator* group)
 }
 
 // Copies are the same to the bit: parameters that every data-parallel rank has whole, over all of them; parts, over the
-// ranks that hold the same part; over tp what is not cut.
+// ranks that hold the same part; over tp what is not cut; over pp what two stages hold.
 bool replicas_agree(engine::Executor& executor, engine::Groups& groups) {
   const program::Layout& layout = executor.layout();
   const bool whole_parameters = layout.shards() == 1 || !layout.transient_parameters();
   std::map<std::string, const arch::ParamSpec*> specs;
   for (const arch::ParamSpec& spec : executor.store().table()) specs[spec.name] = &spec;
-  std::vector<at::Tensor> whole, parts, uncut, shared;
+  std::vector<at::Tensor> whole, parts, uncut, shared, tied;
   for (const engine::StateTensor& tensor : executor.store().state()) {
     const bool is_whole = tensor.kind == engine::StateKind::kParameter && whole_parameters;
     // Only the parameter server has moments.
     if (is_whole || !layout.server_mode()) (is_whole ? whole : parts).push_back(tensor.local);
     const arch::ParamSpec& spec = *specs.at(tensor.name);
+    if (groups.tied() && spec.layer == 0) tied.push_back(tensor.local);
     if (spec.copies > 1) (spec.cut == arch::TensorCut::kNone ? uncut : shared).push_back(tensor.local);
   }
   bool agree = same_bits(whole, &groups.data());
   agree = same_bits(parts, layout.server_mode() ? nullptr : groups.replicas()) && agree;
   agree = same_bits(uncut, groups.tensor()) && agree;
+  agree = same_bits(tied, groups.tied()) && agree;
   return same_bits(shared, groups.shared_heads()) && agree;
 }
 
@@ -168,7 +184,7 @@ void adopt(engine::Executor& executor, engine::Executor* twin, engine::Groups& g
   if (twin)
     for (engine::StateTensor& tensor : twin->store().state()) source[{tensor.name, tensor.kind}] = tensor.local;
   const bool masters = executor.compute_dtype() != at::kFloat;  // of the twin
-  for (const arch::ParamSpec& spec : executor.store().table())
+  for (const arch::ParamSpec& spec : arch::param_table(executor.layout().model))
     for (const StateKind kind : {masters ? StateKind::kMaster : StateKind::kParameter, StateKind::kExpAvg, StateKind::kExpAvgSq}) {
       const at::Tensor whole = twin ? source.at({spec.name, kind}).to(at::kFloat).cpu().contiguous()
                                     : at::empty(spec.shape, at::kFloat);
@@ -223,7 +239,7 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
         executor.step(load_step(sampler, layout, world.rank(), position, device), index + 1, lr);
     const bool agree = replicas_agree(executor, groups);
     if (!agree) step.failures.emplace_back("the replicas' parameters differ");
-    const Whole whole = collect(executor, twin != nullptr);
+    const Whole whole = collect(executor, groups, twin != nullptr);
     if (twin) {
       const engine::StepResult reference = twin->step(load_step(sampler, one_rank, 0, position, device), index + 1, lr);
       step.loss = result.loss;

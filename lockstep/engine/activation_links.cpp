@@ -1,0 +1,52 @@
+#include "lockstep/engine/activation_links.h"
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::engine {
+
+using program::Action;
+using program::ActionKind;
+using program::Algorithm;
+
+ActivationLinks::ActivationLinks(const program::Layout& layout, Groups& groups, ExposedWaits& waits)
+    : layout_(layout), groups_(groups), waits_(waits) {}
+
+void ActivationLinks::send(const Action& action, at::Tensor tensor) {
+  const bool forward = action.kind == ActionKind::kSendForward;
+  LOCKSTEP_CHECK(tensor.defined(), program::action_name(action.kind), " of stage ", action.stage, " has nothing to send");
+  const int to = layout_.rank_at(groups_.rank(), forward ? action.stage + 1 : action.stage - 1);
+  comm::Communicator& link = groups_.link(groups_.rank(), to, forward);
+  OnItsWay& on_its_way = sent_[&link];
+  waits_.wait(on_its_way.work, "pp send");
+  on_its_way.tensor = std::move(tensor);
+  on_its_way.work = link.send(on_its_way.tensor, 1,
+                              {.site = cat(forward ? "send_f stage " : "send_b stage ", action.stage), .algorithm = Algorithm::kDirect});
+}
+
+void ActivationLinks::recv(const Action& action, int layer, at::Tensor tensor) {
+  const bool forward = action.kind == ActionKind::kRecvForward;
+  const int from_stage = forward ? action.stage - 1 : action.stage + 1;
+  const int from = layout_.rank_at(groups_.rank(), from_stage);
+  comm::Communicator& link = groups_.link(from, groups_.rank(), forward);
+  const auto [place, fresh] = coming_.try_emplace({layer, action.microbatch});
+  LOCKSTEP_CHECK(fresh, "layer ", layer, " waits for microbatch ", action.microbatch, " already");
+  place->second.tensor = std::move(tensor);
+  place->second.work =
+      link.recv(place->second.tensor, 0,
+                {.site = cat(forward ? "recv_f stage " : "recv_b stage ", action.stage), .algorithm = Algorithm::kDirect});
+}
+
+at::Tensor ActivationLinks::take(int layer, int microbatch) {
+  auto found = coming_.extract({layer, microbatch});
+  if (!found) return {};
+  waits_.wait(found.mapped().work, "pp recv");
+  return std::move(found.mapped().tensor);
+}
+
+void ActivationLinks::flush() {
+  for (auto& [link, on_its_way] : sent_) waits_.wait(on_its_way.work, "pp send");
+  sent_.clear();
+}
+
+}  // namespace lockstep::engine
