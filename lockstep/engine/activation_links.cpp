@@ -24,21 +24,22 @@ void ActivationLinks::send(const Action& action, at::Tensor tensor) {
                               {.site = cat(forward ? "send_f stage " : "send_b stage ", action.stage), .algorithm = Algorithm::kDirect});
 }
 
-void ActivationLinks::recv(const Action& action, int layer, at::Tensor tensor) {
+void ActivationLinks::recv(const Action& action, at::Tensor tensor) {
   const bool forward = action.kind == ActionKind::kRecvForward;
   const int from_stage = forward ? action.stage - 1 : action.stage + 1;
   const int from = layout_.rank_at(groups_.rank(), from_stage);
   comm::Communicator& link = groups_.link(from, groups_.rank(), forward);
-  const auto [place, fresh] = coming_.try_emplace({layer, action.microbatch});
-  LOCKSTEP_CHECK(fresh, "layer ", layer, " waits for microbatch ", action.microbatch, " already");
+  const auto [begin, end] = layout_.stage_layers(action.stage);
+  const auto [place, fresh] = coming_.try_emplace({forward ? begin : end - 1, action.microbatch, !forward});
+  LOCKSTEP_CHECK(fresh, "stage ", action.stage, " waits for microbatch ", action.microbatch, " already");
   place->second.tensor = std::move(tensor);
   place->second.work =
       link.recv(place->second.tensor, 0,
                 {.site = cat(forward ? "recv_f stage " : "recv_b stage ", action.stage), .algorithm = Algorithm::kDirect});
 }
 
-at::Tensor ActivationLinks::take(int layer, int microbatch) {
-  auto found = coming_.extract({layer, microbatch});
+at::Tensor ActivationLinks::take(const Flow& flow) {
+  auto found = coming_.extract(flow);
   if (!found) return {};
   waits_.wait(found.mapped().work, "pp recv");
   return std::move(found.mapped().tensor);

@@ -4,13 +4,20 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
-#include <utility>
 
 #include "lockstep/engine/exposed_waits.h"
 #include "lockstep/engine/groups.h"
 #include "lockstep/program/program.h"
 
 namespace lockstep::engine {
+
+// What a layer takes next of a microbatch: its input, or the gradient of its output.
+struct Flow {
+  int layer = 0;
+  int microbatch = 0;
+  bool gradient = false;
+  auto operator<=>(const Flow&) const = default;
+};
 
 // A tensor on its way is alive until it has been sent: at most one of a channel, since the next one waits for it.
 class ActivationLinks {
@@ -19,10 +26,10 @@ class ActivationLinks {
 
   // SEND_*: of the action's stage on this rank.
   void send(const program::Action& action, at::Tensor tensor);
-  // RECV_*: begins to fill `tensor`, which take() hands out under `layer`, the one that needs it.
-  void recv(const program::Action& action, int layer, at::Tensor tensor);
-  // What comes for the layer and microbatch, once it is there; undefined where nothing was asked for.
-  at::Tensor take(int layer, int microbatch);
+  // RECV_*: begins to fill `tensor`, which take() hands out to the layer of the stage that needs it.
+  void recv(const program::Action& action, at::Tensor tensor);
+  // Once it is there; undefined where nothing was asked for.
+  at::Tensor take(const Flow& flow);
   // What was sent has arrived.
   void flush();
 
@@ -35,7 +42,7 @@ class ActivationLinks {
   Groups& groups_;
   ExposedWaits& waits_;
   std::map<comm::Communicator*, OnItsWay> sent_;
-  std::map<std::pair<int, int>, OnItsWay> coming_;  // layer, microbatch
+  std::map<Flow, OnItsWay> coming_;
 };
 
 }  // namespace lockstep::engine

@@ -221,7 +221,7 @@ void Executor::forward(const Action& action) {
   if (action.layer + 1 == static_cast<int>(layers_.size())) {
     losses_[static_cast<size_t>(action.microbatch)] = output;
   } else {
-    flowing_[{action.layer + 1, action.microbatch}] = std::move(output);
+    flowing_[{action.layer + 1, action.microbatch, false}] = std::move(output);
   }
   output.reset();  // the gradient of the loss by itself is 1: nothing flows back into the head
   note_activations();
@@ -252,7 +252,7 @@ void Executor::backward(const Action& action) {
   if (action.kind == ActionKind::kBackwardWeight) layer.backward_weight(*saved->second);
   if (dx.defined()) {
     baseline += static_cast<int64_t>(dx.nbytes());
-    flowing_[{action.layer - 1, action.microbatch}] = std::move(dx);
+    flowing_[{action.layer - 1, action.microbatch, true}] = std::move(dx);
   }
   dy.reset();
   if (action.kind != ActionKind::kBackwardInput) saved_.erase(saved);

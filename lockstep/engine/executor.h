@@ -142,7 +142,7 @@ class Executor {
   int64_t step_ = 0;
   double lr_ = 0;
   StepResult result_;
-  std::map<Key, at::Tensor> flowing_;  // what the layer takes next: its input, or the gradient of its output
+  std::map<Flow, at::Tensor> flowing_;  // on this rank
   std::map<Key, std::unique_ptr<nn::Saved>> saved_;
   std::map<Key, at::Tensor> inputs_;   // of layers that full recomputation runs again
   std::vector<at::Tensor> losses_;     // per microbatch, 0-d

@@ -52,10 +52,10 @@ std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) 
     if (action.kind != ActionKind::kForward) continue;
     gather_.ready(units(action).read);
     at::Tensor x = evaluation_layers_[static_cast<size_t>(action.layer)]->forward(take_input(action), microbatch, nullptr);
-    flowing_[{action.layer + 1, 0}] = std::move(x);
+    flowing_[{action.layer + 1, 0, false}] = std::move(x);
   }
   links_.flush();
-  const auto loss = flowing_.extract({static_cast<int>(layers_.size()), 0});
+  const auto loss = flowing_.extract({static_cast<int>(layers_.size()), 0, false});
   if (!counts_loss()) return {0, 0};
   return {loss.mapped().item<double>(), microbatch.targets.ge(0).sum().item<int64_t>()};
 }

@@ -16,17 +16,16 @@ bool Executor::counts_loss() const {
 
 // [B, S, D], or [B S / tp, D] under sequence parallelism: the same on both sides.
 void Executor::receive(const Action& action, const nn::Microbatch& microbatch) {
-  const auto [begin, end] = options_.layout.stage_layers(action.stage);
   const int64_t batch = microbatch.tokens.size(0), length = microbatch.tokens.size(1), width = options_.layout.model.hidden;
   std::vector<int64_t> shape = {batch, length, width};
   if (tensor_ && tensor_->sequence_parallel()) shape = {tensor_->local_rows(batch * length).size(), width};
-  links_.recv(action, action.kind == ActionKind::kRecvForward ? begin : end - 1,
-              at::empty(shape, at::TensorOptions().dtype(compute_dtype()).device(options_.device)));
+  links_.recv(action, at::empty(shape, at::TensorOptions().dtype(compute_dtype()).device(options_.device)));
 }
 
 void Executor::send(const Action& action) {
   const auto [begin, end] = options_.layout.stage_layers(action.stage);
-  auto output = flowing_.extract({action.kind == ActionKind::kSendForward ? end : begin - 1, action.microbatch});
+  const bool forward = action.kind == ActionKind::kSendForward;
+  auto output = flowing_.extract({forward ? end : begin - 1, action.microbatch, !forward});
   LOCKSTEP_CHECK(!output.empty(), "stage ", action.stage, " has made nothing of microbatch ", action.microbatch);
   links_.send(action, std::move(output.mapped()));
   note_activations();
@@ -34,8 +33,9 @@ void Executor::send(const Action& action) {
 
 // From the layer before it in this direction, on this rank or another.
 at::Tensor Executor::take_input(const Action& action) {
-  if (at::Tensor arrived = links_.take(action.layer, action.microbatch); arrived.defined()) return arrived;
-  auto found = flowing_.extract({action.layer, action.microbatch});
+  const Flow flow{action.layer, action.microbatch, action.kind != ActionKind::kForward};
+  if (at::Tensor arrived = links_.take(flow); arrived.defined()) return arrived;
+  auto found = flowing_.extract(flow);
   return found ? std::move(found.mapped()) : at::Tensor();
 }
 

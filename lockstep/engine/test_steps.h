@@ -28,7 +28,11 @@ struct Case {
   config::Precision reduce_precision = config::Precision::kFp32;
   std::vector<arch::Recompute> recompute{};
   program::Offload offload{};
-  int ranks() const { return dp * tp; }
+  int pp = 1;
+  program::ScheduleKind schedule = program::ScheduleKind::kOneFOneB;
+  int virtual_stages = 1;
+  int64_t blocks = 0;      // 0 = the preset's
+  int ranks() const { return dp * tp * pp; }
 };
 
 inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
@@ -37,12 +41,18 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
   section.dropout = c.dropout;
   if (c.kv_heads > 0) section.kv_heads = c.kv_heads;
   if (c.vocab_size > 0) section.vocab_size = c.vocab_size;
+  if (c.blocks > 0) section.layers = c.blocks;
   program::Layout layout;
   layout.model = arch::resolve_model(section, 512);
   mesh::PerAxis degrees = mesh::PerAxis::ones();
   degrees[mesh::Axis::kDpReplicate] = c.zero > 0 ? c.dp_replicate : c.dp;
   degrees[mesh::Axis::kDpShard] = c.zero > 0 ? c.dp / c.dp_replicate : 1;
   degrees[mesh::Axis::kTp] = c.tp;
+  degrees[mesh::Axis::kPp] = c.pp;
+  layout.pipeline = {.kind = c.schedule, .ranks = c.pp, .virtual_stages = c.virtual_stages};
+  if (c.pp > 1)
+    layout.pipeline.first_layer = program::balanced_stages(
+        layout.model, {.batch = c.micro_batch, .seq_len = c.seq_len}, layout.pipeline.stages());
   layout.mesh = mesh::Mesh(degrees);
   layout.sequence_parallel = c.sequence_parallel;
   layout.global_batch = global_batch;

@@ -1,0 +1,52 @@
+// A few steps of a layout over ranks as threads, and what they leave; for the tests of this room.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "lockstep/engine/executor.h"
+#include "lockstep/engine/test_steps.h"
+#include "support/run_ranks.h"
+
+namespace lockstep::engine::testing {
+
+// Steps as rank 0 reports them; gradients of the last step and values of whole parameters, by name. Of what two stages
+// hold: the copies are the same to the bit.
+struct Outcome {
+  std::vector<StepResult> steps;
+  std::map<std::string, at::Tensor> gradients, values;
+  bool copies_agree = true;
+};
+
+struct TrainingOptions {
+  int64_t steps = 1;
+  double max_grad_norm = 0.05;
+};
+
+inline Outcome train_layout(const program::Layout& layout, const TrainingOptions& options) {
+  Outcome outcome;
+  std::mutex mutex;
+  lockstep::testing::run_ranks(layout.mesh.world_size(), [&](comm::World& world) {
+    Groups groups(world, layout);
+    Executor executor({.layout = layout, .max_grad_norm = options.max_grad_norm}, groups);
+    for (int64_t step = 0; step < options.steps; ++step) {
+      const StepResult result = executor.step(microbatches(layout, world.rank(), step), step + 1, 1e-3);
+      if (world.rank() == 0) outcome.steps.push_back(result);
+    }
+    const int of_a_stage = layout.mesh.world_size() / layout.pipeline.ranks;
+    for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
+      const at::Tensor gradient = executor.whole_gradient(param).clone(), value = executor.whole_value(param).clone();
+      if (world.rank() % of_a_stage != 0) continue;
+      const std::string& name = executor.store().table()[static_cast<size_t>(param)].name;
+      const std::lock_guard lock(mutex);
+      const auto [first, fresh] = outcome.values.emplace(name, value);
+      if (fresh) outcome.gradients[name] = gradient;
+      if (!fresh && !first->second.equal(value)) outcome.copies_agree = false;
+    }
+  });
+  return outcome;
+}
+
+}  // namespace lockstep::engine::testing
