@@ -18,23 +18,18 @@ class TableBuilder {
   explicit TableBuilder(const ModelConfig& model)
       : model_(model), output_std_(kInitStd / std::sqrt(2.0 * static_cast<double>(model.layers))) {}
 
-  std::vector<ParamSpec> build() {
-    for (const LayerSpec& layer : layer_table(model_)) {
-      layer_ = layer;
-      switch (layer.kind) {
-        case LayerKind::kEmbedding:
-          embedding();
-          break;
-        case LayerKind::kBlock:
-          block();
-          break;
-        case LayerKind::kHead:
-          head();
-          break;
-      }
+  void add_layer(const LayerSpec& layer) {
+    layer_ = layer;
+    switch (layer.kind) {
+      case LayerKind::kEmbedding:
+        return embedding();
+      case LayerKind::kBlock:
+        return block();
+      case LayerKind::kHead:
+        return head();
     }
-    return std::move(table_);
   }
+  std::vector<ParamSpec> take() { return std::move(table_); }
 
  private:
   void embedding() {
@@ -155,12 +150,16 @@ int64_t round_up(int64_t value, int64_t multiple) {
 
 }  // namespace
 
+LayerSpec layer_spec(const ModelConfig& model, int index) {
+  const int head = static_cast<int>(model.layers) + 1;
+  if (index == 0) return {.kind = LayerKind::kEmbedding, .index = index, .name = "embed"};
+  if (index == head) return {.kind = LayerKind::kHead, .index = index, .name = "head"};
+  return {.kind = LayerKind::kBlock, .index = index, .name = cat("blocks.", index - 1)};
+}
+
 std::vector<LayerSpec> layer_table(const ModelConfig& model) {
-  std::vector<LayerSpec> layers = {{.kind = LayerKind::kEmbedding, .index = 0, .name = "embed"}};
-  for (int i = 0; i < model.layers; ++i) {
-    layers.push_back({.kind = LayerKind::kBlock, .index = i + 1, .name = cat("blocks.", i)});
-  }
-  layers.push_back({.kind = LayerKind::kHead, .index = static_cast<int>(model.layers) + 1, .name = "head"});
+  std::vector<LayerSpec> layers;
+  for (int i = 0; i < static_cast<int>(model.layers) + 2; ++i) layers.push_back(layer_spec(model, i));
   return layers;
 }
 
@@ -172,8 +171,16 @@ int64_t ParamSpec::local_numel() const {
 }
 
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard) {
+  std::vector<int> layers(static_cast<size_t>(model.layers) + 2);
+  std::iota(layers.begin(), layers.end(), 0);
+  return param_table(model, shard, layers);
+}
+
+std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard, const std::vector<int>& layers) {
   LOCKSTEP_CHECK(shard.rank >= 0 && shard.rank < shard.size, "rank ", shard.rank, " of ", shard.size);
-  std::vector<ParamSpec> table = TableBuilder(model).build();
+  TableBuilder builder(model);
+  for (const int layer : layers) builder.add_layer(layer_spec(model, layer));
+  std::vector<ParamSpec> table = builder.take();
   for (ParamSpec& spec : table) place(model, shard, spec);
   return table;
 }

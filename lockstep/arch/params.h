@@ -23,6 +23,7 @@ struct LayerSpec {
   bool operator==(const LayerSpec&) const = default;
 };
 std::vector<LayerSpec> layer_table(const ModelConfig& model);
+LayerSpec layer_spec(const ModelConfig& model, int index);
 
 enum class Init { kNormal, kZeros, kOnes };
 
@@ -77,6 +78,8 @@ struct ParamSpec {
 //        blocks.i.attention.{q,k}_norm.weight [K].
 // `shard`: whose pieces. The model's heads and kv_heads fit the axis (config/check.h), all else may be uneven.
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard = {});
+// The rows that these layers own.
+std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard, const std::vector<int>& layers);
 int64_t num_parameters(const ModelConfig& model);
 
 // Where each parameter lies in the flat buffers: one contiguous unit per layer, units in layer order, parameters of a unit

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/file.h"
@@ -87,16 +86,10 @@ arch::TensorShard Layout::tensor_shard(int rank) const {
 }
 
 std::vector<arch::ParamSpec> Layout::param_table(int rank) const {
-  std::vector<arch::ParamSpec> table = arch::param_table(model, tensor_shard(rank));
-  if (pipeline.ranks == 1) return table;
-  std::set<int> units;
-  for (const arch::ParamSpec& spec : table) {
-    bool used = holds(rank, spec.layer);
-    for (const int layer : spec.tied_layers) used = used || holds(rank, layer);
-    if (used) units.insert(spec.layer);
-  }
-  std::erase_if(table, [&](const arch::ParamSpec& spec) { return !units.contains(spec.layer); });
-  return table;
+  if (pipeline.ranks == 1) return arch::param_table(model, tensor_shard(rank));
+  std::vector<int> units = layers_of(rank);
+  if (model.tied && holds(rank, num_layers() - 1) && !holds(rank, 0)) units.insert(units.begin(), 0);
+  return arch::param_table(model, tensor_shard(rank), units);
 }
 
 Layout::Stretch Layout::stage_layers(int stage) const {

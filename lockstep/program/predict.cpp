@@ -75,7 +75,7 @@ class Planner {
 
   void unshard(const Action& action) {
     if (layout_.shards() == 1) return;
-    const std::string layer = arch::layer_table(layout_.model).at(static_cast<size_t>(action.unit)).name;
+    const std::string layer = arch::layer_spec(layout_.model, action.unit).name;
     over(kShardAxis, data_axis(layout_, mesh::Axis::kDpShard),
          {"unshard " + layer, Collective::kAllGather, Algorithm::kRing, unit_numel(action.unit), layout_.element_size()});
   }

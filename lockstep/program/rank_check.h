@@ -18,7 +18,7 @@ class RankCheck {
         rank_(rank),
         actions_(program.ranks[static_cast<size_t>(rank)]),
         table_(layout.param_table(rank)),
-        num_layers_(static_cast<int>(arch::layer_table(layout.model).size())) {}
+        num_layers_(layout.num_layers()) {}
 
  protected:
   void problem(const char* rule, const std::string& what) {

@@ -194,7 +194,7 @@ std::string action_text(const Action& action, const std::vector<Bucket>& buckets
 }
 
 std::string program_text(const Program& program, const Layout& layout, int rank, const ProgramTextOptions& options) {
-  const int num_layers = static_cast<int>(arch::layer_table(layout.model).size());
+  const int num_layers = layout.num_layers();
   const std::vector<Action>& actions = program.ranks.at(static_cast<size_t>(rank));
   if (options.compact && std::any_of(actions.begin(), actions.end(), comes_and_goes))
     return wrapped(folded_texts(actions, program.buckets, num_layers), options);

@@ -20,7 +20,7 @@ constexpr MemoryCategory kCategories[] = {MemoryCategory::kParameters, MemoryCat
 }  // namespace
 
 std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks, int max_rows) {
-  const int num_layers = static_cast<int>(arch::layer_table(layout.model).size());
+  const int num_layers = layout.num_layers();
   const size_t shown = std::min(static_cast<size_t>(max_rows), ranks.size());
   const bool sharded = layout.shards() > 1, replicated = sharded && layout.mesh.degree(mesh::Axis::kDpReplicate) > 1;
   std::vector<Row> rows = {{"rank", "coordinates", "layers", "sequences"}};

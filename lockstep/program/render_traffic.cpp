@@ -21,7 +21,7 @@ std::string without_number(const std::string& site) {
 
 // "embed 1, b0..b11 2, head 1": how often a rank gathers each unit in a step.
 std::string gathers_text(const Program& program, const Layout& layout) {
-  const int num_layers = static_cast<int>(arch::layer_table(layout.model).size());
+  const int num_layers = layout.num_layers();
   std::map<int, int> times;
   for (const Action& action : program.ranks.at(0))
     if (action.kind == ActionKind::kUnshard) times[action.unit] += 1;

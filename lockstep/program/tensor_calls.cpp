@@ -82,7 +82,7 @@ class Calls {
 
 std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action) {
   if (layout.mesh.degree(mesh::Axis::kTp) == 1 || action.layer < 0) return {};
-  return Calls(layout, action).of(arch::layer_table(layout.model).at(static_cast<size_t>(action.layer)));
+  return Calls(layout, action).of(arch::layer_spec(layout.model, action.layer));
 }
 
 Algorithm tensor_algorithm(Collective collective, int64_t bytes, int ranks) {

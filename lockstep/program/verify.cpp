@@ -48,6 +48,7 @@ class Verifier {
       : program_(program),
         layout_(layout),
         after_(after),
+        microbatches_(layout.num_microbatches()),
         model_layers_(layout.num_layers()),
         places_(after == Pass::kSchedule ? layout.pipeline.stages() : model_layers_),
         sharded_(layout.shards() > 1 || layout.transient_gradients()),
@@ -107,7 +108,7 @@ class Verifier {
     const bool by_stage = after_ == Pass::kSchedule || is_transfer(action.kind);
     const int place = by_stage ? action.stage : action.layer;
     const int places = by_stage ? layout_.pipeline.stages() : places_;
-    return place >= 0 && place < places && action.microbatch >= 0 && action.microbatch < layout_.num_microbatches();
+    return place >= 0 && place < places && action.microbatch >= 0 && action.microbatch < microbatches_;
   }
   bool owns_parameters(int unit) const {
     const std::vector<arch::ParamSpec>& table = tables_[static_cast<size_t>(layout_.pipeline_rank(rank_))];
@@ -121,24 +122,24 @@ class Verifier {
     for (int i = 0; i < static_cast<int>(actions().size()); ++i) {
       const Action& action = actions()[static_cast<size_t>(i)];
       const int place = after_ == Pass::kSchedule || is_transfer(action.kind) ? action.stage : action.layer;
-      const std::string what = cat("action ", i, ": ", action_name(action.kind));
+      const auto what = [&] { return cat("action ", i, ": ", action_name(action.kind)); };
       const bool has_unit = action.kind == ActionKind::kUnshard || action.kind == ActionKind::kReshard;
       const bool has_bucket = reduces(action.kind) || action.kind == ActionKind::kPull;
       if ((computes(action.kind) || is_transfer(action.kind)) && !exists(action)) {
-        here("ranks", cat(what, " of place ", place, ", microbatch ", action.microbatch));
+        here("ranks", cat(what(), " of place ", place, ", microbatch ", action.microbatch));
         continue;
       }
       if (has_bucket && (action.bucket < 0 || action.bucket >= static_cast<int>(program_.buckets.size()))) {
-        here("ranks", cat(what, " of bucket ", action.bucket));
+        here("ranks", cat(what(), " of bucket ", action.bucket));
         continue;
       }
       const bool moves = action.kind == ActionKind::kFetch || action.kind == ActionKind::kEvict;
       if (moves && (action.moved == Moved::kActivation ? !exists(action) : !owns_parameters(action.unit))) {
-        here("ranks", cat(what, " of unit ", action.unit, ", layer ", action.layer, ", microbatch ", action.microbatch));
+        here("ranks", cat(what(), " of unit ", action.unit, ", layer ", action.layer, ", microbatch ", action.microbatch));
         continue;
       }
       if ((has_unit && action.unit < 0) || action.unit >= model_layers_) {
-        here("ranks", cat(what, " of unit ", action.unit));
+        here("ranks", cat(what(), " of unit ", action.unit));
         continue;
       }
       add(action, i);
@@ -193,10 +194,11 @@ class Verifier {
     auto& reductions = server_mode_ ? trace_.push : trace_.reduce;
     const auto& others = server_mode_ ? trace_.reduce : trace_.push;
     if (!others.empty()) here("reduce", cat(text(others.begin()->second[0]), " is not how this layout reduces"));
+    const int coordinate = layout_.pipeline_rank(rank_);
     for (int position : trace_.sharded) here("reduce", cat(text(position), ", but no gradients are sharded"));
     for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket) {
       const std::vector<int>& at = reductions[bucket];
-      const bool own = program_.buckets[static_cast<size_t>(bucket)].pipeline == layout_.pipeline_rank(rank_);
+      const bool own = program_.buckets[static_cast<size_t>(bucket)].pipeline == coordinate;
       if (at.size() != (several_ && own ? 1 : 0)) {
         here("reduce", cat("bucket ", bucket, " is reduced ", at.size(), " times"));
         continue;
@@ -240,6 +242,7 @@ class Verifier {
   const Program& program_;
   const Layout& layout_;
   const Pass after_;
+  const int64_t microbatches_;
   const int model_layers_;
   const int places_;  // of an action: the stages before expand_layers, then the layers
   const bool sharded_;  // gradients

@@ -19,10 +19,11 @@ class UpdateCheck {
         after_(after),
         owner_(layout.owns_optimizer(rank)),
         actions_(program.ranks[static_cast<size_t>(rank)]),
-        num_layers_(static_cast<int>(arch::layer_table(layout.model).size())) {}
+        num_layers_(layout.num_layers()) {}
 
   std::vector<std::string> run() {
-    for (size_t i = 0; i < actions_.size(); ++i) at_[actions_[i].kind].push_back(i);
+    for (size_t i = 0; i < actions_.size(); ++i)
+      if (!computes(actions_[i].kind)) at_[actions_[i].kind].push_back(i);
     if (at_[ActionKind::kLoss].size() != 1 || at_[ActionKind::kNorm].size() != 1) {
       problem("update", cat(at_[ActionKind::kLoss].size(), " LOSS and ", at_[ActionKind::kNorm].size(),
                             " NORM; should be 1 and 1"));
@@ -107,9 +108,9 @@ class UpdateCheck {
       times[actions_[position].bucket] += 1;
       if (position < updated) problem("pull", cat(text(position), " before the update"));
     }
-    const int wanted = layout_.server_mode() ? 1 : 0;
+    const int wanted = layout_.server_mode() ? 1 : 0, coordinate = layout_.pipeline_rank(rank_);
     for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket) {
-      const int here = program_.buckets[static_cast<size_t>(bucket)].pipeline == layout_.pipeline_rank(rank_) ? wanted : 0;
+      const int here = program_.buckets[static_cast<size_t>(bucket)].pipeline == coordinate ? wanted : 0;
       if (times[bucket] != here) problem("pull", cat("bucket ", bucket, " is pulled ", times[bucket], " times"));
     }
   }
