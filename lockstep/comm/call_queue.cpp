@@ -48,11 +48,16 @@ std::shared_ptr<Work::State> CallQueue::run_here(Call call) {
   return entry.state;
 }
 
-program::Ledger CallQueue::take_ledger() {
+void CallQueue::wait_for_calls() {
   std::unique_lock lock(mutex_);
   ++callers_;
   changed_.wait(lock, [this] { return entries_.empty() && !busy_; });
   --callers_;
+}
+
+program::Ledger CallQueue::take_ledger() {
+  wait_for_calls();
+  const std::lock_guard lock(mutex_);
   return std::exchange(ledger_, {});
 }
 
@@ -87,7 +92,7 @@ void CallQueue::run_entry(Entry& entry, std::unique_lock<std::mutex>& lock) {
 }
 
 void CallQueue::run(Call& call) {
-  const int64_t flight = flights_.enter(call.progress.call, call.payload);
+  const int64_t flight = flights_.enter(call.progress.call, call.key.site, call.payload);
   call.progress.inside = true;
   transport_->publish(call.progress);
   Link link(*transport_, call.header, options_.deadline);

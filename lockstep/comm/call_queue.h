@@ -37,6 +37,7 @@ class CallQueue {
   // On the caller's thread, after the calls in flight; the state is that of a call that is done.
   std::shared_ptr<Work::State> run_here(Call call);
   program::Ledger take_ledger();
+  void wait_for_calls();  // in flight
   std::string last_calls() const { return flights_.text(); }
 
   // For calls that the backend makes itself.

@@ -158,7 +158,7 @@ struct Communicator::Impl {
 
   // The backend moves the tensors; the ledger says what the algorithm asked for would have sent.
   Work launch(const Request& request, const Call& call, const at::Tensor& input, const at::Tensor& output) {
-    const int64_t flight = queue.flights().enter(call.progress.call, call.payload);
+    const int64_t flight = queue.flights().enter(call.progress.call, call.key.site, call.payload);
     auto state = std::make_shared<Work::State>();
     state->native = native->start({.collective = request.collective,
                                    .op = request.options.op,
@@ -208,6 +208,13 @@ int Communicator::size() const {
 }
 program::Ledger Communicator::take_ledger() {
   return impl_->queue.take_ledger();
+}
+void Communicator::time_calls() {
+  impl_->queue.flights().time_calls();
+}
+std::vector<TimedCall> Communicator::take_times() {
+  impl_->queue.wait_for_calls();
+  return impl_->queue.flights().take_times();
 }
 std::string Communicator::last_calls() const {
   return impl_->queue.last_calls();

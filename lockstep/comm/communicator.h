@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/comm/elements.h"
+#include "lockstep/comm/flight_ring.h"
 #include "lockstep/comm/native.h"
 #include "lockstep/comm/transport.h"
 #include "lockstep/program/ledger.h"
@@ -101,6 +102,9 @@ class Communicator {
 
   // What this rank put on the links since the last call; the caller owns the result. Waits for calls in flight.
   program::Ledger take_ledger();
+  // From now on every call is kept with its times, until they are taken; that waits for calls in flight.
+  void time_calls();
+  std::vector<TimedCall> take_times();
   // The last calls, one per line, for a report.
   std::string last_calls() const;
 

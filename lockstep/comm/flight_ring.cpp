@@ -1,21 +1,36 @@
 #include "lockstep/comm/flight_ring.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 
 namespace lockstep::comm {
 
-int64_t FlightRing::enter(const std::string& call, int64_t bytes) {
+int64_t FlightRing::enter(const std::string& call, const std::string& site, int64_t bytes) {
   const std::lock_guard lock(mutex_);
-  flights_[static_cast<size_t>(count_ % kCalls)] = {.call = call, .bytes = bytes, .entered = Clock::now()};
+  flights_[static_cast<size_t>(count_ % kCalls)] = {.call = call, .site = site, .bytes = bytes, .entered = Clock::now()};
   return count_++;
 }
 
 void FlightRing::leave(int64_t number) {
   const std::lock_guard lock(mutex_);
-  flights_[static_cast<size_t>(number % kCalls)].left = Clock::now();
+  Flight& flight = flights_[static_cast<size_t>(number % kCalls)];
+  flight.left = Clock::now();
+  if (timing_) times_.push_back({flight.site, flight.entered, flight.left});
+}
+
+void FlightRing::time_calls() {
+  const std::lock_guard lock(mutex_);
+  timing_ = true;
+  times_.clear();
+}
+
+std::vector<TimedCall> FlightRing::take_times() {
+  const std::lock_guard lock(mutex_);
+  timing_ = false;
+  return std::exchange(times_, {});
 }
 
 std::string FlightRing::text(int calls) const {

@@ -6,8 +6,16 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <vector>
 
 namespace lockstep::comm {
+
+// When a call ran: from when its turn came to when it was done.
+struct TimedCall {
+  std::string site;
+  std::chrono::steady_clock::time_point entered{};
+  std::chrono::steady_clock::time_point left{};
+};
 
 // Thread-safe.
 class FlightRing {
@@ -15,8 +23,11 @@ class FlightRing {
   static constexpr int kCalls = 64;
 
   // A call begins; its number is handed to leave().
-  int64_t enter(const std::string& call, int64_t bytes);
+  int64_t enter(const std::string& call, const std::string& site, int64_t bytes);
   void leave(int64_t number);
+  // From now on every call is kept with its times, until they are taken.
+  void time_calls();
+  std::vector<TimedCall> take_times();
   // The last `calls` calls, oldest first, one per line: "  all_reduce #3 'loss', 4 B, entered 1.20 s ago, took 2 ms".
   std::string text(int calls = kCalls) const;
 
@@ -24,6 +35,7 @@ class FlightRing {
   using Clock = std::chrono::steady_clock;
   struct Flight {
     std::string call;
+    std::string site;
     int64_t bytes = 0;
     Clock::time_point entered{};
     Clock::time_point left{};  // zero: still inside
@@ -31,6 +43,8 @@ class FlightRing {
   mutable std::mutex mutex_;
   std::array<Flight, kCalls> flights_;
   int64_t count_ = 0;
+  bool timing_ = false;
+  std::vector<TimedCall> times_;
 };
 
 }  // namespace lockstep::comm

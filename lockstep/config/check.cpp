@@ -126,6 +126,7 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
   pipeline_problems(config, expect);
   sharding_problems(config, dp, expect);
   offload_problems(config, dp, expect);
+  trace_problems(config, expect);
 
   const int64_t per_pass = dp * train.micro_batch;
   if (train.global_batch % per_pass != 0) {

@@ -32,6 +32,14 @@ struct PipelineChoice {
 };
 PipelineChoice pipeline_choice(const RunConfig& config);
 
+// What trace.steps says: the first and the last step, counted from 1; {0, -1}: none.
+struct TracedSteps {
+  int64_t first = 0;
+  int64_t last = -1;
+  bool contains(int64_t step) const { return step >= first && step <= last; }
+};
+TracedSteps traced_steps(const RunConfig& config);
+
 // Forward passes of one rank per optimizer step: global_batch / (dp * micro_batch).
 int64_t microbatches(const RunConfig& config, int world_size);
 

@@ -172,6 +172,10 @@ std::vector<Section> declare_sections() {
       .field("stall_timeout", &CheckpointSection::stall_timeout, {.least = 0, .below = 1e9, .open_below = true},
              "longest time without progress of such a save; then the run stops")
       .field("resume", &CheckpointSection::resume, any, "\"auto\" = newest whole one of this run, \"none\", or a path");
+
+  Declare(table, "trace", &RunConfig::trace, "What a step spends its time on, action by action.")
+      .field("steps", &TraceSection::steps, any,
+             "\"10\" or \"10-12\": their actions are timed, RUN/report.html draws the last of them; empty = none");
   return table;
 }
 

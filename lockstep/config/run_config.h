@@ -164,6 +164,11 @@ struct CheckpointSection {
   bool operator==(const CheckpointSection&) const = default;
 };
 
+struct TraceSection {
+  std::string steps{};  // "10" or "10-12": whose actions are timed; empty = none
+  bool operator==(const TraceSection&) const = default;
+};
+
 struct RunConfig {
   RunSection run{};
   ModelSection model{};
@@ -173,6 +178,7 @@ struct RunConfig {
   ParallelSection parallel{};
   MemorySection memory{};
   CheckpointSection checkpoint{};
+  TraceSection trace{};
   bool operator==(const RunConfig&) const = default;
 };
 

@@ -108,10 +108,14 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
   gradients_.start_step();
   {
     const MemoryScope scope(memory_, kStepMemory);
-    for (const Action& action : program_.ranks.at(static_cast<size_t>(groups_.rank()))) {
+    const std::vector<Action>& actions = program_.ranks.at(static_cast<size_t>(groups_.rank()));
+    for (size_t i = 0; i < actions.size(); ++i) {
+      const Action& action = actions[i];
       try {
         if (options_.before_action) options_.before_action(action, store_);
+        if (recorder_) recorder_->begin();
         run(action);
+        if (recorder_) recorder_->end(i);
       } catch (...) {
         rethrow_out_of_memory(options_.layout, groups_.rank(), describe(action, options_.layout), measured_memory());
       }
@@ -192,6 +196,7 @@ void Executor::read_parameters(const Action& action) {
   if (action.kind > ActionKind::kRecompute) return;
   const Units& touched = units(action);
   gather_.ready(touched.read);
+  if (recorder_) recorder_->ready();
   gradients_.open(touched.written);
 }
 

@@ -19,6 +19,7 @@
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/parameter_gather.h"
 #include "lockstep/engine/parameter_store.h"
+#include "lockstep/engine/step_recorder.h"
 #include "lockstep/nn/layer.h"
 #include "lockstep/parallel/tensor/group.h"
 #include "lockstep/program/program.h"
@@ -63,6 +64,10 @@ class Executor {
   // DivergedError LS5001; both name rank and parameter, and weights and moments are untouched. PeerLostError from
   // communication. OutOfMemory (out_of_memory.h) where memory runs short, also for memory.device_limit.
   StepResult step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr);
+
+  // The next step is timed, action by action, from `start`: one moment for all ranks. take_trace() has the outcome.
+  void trace_next_step(std::chrono::steady_clock::time_point start);
+  plan::StepTrace take_trace();
 
   // Runs `load` so that the tensors it makes are accounted as this rank's activations.
   template <typename Load>
@@ -146,6 +151,7 @@ class Executor {
   std::map<Key, std::unique_ptr<nn::Saved>> saved_;
   std::map<Key, at::Tensor> inputs_;   // of layers that full recomputation runs again
   std::vector<at::Tensor> losses_;     // per microbatch, 0-d
+  std::unique_ptr<StepRecorder> recorder_;  // null: the step is not timed
   double gradient_scale_ = 1;          // what STEP multiplied the summed gradients with
   program::MemoryBytes measured_;
 };

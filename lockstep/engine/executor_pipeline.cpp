@@ -34,9 +34,22 @@ void Executor::send(const Action& action) {
 // From the layer before it in this direction, on this rank or another.
 at::Tensor Executor::take_input(const Action& action) {
   const Flow flow{action.layer, action.microbatch, action.kind != ActionKind::kForward};
-  if (at::Tensor arrived = links_.take(flow); arrived.defined()) return arrived;
+  if (at::Tensor arrived = links_.take(flow); arrived.defined()) {
+    if (recorder_) recorder_->ready();
+    return arrived;
+  }
   auto found = flowing_.extract(flow);
   return found ? std::move(found.mapped()) : at::Tensor();
+}
+
+void Executor::trace_next_step(std::chrono::steady_clock::time_point start) {
+  recorder_ = std::make_unique<StepRecorder>(options_.layout, program_, groups_, start);
+}
+
+plan::StepTrace Executor::take_trace() {
+  plan::StepTrace trace = recorder_->finish(step_);
+  recorder_.reset();
+  return trace;
 }
 
 }  // namespace lockstep::engine
