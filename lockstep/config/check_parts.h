@@ -21,5 +21,6 @@ std::string multiples_near(int64_t unit, int64_t wanted);
 void mesh_problems(const RunConfig& config, int world_size, const Expect& expect);
 // Stages, their layers and the schedule, as far as they can be judged without the schedule itself.
 void pipeline_problems(const RunConfig& config, const Expect& expect);
+void trace_problems(const RunConfig& config, const Expect& expect);
 
 }  // namespace lockstep::config

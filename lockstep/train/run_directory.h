@@ -20,6 +20,8 @@ class RunDirectory {
   std::filesystem::path tokenizer() const { return root_ / "tokenizer.json"; }  // a copy; none for data without one
   std::filesystem::path hf_config() const { return root_ / "hf_config.json"; }  // a copy of model.from's config.json
   std::filesystem::path checkpoints() const { return root_ / "checkpoints"; }
+  std::filesystem::path trace() const { return root_ / "trace"; }         // of steps that were timed
+  std::filesystem::path report() const { return root_ / "report.html"; }  // the last of them, drawn
   std::filesystem::path done() const { return root_ / "DONE"; }
   std::filesystem::path log(int rank) const;  // logs/rank-0003.log
   bool is_done() const { return std::filesystem::exists(done()); }

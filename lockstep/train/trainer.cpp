@@ -88,6 +88,7 @@ Trainer::Trainer(const TrainJob& job)
               .keep = static_cast<int>(job.loaded.config.checkpoint.keep),
               .stall_timeout = milliseconds_of(job.loaded.config.checkpoint.stall_timeout),
               .progress = job.save_progress}),
+      tracer_(directory_, config::traced_steps(job.loaded.config), job.world, groups_, executor_),
       signals_(job.second_signal_ends),
       dump_([this](const std::string& stack) { write_dump(stack); }) {}
 
@@ -232,7 +233,9 @@ engine::StepResult Trainer::train_step(double lr) {
         return load_step(sampler_, job_.layout, job_.world.rank(), {.step = step_, .first_sample = consumed_samples_}, device_);
       });
   data_seconds_ = seconds_since(begin);
+  tracer_.before(step_ + 1);
   const engine::StepResult result = executor_.step(microbatches, step_ + 1, lr);
+  if (const auto traced = tracer_.after(step_ + 1)) note(*traced);
   consumed_samples_ += job_.layout.global_batch;
   if (!result.skipped.empty()) return result;
   ++step_;

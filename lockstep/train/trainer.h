@@ -20,6 +20,7 @@
 #include "lockstep/train/metrics.h"
 #include "lockstep/train/run_directory.h"
 #include "lockstep/train/stack_dump.h"
+#include "lockstep/train/step_tracer.h"
 #include "lockstep/train/stop_request.h"
 
 namespace lockstep::train {
@@ -85,6 +86,7 @@ class Trainer {
   data::Sampler sampler_;
   std::optional<data::Sampler> validation_;
   checkpoint::Saver saver_;
+  StepTracer tracer_;
   std::unique_ptr<Console0> rank0_;
 
   // The position of the run: everything a checkpoint must remember.
