@@ -1,0 +1,180 @@
+#include "lockstep/plan/action_times.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "lockstep/base/check.h"
+#include "lockstep/plan/cost_file.h"
+#include "lockstep/plan/matching.h"
+#include "lockstep/program/memory.h"
+#include "lockstep/program/passes.h"
+#include "lockstep/program/predict.h"
+
+namespace lockstep::plan {
+namespace {
+
+using program::Action;
+using program::ActionKind;
+using program::Layout;
+using program::Program;
+
+template <typename Function>
+ActionTimes times_of(const Program& program, const Function& seconds) {
+  ActionTimes times;
+  for (int rank = 0; rank < static_cast<int>(program.ranks.size()); ++rank) {
+    std::vector<double>& row = times.seconds.emplace_back();
+    row.reserve(program.ranks[static_cast<size_t>(rank)].size());
+    for (const Action& action : program.ranks[static_cast<size_t>(rank)]) row.push_back(seconds(rank, action));
+  }
+  return times;
+}
+
+class Costs {
+ public:
+  Costs(const Program& program, const Layout& layout, const StepCosts& costs)
+      : program_(program), layout_(layout), costs_(costs) {}
+
+  double of(int rank, const Action& action) {
+    if (rank != rank_) known_.clear();
+    rank_ = rank;
+    // Microbatches cost the same.
+    const auto [entry, fresh] = known_.try_emplace(
+        std::tuple(action.kind, action.stage, action.layer, action.bucket, action.unit, static_cast<int>(action.moved)), 0.0);
+    if (fresh) entry->second = found(action);
+    return entry->second;
+  }
+
+ private:
+  double found(const Action& action) const {
+    switch (action.kind) {
+      case ActionKind::kForward:
+        return work(action, costs_.forward) + calls(action);
+      case ActionKind::kBackward:
+        return work(action, costs_.input) + work(action, costs_.weight) + calls(action);
+      case ActionKind::kBackwardInput:
+        return work(action, costs_.input) + calls(action);
+      case ActionKind::kBackwardWeight:
+        return work(action, costs_.weight) + calls(action);
+      case ActionKind::kRecompute:
+        return work(action, costs_.recompute) + calls(action);
+      case ActionKind::kSendForward:
+        return costs_.transfer.seconds(output_bytes(layout_.stage_layers(action.stage).end - 1));
+      case ActionKind::kSendBackward:
+        return costs_.transfer.seconds(output_bytes(layout_.stage_layers(action.stage).begin - 1));
+      case ActionKind::kFetch:
+      case ActionKind::kEvict:
+        return copy(action);
+      case ActionKind::kNorm:
+        return costs_.norm + calls(action);
+      case ActionKind::kStep:
+        return step(action);
+      default:
+        return calls(action);
+    }
+  }
+
+  double work(const Action& action, const WorkCost& cost) const {
+    return action.layer >= 0 ? cost.of(layout_, action.layer) : cost.of_stage(layout_, action.stage);
+  }
+  double output_bytes(int layer) const {
+    return static_cast<double>(program::layer_costs(layout_, rank_).at(static_cast<size_t>(layer)).output);
+  }
+  double calls(const Action& action) const {
+    double sum = 0;
+    for (const program::PlannedCall& call : program::planned_calls(layout_, program_, rank_, action)) {
+      int64_t most = 0;  // the rank that sends most keeps the others waiting
+      for (int i = 0; i < static_cast<int>(call.call.group.size()); ++i) {
+        int64_t sent = 0;
+        for (const auto& [peer, bytes] : program::predicted_sends(call.call, i)) sent += bytes;
+        most = std::max(most, sent);
+      }
+      sum += costs_.collective.seconds(static_cast<double>(most));
+    }
+    return sum;
+  }
+  // As program/moves.h; what is dropped moves nothing.
+  double copy(const Action& action) const {
+    if (action.moved == program::Moved::kActivation)
+      return costs_.copy.seconds(
+          static_cast<double>(program::layer_costs(layout_, rank_).at(static_cast<size_t>(action.layer)).kept));
+    if (action.moved == program::Moved::kOptimizer) return costs_.copy.seconds(12 * shard(action.unit));
+    if (action.kind == ActionKind::kEvict) return 0;
+    return costs_.copy.seconds(static_cast<double>(layout_.element_size()) * shard(action.unit));
+  }
+  // Elements of a unit, or with -1 of all of them, over the shards.
+  double shard(int layer) const {
+    double sum = 0;
+    for (const arch::FlatUnit& unit : layout_.flat_layout(rank_).units)
+      if (layer < 0 || unit.layer == layer) sum += static_cast<double>(unit.numel());
+    return sum / layout_.shards();
+  }
+  // Of a unit: by its share of the parameters.
+  double step(const Action& action) const {
+    return action.unit < 0 ? costs_.step : costs_.step * shard(action.unit) / shard(-1);
+  }
+
+  const Program& program_;
+  const Layout& layout_;
+  const StepCosts& costs_;
+  int rank_ = -1;
+  std::map<std::tuple<ActionKind, int, int, int, int, int>, double> known_;  // of the rank at hand
+};
+
+}  // namespace
+
+ActionTimes unit_times(const Program& program, const Layout& layout) {
+  std::vector<double> share(static_cast<size_t>(layout.num_layers()), 1);
+  for (int layer = 0; layer < layout.num_layers(); ++layer) {
+    const auto [begin, end] = layout.stage_layers(layout.pipeline.stage_of(layer));
+    share[static_cast<size_t>(layer)] = 1.0 / (end - begin);
+  }
+  ActionTimes times = times_of(program, [&](int, const Action& action) {
+    if (!program::computes(action.kind)) return 0.0;
+    const double whole = action.kind == ActionKind::kBackward ? 2 : 1;
+    return action.layer < 0 ? whole : whole * share[static_cast<size_t>(action.layer)];
+  });
+  times.in_units = true;
+  times.source = "equal stages";
+  return times;
+}
+
+ActionTimes cost_times(const Program& program, const Layout& layout, const StepCosts& costs) {
+  Costs known(program, layout, costs);
+  ActionTimes times = times_of(program, [&](int rank, const Action& action) { return known.of(rank, action); });
+  times.source = costs.source;
+  return times;
+}
+
+ActionTimes measured_times(const Program& program, const Layout& layout, const Spans& measured) {
+  LOCKSTEP_CHECK_EQ(measured.size(), program.ranks.size());
+  ActionTimes times;
+  for (const std::vector<Span>& row : measured) {
+    std::vector<double>& seconds = times.seconds.emplace_back();
+    for (const Span& span : row) seconds.push_back(span.seconds());
+  }
+  const auto span = [&](const ActionRef& ref) {
+    return measured[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+  };
+  const auto set = [&](const ActionRef& ref, double value) {
+    times.seconds[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = value;
+  };
+  const Matching matching = match(program, layout);
+  for (const Transfer& transfer : matching.transfers) {
+    const Span send = span(transfer.send), recv = span(transfer.recv);
+    set(transfer.send, std::max(0.0, recv.end - std::max(send.start, recv.start)));
+    set(transfer.recv, 0);
+  }
+  for (const Meeting& meeting : matching.meetings) {
+    double begin = 0, end = 0;
+    for (const ActionRef& ref : meeting.actions) {
+      begin = std::max(begin, span(ref).start);
+      end = std::max(end, span(ref).end);
+    }
+    for (const ActionRef& ref : meeting.actions) set(ref, std::max(0.0, end - begin));
+  }
+  times.source = "measured";
+  return times;
+}
+
+}  // namespace lockstep::plan

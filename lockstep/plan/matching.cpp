@@ -1,0 +1,136 @@
+#include "lockstep/plan/matching.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/program/predict.h"
+
+namespace lockstep::plan {
+namespace {
+
+using program::Action;
+using program::ActionKind;
+
+bool is_transfer(ActionKind kind) {
+  return kind == ActionKind::kSendForward || kind == ActionKind::kRecvForward || kind == ActionKind::kSendBackward ||
+         kind == ActionKind::kRecvBackward;
+}
+
+bool may_meet(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kUnshard:
+    case ActionKind::kReduceGrad:
+    case ActionKind::kReduceShard:
+    case ActionKind::kPush:
+    case ActionKind::kPull:
+    case ActionKind::kReduceTied:
+    case ActionKind::kLoss:
+    case ActionKind::kReducePartial:
+    case ActionKind::kNorm:
+      return true;
+    default:
+      return false;
+  }
+}
+
+class Matcher {
+ public:
+  Matcher(const program::Program& program, const program::Layout& layout) : program_(program), layout_(layout) {}
+
+  Matching run() {
+    const int ranks = static_cast<int>(program_.ranks.size());
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::vector<Action>& actions = program_.ranks[static_cast<size_t>(rank)];
+      result_.transfer_of.emplace_back(actions.size(), -1);
+      result_.meeting_of.emplace_back(actions.size(), -1);
+    }
+    for (int rank = 0; rank < ranks; ++rank) {
+      known_.clear();
+      called_.clear();
+      const std::vector<Action>& actions = program_.ranks[static_cast<size_t>(rank)];
+      for (int i = 0; i < static_cast<int>(actions.size()); ++i) {
+        const Action& action = actions[static_cast<size_t>(i)];
+        if (is_transfer(action.kind)) transfer({rank, i}, action);
+        if (may_meet(action.kind)) meeting({rank, i}, action);
+      }
+    }
+    check();
+    return std::move(result_);
+  }
+
+ private:
+  void transfer(const ActionRef& ref, const Action& action) {
+    const bool forward = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kRecvForward;
+    const bool send = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kSendBackward;
+    const int peer = layout_.rank_at(ref.rank, action.stage + (forward == send ? 1 : -1));
+    const std::pair<int, int> ends = send ? std::pair(ref.rank, peer) : std::pair(peer, ref.rank);
+    auto& [ids, sent, received] = channels_[{ends.first, ends.second, forward}];
+    const size_t nth = send ? sent++ : received++;
+    if (nth == ids.size()) {
+      ids.push_back(static_cast<int>(result_.transfers.size()));
+      result_.transfers.emplace_back();
+    }
+    Transfer& found = result_.transfers[static_cast<size_t>(ids[nth])];
+    (send ? found.send : found.recv) = ref;
+    result_.transfer_of[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = ids[nth];
+  }
+
+  void meeting(const ActionRef& ref, const Action& action) {
+    const int group = group_of(ref.rank, action);
+    if (group < 0) return;
+    std::vector<int>& calls = calls_[static_cast<size_t>(group)];
+    const size_t nth = called_[group]++;
+    if (nth == calls.size()) {
+      calls.push_back(static_cast<int>(result_.meetings.size()));
+      result_.meetings.push_back({.group = groups_[static_cast<size_t>(group)], .actions = {}});
+    }
+    result_.meetings[static_cast<size_t>(calls[nth])].actions.push_back(ref);
+    result_.meeting_of[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = calls[nth];
+  }
+
+  // Planning a call looks at tables of parameters: once for calls that differ in the microbatch alone.
+  int group_of(int rank, const Action& action) {
+    const auto [entry, fresh] = known_.try_emplace(std::tuple(action.kind, action.bucket, action.unit), -1);
+    if (!fresh) return entry->second;
+    const std::vector<program::PlannedCall> calls = program::planned_calls(layout_, program_, rank, action);
+    if (calls.empty()) return entry->second;
+    std::vector<int> group = calls.back().call.group;
+    std::sort(group.begin(), group.end());
+    const auto [found, first] = group_ids_.try_emplace(group, static_cast<int>(groups_.size()));
+    if (first) {
+      groups_.push_back(group);
+      calls_.emplace_back();
+    }
+    return entry->second = found->second;
+  }
+
+  void check() const {
+    for (const Transfer& transfer : result_.transfers)
+      LOCKSTEP_CHECK(transfer.send.rank >= 0 && transfer.recv.rank >= 0, "a transfer of rank ",
+                     std::max(transfer.send.rank, transfer.recv.rank), " has one end only");
+    for (const Meeting& meeting : result_.meetings)
+      LOCKSTEP_CHECK_EQ(meeting.actions.size(), meeting.group.size(), "ranks that come to action ",
+                        meeting.actions.front().index, " of rank ", meeting.actions.front().rank);
+  }
+
+  const program::Program& program_;
+  const program::Layout& layout_;
+  Matching result_;
+  struct Channel {
+    std::vector<int> ids;
+    size_t sent = 0, received = 0;
+  };
+  std::map<std::tuple<int, int, bool>, Channel> channels_;
+  std::vector<std::vector<int>> groups_, calls_;  // by group
+  std::map<std::vector<int>, int> group_ids_;
+  std::map<std::tuple<ActionKind, int, int>, int> known_;  // of the rank at hand: action -> group, or -1
+  std::map<int, size_t> called_;                           // the same: group -> calls so far
+};
+
+}  // namespace
+
+Matching match(const program::Program& program, const program::Layout& layout) { return Matcher(program, layout).run(); }
+
+}  // namespace lockstep::plan

@@ -1,0 +1,287 @@
+#include "lockstep/plan/simulate.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/plan/uses.h"
+#include "lockstep/program/passes.h"
+#include "lockstep/program/render.h"
+
+namespace lockstep::plan {
+namespace {
+
+using program::Action;
+using program::ActionKind;
+
+// When something can begin, and what it would have waited for last.
+struct Moment {
+  double time = 0;
+  ActionRef cause{};
+};
+
+// One rank on its way through its list.
+struct Walker {
+  size_t next = 0;
+  Moment clock{};        // what it computes is done up to here
+  Moment copies{};       // the lane of FETCH and EVICT
+  bool arrived = false;  // at the collective that it waits for
+  Uses uses;             // what was started and not yet used
+};
+
+class Simulator {
+ public:
+  Simulator(const program::Program& program, const program::Layout& layout, const ActionTimes& times)
+      : program_(program), layout_(layout), times_(times), matching_(match(program, layout)) {
+    for (int rank = 0; rank < static_cast<int>(program.ranks.size()); ++rank) {
+      const size_t actions = program.ranks[static_cast<size_t>(rank)].size();
+      result_.spans.emplace_back(actions);
+      causes_.emplace_back(actions);
+      walkers_.push_back({.uses = {layout, rank}});
+      ready_.push_back(rank);
+    }
+    sent_.resize(matching_.transfers.size());
+    receiver_.resize(matching_.transfers.size(), -1);
+    calls_.resize(matching_.meetings.size());
+    for (const Meeting& meeting : matching_.meetings) groups_.try_emplace(meeting.group);
+    for (std::vector<Stage>* stages : {&forward_, &backward_})
+      stages->resize(static_cast<size_t>(layout.pipeline.stages() * layout.num_microbatches()) * copies());
+  }
+
+  Simulation run() {
+    while (!ready_.empty()) {
+      const int rank = ready_.back();
+      ready_.pop_back();
+      Walker& walker = walkers_[static_cast<size_t>(rank)];
+      while (walker.next < actions(rank).size() && step(rank, walker)) ++walker.next;
+    }
+    check_end();
+    result_.use = utilisation(program_, result_.spans);
+    result_.critical_path = critical_path();
+    return std::move(result_);
+  }
+
+ private:
+  const std::vector<Action>& actions(int rank) const { return program_.ranks[static_cast<size_t>(rank)]; }
+  Span& span(const ActionRef& ref) { return result_.spans[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)]; }
+  double seconds(const ActionRef& ref) const {
+    return times_.seconds[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+  }
+  Moment end_of(const ActionRef& ref) { return {span(ref).end, ref}; }
+  static void after(Moment& moment, const Moment& other) {
+    if (other.time > moment.time) moment = other;
+  }
+  // Notes when it runs; its end.
+  Moment record(const ActionRef& ref, const Moment& begin, double takes) {
+    span(ref) = {begin.time, begin.time + takes};
+    causes_[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = begin.cause;
+    return end_of(ref);
+  }
+
+  // False: it waits for another rank, which will put it back into ready_.
+  bool step(int rank, Walker& walker) {
+    const ActionRef ref{rank, static_cast<int>(walker.next)};
+    const Action& action = actions(rank)[walker.next];
+    switch (action.kind) {
+      case ActionKind::kSendForward:
+      case ActionKind::kSendBackward:
+        send(ref, walker);
+        return true;
+      case ActionKind::kRecvForward:
+      case ActionKind::kRecvBackward:
+        span(ref) = {walker.clock.time, walker.clock.time};
+        walker.uses.start(ref, action);
+        return true;
+      case ActionKind::kFetch:
+      case ActionKind::kEvict:
+        return copy(ref, action, walker);
+      default:
+        break;
+    }
+    return id(matching_.meeting_of, ref) >= 0 ? collective(ref, action, walker) : local(ref, action, walker);
+  }
+
+  bool local(const ActionRef& ref, const Action& action, Walker& walker) {
+    Moment begin = walker.clock;
+    if (!wait(ref, action, walker, begin)) return false;
+    walker.clock = record(ref, begin, seconds(ref));
+    walker.uses.used(action);
+    if (action.layer < 0 && action.stage >= 0) finish_stage(ref, action);
+    return true;
+  }
+
+  // Moves `begin` behind all that the action uses. False: something of it is not there yet.
+  bool wait(const ActionRef& ref, const Action& action, Walker& walker, Moment& begin) {
+    for (const ActionRef& used : walker.uses.of(action)) {
+      if (const int transfer = id(matching_.transfer_of, used); transfer >= 0) {
+        if (!arrive(transfer, used)) {
+          receiver_[static_cast<size_t>(transfer)] = ref.rank;
+          return false;
+        }
+      } else if (const int meeting = id(matching_.meeting_of, used); meeting >= 0 && !call(meeting).done) {
+        call(meeting).waiting.push_back(ref.rank);
+        return false;
+      }
+      after(begin, end_of(used));
+    }
+    return action.layer >= 0 || action.stage < 0 || wait_stage(ref, action, begin);
+  }
+
+  static int id(const std::vector<std::vector<int>>& of, const ActionRef& ref) {
+    return of[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+  }
+
+  // Transfers.
+  void send(const ActionRef& ref, Walker& walker) {
+    const int transfer = id(matching_.transfer_of, ref);
+    const ActionRef& recv = matching_.transfers[static_cast<size_t>(transfer)].recv;
+    Moment& channel = channels_[{ref.rank, recv.rank, actions(ref.rank)[static_cast<size_t>(ref.index)].kind}];
+    after(walker.clock, channel);
+    channel = record(ref, walker.clock, seconds(ref));
+    walker.uses.start(ref, actions(ref.rank)[static_cast<size_t>(ref.index)]);
+    sent_[static_cast<size_t>(transfer)] = true;
+    wake(receiver_[static_cast<size_t>(transfer)]);
+  }
+  bool arrive(int transfer, const ActionRef& ref) {
+    const Transfer& ends = matching_.transfers[static_cast<size_t>(transfer)];
+    if (ref == ends.send) return true;
+    if (!sent_[static_cast<size_t>(transfer)]) return false;
+    const Span& send = span(ends.send);
+    Span& recv = span(ref);
+    recv = {std::max(recv.start, send.start), std::max(recv.end, send.end)};
+    causes_[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = ends.send;
+    return true;
+  }
+
+  // Collectives.
+  struct Call {
+    size_t arrived = 0;
+    bool done = false;
+    Moment begin;
+    std::vector<int> waiting;
+  };
+  Call& call(int meeting) { return calls_[static_cast<size_t>(meeting)]; }
+
+  bool collective(const ActionRef& ref, const Action& action, Walker& walker) {
+    const int meeting = id(matching_.meeting_of, ref);
+    const bool waits = waits_for_result(action.kind);
+    if (!walker.arrived) {
+      Moment begin = walker.clock;
+      if (!wait(ref, action, walker, begin)) return false;
+      if (waits) walker.clock = begin;
+      after(call(meeting).begin, begin);
+      if (++call(meeting).arrived == matching_.meetings[static_cast<size_t>(meeting)].group.size()) complete(meeting);
+    }
+    walker.arrived = waits && !call(meeting).done;
+    if (walker.arrived) {
+      call(meeting).waiting.push_back(ref.rank);
+      return false;
+    }
+    walker.uses.start(ref, action);
+    if (waits) {
+      walker.clock = end_of(ref);
+      walker.uses.used(action);
+    }
+    return true;
+  }
+  void complete(int meeting) {
+    const Meeting& ranks = matching_.meetings[static_cast<size_t>(meeting)];
+    Moment& lane = groups_.at(ranks.group);
+    Moment begin = call(meeting).begin;
+    after(begin, lane);
+    double takes = 0;
+    for (const ActionRef& ref : ranks.actions) takes = std::max(takes, seconds(ref));
+    for (const ActionRef& ref : ranks.actions) lane = record(ref, begin, takes);
+    call(meeting).done = true;
+    for (const int rank : call(meeting).waiting) wake(rank);
+  }
+
+  bool copy(const ActionRef& ref, const Action& action, Walker& walker) {
+    Moment begin = walker.clock;
+    if (!wait(ref, action, walker, begin)) return false;
+    after(begin, walker.copies);
+    walker.copies = record(ref, begin, seconds(ref));
+    walker.uses.start(ref, action);
+    return true;
+  }
+
+  // Programs of whole stages: what F hands to the next stage, B or I to the one before, for each copy of the pipeline.
+  struct Stage {
+    ActionRef done{};
+    int waiting = -1;
+  };
+  size_t copies() const { return program_.ranks.size() / static_cast<size_t>(layout_.pipeline.ranks); }
+  Stage& stage_at(std::vector<Stage>& stages, int rank, int stage, int microbatch) {
+    const size_t copy = static_cast<size_t>(rank) % copies();  // pp is the slowest axis
+    const auto row = static_cast<size_t>(stage) * static_cast<size_t>(layout_.num_microbatches());
+    return stages.at((row + static_cast<size_t>(microbatch)) * copies() + copy);
+  }
+  bool wait_stage(const ActionRef& ref, const Action& action, Moment& begin) {
+    const bool forward = action.kind == ActionKind::kForward;
+    const bool last = action.stage == layout_.pipeline.stages() - 1;
+    if (action.kind == ActionKind::kBackwardWeight || (forward ? action.stage == 0 : last)) return true;
+    Stage& source = stage_at(forward ? forward_ : backward_, ref.rank, action.stage + (forward ? -1 : 1), action.microbatch);
+    if (source.done.rank < 0) {
+      source.waiting = ref.rank;
+      return false;
+    }
+    after(begin, end_of(source.done));
+    return true;
+  }
+  void finish_stage(const ActionRef& ref, const Action& action) {
+    if (action.kind == ActionKind::kBackwardWeight) return;
+    Stage& own = stage_at(action.kind == ActionKind::kForward ? forward_ : backward_, ref.rank, action.stage, action.microbatch);
+    own.done = ref;
+    wake(own.waiting);
+  }
+
+  void wake(int rank) {
+    if (rank >= 0) ready_.push_back(rank);
+  }
+
+  void check_end() const {
+    for (size_t rank = 0; rank < walkers_.size(); ++rank) {
+      const std::vector<Action>& list = program_.ranks[rank];
+      if (walkers_[rank].next == list.size()) continue;
+      LOCKSTEP_CHECK(false, "rank ", rank, " waits for ever at ",
+                     program::action_text(list[walkers_[rank].next], program_.buckets, layout_.num_layers()));
+    }
+  }
+
+  std::vector<ActionRef> critical_path() {
+    ActionRef last;
+    for (int rank = 0; rank < static_cast<int>(result_.spans.size()); ++rank) {
+      for (int i = 0; i < static_cast<int>(actions(rank).size()); ++i) {
+        const ActionRef ref{rank, i};
+        if (last.rank < 0 || span(ref).end >= span(last).end) last = ref;
+      }
+    }
+    std::vector<ActionRef> path;
+    for (; last.rank >= 0; last = causes_[static_cast<size_t>(last.rank)][static_cast<size_t>(last.index)]) path.push_back(last);
+    std::reverse(path.begin(), path.end());
+    return path;
+  }
+
+  const program::Program& program_;
+  const program::Layout& layout_;
+  const ActionTimes& times_;
+  const Matching matching_;
+  Simulation result_;
+  std::vector<std::vector<ActionRef>> causes_;
+  std::vector<Walker> walkers_;
+  std::vector<int> ready_;
+  std::vector<bool> sent_;      // by transfer
+  std::vector<int> receiver_;   // by transfer: the rank that waits for it
+  std::vector<Call> calls_;     // by meeting
+  std::map<std::vector<int>, Moment> groups_;
+  std::map<std::tuple<int, int, ActionKind>, Moment> channels_;
+  std::vector<Stage> forward_, backward_;
+};
+
+}  // namespace
+
+Simulation simulate(const program::Program& program, const program::Layout& layout, const ActionTimes& times) {
+  return Simulator(program, layout, times).run();
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,130 @@
+#include "lockstep/plan/step_trace.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/file.h"
+#include "lockstep/base/json.h"
+#include "lockstep/plan/matching.h"
+
+namespace lockstep::plan {
+namespace {
+
+constexpr std::string_view kFormat = "lockstep step trace 1";
+
+[[noreturn]] void refuse(std::string_view origin, const std::string& what) {
+  throw DataError({.code = "LS1260",
+                   .what = cat("not the trace of a step: ", what),
+                   .where = std::string(origin),
+                   .way_out = "a run with [trace] steps writes them; they belong to the configuration of that run"});
+}
+
+void check(const StepTrace& trace, std::string_view origin) {
+  if (trace.rank < 0 || trace.rank >= trace.world_size)
+    refuse(origin, cat("rank ", trace.rank, " of ", trace.world_size));
+  int next = 0;
+  for (const ActionRecord& record : trace.records) {
+    if (record.action < next || record.action >= trace.actions)
+      refuse(origin, cat("action ", record.action, " after ", next - 1, " of ", trace.actions));
+    if (!std::isfinite(record.start) || !std::isfinite(record.end) || record.end < record.start)
+      refuse(origin, cat("action ", record.action, " runs from ", record.start, " to ", record.end));
+    next = record.action + 1;
+  }
+}
+
+}  // namespace
+
+std::string step_trace_name(int64_t step, int rank) { return cat("step-", step, "-rank-", rank, ".json"); }
+
+std::string step_trace_json(const StepTrace& trace) {
+  OrderedJson json = {{"format", kFormat},           {"step", trace.step},       {"rank", trace.rank},
+                      {"world_size", trace.world_size}, {"actions", trace.actions}, {"records", OrderedJson::array()}};
+  for (const ActionRecord& record : trace.records) json["records"].push_back({record.action, record.start, record.end});
+  return json.dump() + "\n";
+}
+
+StepTrace parse_step_trace(std::string_view text, std::string_view origin) {
+  const Json json = parse_json(text, origin);
+  StepTrace trace;
+  try {
+    if (json.at("format") != kFormat) refuse(origin, cat("format ", json.at("format").dump()));
+    trace.step = json.at("step").get<int64_t>();
+    trace.rank = json.at("rank").get<int>();
+    trace.world_size = json.at("world_size").get<int>();
+    trace.actions = json.at("actions").get<int>();
+    for (const Json& record : json.at("records"))
+      trace.records.push_back({record.at(0).get<int>(), record.at(1).get<double>(), record.at(2).get<double>()});
+  } catch (const Json::exception& error) {
+    refuse(origin, error.what());
+  }
+  check(trace, origin);
+  return trace;
+}
+
+std::vector<StepTrace> read_step(const std::filesystem::path& folder, int64_t step, const program::Program& program) {
+  std::vector<StepTrace> traces;
+  const int ranks = static_cast<int>(program.ranks.size());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::filesystem::path path = folder / step_trace_name(step, rank);
+    StepTrace trace = parse_step_trace(read_file(path), path.string());
+    const int actions = static_cast<int>(program.ranks[static_cast<size_t>(rank)].size());
+    if (trace.step != step || trace.rank != rank)
+      refuse(path.string(), cat("it is of step ", trace.step, ", rank ", trace.rank));
+    if (trace.world_size != ranks || trace.actions != actions)
+      refuse(path.string(), cat("it is of ", trace.actions, " actions on one of ", trace.world_size,
+                                " ranks, and this layout has ", actions, " on one of ", ranks));
+    traces.push_back(std::move(trace));
+  }
+  return traces;
+}
+
+std::vector<int64_t> traced_steps(const std::filesystem::path& folder) {
+  std::vector<int64_t> steps;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename().string();
+    int64_t step = -1;
+    const size_t digits = std::string_view("step-").size();
+    if (name.size() <= digits || !name.starts_with("step-")) continue;
+    std::from_chars(name.data() + digits, name.data() + name.size(), step);
+    if (step >= 0 && name == step_trace_name(step, 0)) steps.push_back(step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+Spans measured_spans(const program::Program& program, const program::Layout& layout,
+                     const std::vector<StepTrace>& traces) {
+  LOCKSTEP_CHECK_EQ(traces.size(), program.ranks.size());
+  Spans spans;
+  for (size_t rank = 0; rank < traces.size(); ++rank) {
+    std::vector<Span>& row = spans.emplace_back(program.ranks[rank].size());
+    size_t next = 0;
+    double before = 0;
+    for (const ActionRecord& record : traces[rank].records) {
+      for (; next < static_cast<size_t>(record.action); ++next) row[next] = {before, before};
+      row.at(next++) = {record.start, record.end};
+      before = record.end;
+    }
+    for (; next < row.size(); ++next) row[next] = {before, before};
+  }
+  const Matching matching = match(program, layout);
+  const auto at = [&](const ActionRef& ref) -> Span& {
+    return spans[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+  };
+  for (const Transfer& transfer : matching.transfers) {
+    const Span& send = at(transfer.send);
+    Span& recv = at(transfer.recv);
+    recv.start = std::min(recv.end, std::max(recv.start, send.start));
+  }
+  for (const Meeting& meeting : matching.meetings) {
+    double begin = 0;
+    for (const ActionRef& ref : meeting.actions) begin = std::max(begin, at(ref).start);
+    for (const ActionRef& ref : meeting.actions) at(ref).start = std::min(begin, at(ref).end);
+  }
+  return spans;
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,50 @@
+// Measured times of one step on one rank, as a traced run writes them: RUN/trace/step-N-rank-R.json.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/plan/spans.h"
+
+namespace lockstep::plan {
+
+// Seconds since the step's common start, which is one moment for all ranks (a barrier, or one clock of a machine).
+//   computing actions   from when all that they use is there, to when they are done: waiting is left out
+//   communication       from when it was started (RECV: posted; collectives: this rank came to it), to when it was seen to
+//                       be complete
+//   all others          from their start to their end
+struct ActionRecord {
+  int action = 0;  // index in the rank's list
+  double start = 0;
+  double end = 0;
+  bool operator==(const ActionRecord&) const = default;
+};
+
+struct StepTrace {
+  int64_t step = 0;
+  int rank = 0;
+  int world_size = 1;
+  int actions = 0;                    // of the rank's list, to see that trace and program are of one run
+  std::vector<ActionRecord> records{};  // ascending by action; one that took no time may be left out
+  bool operator==(const StepTrace&) const = default;
+};
+
+std::string step_trace_name(int64_t step, int rank);  // "step-10-rank-3.json"
+std::string step_trace_json(const StepTrace& trace);
+// DataError LS1260 where the text is no such trace.
+StepTrace parse_step_trace(std::string_view text, std::string_view origin);
+// The traces of all ranks of a step in `folder` (RUN/trace), by rank; DataError LS1203 for a missing file, LS1260 for one of
+// another step or program.
+std::vector<StepTrace> read_step(const std::filesystem::path& folder, int64_t step, const program::Program& program);
+// The steps in `folder` of which there is a trace of rank 0, ascending.
+std::vector<int64_t> traced_steps(const std::filesystem::path& folder);
+
+// As Spans. Actions without a record take no time, at the end of the one before them; a collective begins where the last
+// of its ranks came to it, a RECV where its SEND began.
+Spans measured_spans(const program::Program& program, const program::Layout& layout,
+                     const std::vector<StepTrace>& traces);
+
+}  // namespace lockstep::plan

@@ -1,0 +1,59 @@
+#include "lockstep/plan/step_trace.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/plan/simulate.h"
+#include "lockstep/plan/test_layouts.h"
+#include "lockstep/program/passes.h"
+
+namespace lockstep::plan {
+namespace {
+
+TEST(StepTrace, ThereAndBack) {
+  const StepTrace trace{.step = 10, .rank = 1, .world_size = 2, .actions = 5, .records = {{0, 0.125, 0.25}, {3, 1e-7, 2}}};
+  EXPECT_EQ(parse_step_trace(step_trace_json(trace), "x"), trace);
+  EXPECT_EQ(step_trace_name(10, 1), "step-10-rank-1.json");
+}
+
+TEST(StepTrace, RefusesOthers) {
+  StepTrace trace{.step = 1, .rank = 0, .world_size = 1, .actions = 2, .records = {{0, 0, 1}, {1, 1, 2}}};
+  const auto refused = [](const StepTrace& trace) {
+    EXPECT_THROW(parse_step_trace(step_trace_json(trace), "x"), DataError);
+  };
+  EXPECT_THROW(parse_step_trace("{}", "x"), DataError);
+  trace.records[1].action = 0;
+  refused(trace);
+  trace.records[1].action = 2;
+  refused(trace);
+  trace.records[1] = {1, 2, 1};
+  refused(trace);
+}
+
+// What a simulation says, written as a trace and taken as measurement, gives the same simulation again.
+TEST(StepTrace, MeasuredTimesReproduceTheirStep) {
+  const PipelineCase of{.ranks = 3, .microbatches = 5};
+  const program::Layout layout = pipeline_layout(of);
+  const program::Program program =
+      program::transfer_activations(program::expand_layers(program::schedule(layout), layout), layout);
+  ActionTimes times = unit_times(program, layout);
+  double drift = 0;
+  for (std::vector<double>& row : times.seconds)
+    for (double& seconds : row) seconds += 0.01 * (drift = drift > 7 ? 0 : drift + 1);
+  const Simulation simulation = simulate(program, layout, times);
+  std::vector<StepTrace> traces;
+  for (int rank = 0; rank < 3; ++rank) {
+    StepTrace& trace = traces.emplace_back();
+    const std::vector<Span>& row = simulation.spans[static_cast<size_t>(rank)];
+    trace = {.step = 4, .rank = rank, .world_size = 3, .actions = static_cast<int>(row.size())};
+    for (int i = 0; i < trace.actions; ++i) trace.records.push_back({i, row[static_cast<size_t>(i)].start, row[static_cast<size_t>(i)].end});
+  }
+  const Spans measured = measured_spans(program, layout, traces);
+  const Simulation again = simulate(program, layout, measured_times(program, layout, measured));
+  EXPECT_NEAR(again.use.step_seconds, simulation.use.step_seconds, 1e-9);
+  EXPECT_NEAR(utilisation(program, measured).bubble(), simulation.use.bubble(), 1e-9);
+}
+
+}  // namespace
+}  // namespace lockstep::plan
