@@ -118,7 +118,10 @@ class Simulator {
           receiver_[static_cast<size_t>(transfer)] = ref.rank;
           return false;
         }
-      } else if (const int meeting = id(matching_.meeting_of, used); meeting >= 0 && !call(meeting).done) {
+        after(begin, {span(used).end, matching_.transfers[static_cast<size_t>(transfer)].send});
+        continue;
+      }
+      if (const int meeting = id(matching_.meeting_of, used); meeting >= 0 && !call(meeting).done) {
         call(meeting).waiting.push_back(ref.rank);
         return false;
       }

@@ -49,7 +49,7 @@ TEST(Simulate, EqualStages) {
       }
       const Simulation naive = simulated({.kind = ScheduleKind::kNaive, .ranks = p, .microbatches = m});
       EXPECT_NEAR(naive.use.step_seconds, 3.0 * m * p, 1e-9);
-      EXPECT_NEAR(naive.use.bubble(p - 1), 1 - 1.0 / p, 1e-9);
+      EXPECT_NEAR(naive.use.idle(p - 1), 1 - 1.0 / p, 1e-9);
     }
   }
 }
@@ -76,8 +76,8 @@ TEST(Simulate, TheSlowestStageSetsThePace) {
   const Simulation simulation = simulate(program, layout, cost_times(program, layout, costs));
   EXPECT_NEAR(simulation.use.busy[1], 16 * 6, 1e-9);
   EXPECT_NEAR(simulation.use.step_seconds, 16 * 6 + 1 + 2 + (1 + 2 - 1) - 0.0, 2.0);
-  EXPECT_GT(simulation.use.bubble(0), 0.4);
-  EXPECT_LT(simulation.use.bubble(1), 0.06);
+  EXPECT_GT(simulation.use.idle(0), 0.4);
+  EXPECT_LT(simulation.use.idle(1), 0.06);
   expect_unbroken(simulation);
 }
 

@@ -7,27 +7,34 @@
 
 namespace lockstep::plan {
 
-double Utilisation::bubble(int rank) const {
-  return pipeline_seconds > 0 ? 1 - busy.at(static_cast<size_t>(rank)) / pipeline_seconds : 0;
-}
+namespace {
 
-double Utilisation::bubble() const {
-  if (busy.empty() || pipeline_seconds <= 0) return 0;
-  const double mean = std::accumulate(busy.begin(), busy.end(), 0.0) / static_cast<double>(busy.size());
-  return 1 - mean / pipeline_seconds;
+double missing(double part, double whole) { return whole > 0 ? 1 - part / whole : 0; }
+
+}  // namespace
+
+double Utilisation::mean_busy() const {
+  return busy.empty() ? 0 : std::accumulate(busy.begin(), busy.end(), 0.0) / static_cast<double>(busy.size());
 }
+double Utilisation::bubble() const { return missing(mean_busy(), longest_window); }
+double Utilisation::idle(int rank) const { return missing(busy.at(static_cast<size_t>(rank)), pipeline_seconds); }
+double Utilisation::idle() const { return missing(mean_busy(), pipeline_seconds); }
 
 Utilisation utilisation(const program::Program& program, const Spans& spans) {
   Utilisation result;
   for (size_t rank = 0; rank < spans.size(); ++rank) {
     double& busy = result.busy.emplace_back(0);
+    double first = -1, last = 0;
     for (size_t i = 0; i < spans[rank].size(); ++i) {
       const Span& span = spans[rank][i];
       result.step_seconds = std::max(result.step_seconds, span.end);
       if (!program::computes(program.ranks[rank][i].kind)) continue;
       busy += span.seconds();
-      result.pipeline_seconds = std::max(result.pipeline_seconds, span.end);
+      if (first < 0) first = span.start;
+      last = std::max(last, span.end);
     }
+    result.pipeline_seconds = std::max(result.pipeline_seconds, last);
+    result.longest_window = std::max(result.longest_window, last - std::max(first, 0.0));
   }
   return result;
 }

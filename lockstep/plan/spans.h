@@ -19,14 +19,18 @@ struct Span {
 // way, and ends when they have come; a collective begins when the last rank has come to it.
 using Spans = std::vector<std::vector<Span>>;
 
-// F, B, I, W and RECOMPUTE: what a pipeline is there to keep going.
+// How busy F, B, I, W and RECOMPUTE keep the ranks.
 struct Utilisation {
   double step_seconds = 0;      // end of the last action
   double pipeline_seconds = 0;  // end of the last F, B, I, W or RECOMPUTE of any rank
+  double longest_window = 0;    // of all ranks: from the first of them to the last
   std::vector<double> busy;     // of each rank: time spent with them
-  // The share of pipeline_seconds in which the rank did nothing of them; and the mean over the ranks.
-  double bubble(int rank) const;
+  double mean_busy() const;
+  // 1 - work / longest window, as papers count it: ranks that begin and end one after the other have none.
   double bubble() const;
+  // The share of pipeline_seconds in which the rank does nothing of them; and the mean over the ranks.
+  double idle(int rank) const;
+  double idle() const;
 };
 Utilisation utilisation(const program::Program& program, const Spans& spans);
 

@@ -1,0 +1,110 @@
+#include "lockstep/plan/boxes.h"
+
+#include <optional>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::plan {
+namespace {
+
+using program::Action;
+using program::ActionKind;
+
+// Nothing for what only waits or takes no time worth drawing.
+std::optional<BoxKind> kind_of(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return BoxKind::kForward;
+    case ActionKind::kBackward:
+      return BoxKind::kBackward;
+    case ActionKind::kBackwardInput:
+      return BoxKind::kInput;
+    case ActionKind::kBackwardWeight:
+      return BoxKind::kWeight;
+    case ActionKind::kRecompute:
+      return BoxKind::kRecompute;
+    case ActionKind::kShardGrad:
+    case ActionKind::kStep:
+      return BoxKind::kUpdate;
+    case ActionKind::kFetch:
+    case ActionKind::kEvict:
+      return BoxKind::kCopy;
+    case ActionKind::kRecvForward:
+    case ActionKind::kRecvBackward:
+    case ActionKind::kReshard:
+      return std::nullopt;
+    default:
+      return BoxKind::kNetwork;
+  }
+}
+
+Box box_of(const Action& action, const program::Layout& layout, BoxKind kind, const Span& span, int index) {
+  const int stage = action.layer >= 0 ? layout.pipeline.stage_of(action.layer) : action.stage;
+  return {.kind = kind,
+          .stage = stage,
+          .microbatch = action.microbatch,
+          .start = span.start,
+          .end = span.end,
+          .first = index,
+          .last = index};
+}
+
+}  // namespace
+
+const char* box_name(BoxKind kind) {
+  switch (kind) {
+    case BoxKind::kForward:
+      return "F";
+    case BoxKind::kBackward:
+      return "B";
+    case BoxKind::kInput:
+      return "I";
+    case BoxKind::kWeight:
+      return "W";
+    case BoxKind::kRecompute:
+      return "RECOMPUTE";
+    case BoxKind::kUpdate:
+      return "update";
+    case BoxKind::kNetwork:
+      return "network";
+    case BoxKind::kCopy:
+      return "copy";
+  }
+  throw InternalError("no such box");
+}
+
+std::vector<std::vector<Box>> boxes(const program::Program& program, const program::Layout& layout, const Spans& spans,
+                                    const BoxOptions& options) {
+  std::vector<std::vector<bool>> critical;
+  for (const std::vector<Span>& row : spans) critical.emplace_back(row.size());
+  if (options.critical_path)
+    for (const ActionRef& ref : *options.critical_path)
+      critical[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = true;
+  std::vector<std::vector<Box>> result;
+  for (size_t rank = 0; rank < spans.size(); ++rank) {
+    std::vector<Box>& row = result.emplace_back();
+    int computing = -1;  // the last box on the lane of computing
+    for (size_t i = 0; i < spans[rank].size(); ++i) {
+      const Action& action = program.ranks[rank][i];
+      const std::optional<BoxKind> kind = kind_of(action.kind);
+      if (!kind || spans[rank][i].seconds() <= 0) continue;
+      Box box = box_of(action, layout, *kind, spans[rank][i], static_cast<int>(i));
+      box.critical = critical[rank][i];
+      if (box.computes() && computing >= 0) {
+        Box& before = row[static_cast<size_t>(computing)];
+        const bool same = before.kind == box.kind && before.stage == box.stage && before.microbatch == box.microbatch;
+        if (same && box.start - before.end <= options.gap) {
+          before.end = box.end;
+          before.last = box.last;
+          before.critical = before.critical || box.critical;
+          continue;
+        }
+      }
+      if (box.computes()) computing = static_cast<int>(row.size());
+      row.push_back(box);
+    }
+  }
+  return result;
+}
+
+}  // namespace lockstep::plan

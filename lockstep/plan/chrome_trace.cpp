@@ -1,0 +1,118 @@
+#include "lockstep/plan/chrome_trace.h"
+
+#include "lockstep/base/json.h"
+#include "lockstep/base/text.h"
+#include "lockstep/plan/matching.h"
+#include "lockstep/program/passes.h"
+#include "lockstep/program/render.h"
+
+namespace lockstep::plan {
+namespace {
+
+using program::Action;
+using program::ActionKind;
+
+enum Thread { kCompute, kNetwork, kCopies };
+
+Thread thread_of(ActionKind kind) {
+  if (kind == ActionKind::kFetch || kind == ActionKind::kEvict) return kCopies;
+  const bool here = program::computes(kind) || kind == ActionKind::kStep || kind == ActionKind::kShardGrad || kind == ActionKind::kReshard;
+  return here ? kCompute : kNetwork;
+}
+
+bool receives(ActionKind kind) { return kind == ActionKind::kRecvForward || kind == ActionKind::kRecvBackward; }
+
+class Events {
+ public:
+  Events(const program::Program& program, const program::Layout& layout, const Spans& spans, bool in_units)
+      : program_(program), layout_(layout), spans_(spans), scale_(in_units ? 1e3 : 1e6) {}
+
+  OrderedJson all() {
+    for (int rank = 0; rank < static_cast<int>(spans_.size()); ++rank) {
+      name("process_name", rank, kCompute, cat("rank ", rank, layout_.mesh.world_size() > 1 ? " " + layout_.mesh.describe(rank) : ""));
+      events_.push_back({{"ph", "M"}, {"name", "process_sort_index"}, {"pid", rank}, {"tid", 0}, {"args", {{"sort_index", rank}}}});
+      name("thread_name", rank, kCompute, "compute");
+      name("thread_name", rank, kNetwork, "network");
+      name("thread_name", rank, kCopies, "copies");
+      for (int i = 0; i < static_cast<int>(spans_[static_cast<size_t>(rank)].size()); ++i) complete({rank, i});
+    }
+    const Matching matching = match(program_, layout_);
+    for (size_t i = 0; i < matching.transfers.size(); ++i) arrow(i, matching.transfers[i]);
+    return std::move(events_);
+  }
+
+ private:
+  const Action& action(const ActionRef& ref) const {
+    return program_.ranks[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+  }
+  const Span& span(const ActionRef& ref) const { return spans_[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)]; }
+
+  void name(const char* what, int rank, Thread thread, const std::string& name) {
+    events_.push_back({{"ph", "M"}, {"name", what}, {"pid", rank}, {"tid", static_cast<int>(thread)}, {"args", {{"name", name}}}});
+  }
+  void complete(const ActionRef& ref) {
+    const Action& done = action(ref);
+    if (span(ref).seconds() <= 0 || receives(done.kind)) return;
+    const int stage = done.layer >= 0 ? layout_.pipeline.stage_of(done.layer) : done.stage;
+    OrderedJson args = OrderedJson::object();
+    if (stage >= 0) args["stage"] = stage;
+    if (done.microbatch >= 0) args["microbatch"] = done.microbatch;
+    events_.push_back({{"ph", "X"},
+                       {"name", program::action_text(done, program_.buckets, layout_.num_layers())},
+                       {"cat", program::action_name(done.kind)},
+                       {"pid", ref.rank},
+                       {"tid", static_cast<int>(thread_of(done.kind))},
+                       {"ts", span(ref).start * scale_},
+                       {"dur", span(ref).seconds() * scale_},
+                       {"args", args}});
+  }
+  // An arrow binds to the event that encloses its end: from what was computed last before the SEND to what uses it first.
+  void arrow(size_t id, const Transfer& transfer) {
+    const int source = computing(transfer.send, -1), target = user(transfer.recv);
+    if (source < 0 || target < 0) return;
+    const Span& from = span({transfer.send.rank, source});
+    const Span& to = span({transfer.recv.rank, target});
+    const auto end = [&](const char* phase, int rank, double time) {
+      OrderedJson event = {{"ph", phase}, {"name", "transfer"}, {"cat", "transfer"}, {"id", id}, {"pid", rank}, {"tid", 0}, {"ts", time * scale_}};
+      if (phase[0] == 'f') event["bp"] = "e";
+      events_.push_back(std::move(event));
+    };
+    end("s", transfer.send.rank, from.start + from.seconds() * 0.999);
+    end("f", transfer.recv.rank, to.start + to.seconds() * 0.001);
+  }
+  int computing(const ActionRef& ref, int step) const {
+    const std::vector<Action>& actions = program_.ranks[static_cast<size_t>(ref.rank)];
+    int i = ref.index;
+    while (i >= 0 && i < static_cast<int>(actions.size()) && !program::computes(actions[static_cast<size_t>(i)].kind)) i += step;
+    return i < static_cast<int>(actions.size()) ? i : -1;
+  }
+  int user(const ActionRef& ref) const {
+    const Action& recv = action(ref);
+    const auto [begin, end] = layout_.stage_layers(recv.stage);
+    const bool forward = recv.kind == ActionKind::kRecvForward;
+    const std::vector<Action>& actions = program_.ranks[static_cast<size_t>(ref.rank)];
+    for (int i = ref.index; i < static_cast<int>(actions.size()); ++i) {
+      const Action& next = actions[static_cast<size_t>(i)];
+      if (next.microbatch != recv.microbatch || next.layer != (forward ? begin : end - 1)) continue;
+      const bool uses = forward ? next.kind == ActionKind::kForward
+                                : next.kind == ActionKind::kBackward || next.kind == ActionKind::kBackwardInput;
+      if (uses) return i;
+    }
+    return -1;
+  }
+
+  const program::Program& program_;
+  const program::Layout& layout_;
+  const Spans& spans_;
+  const double scale_;
+  OrderedJson events_ = OrderedJson::array();
+};
+
+}  // namespace
+
+std::string chrome_trace(const program::Program& program, const program::Layout& layout, const Spans& spans, bool in_units) {
+  const OrderedJson json = {{"displayTimeUnit", "ms"}, {"traceEvents", Events(program, layout, spans, in_units).all()}};
+  return json.dump() + "\n";
+}
+
+}  // namespace lockstep::plan

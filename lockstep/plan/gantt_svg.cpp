@@ -1,0 +1,192 @@
+#include "lockstep/plan/gantt_svg.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "lockstep/base/text.h"
+#include "lockstep/plan/boxes.h"
+#include "lockstep/plan/memory_strip.h"
+#include "lockstep/plan/svg.h"
+#include "lockstep/program/render_text.h"
+
+namespace lockstep::plan {
+namespace {
+
+constexpr double kLeft = 84, kRight = 20, kTop = 62, kAxis = 30;  // margins
+constexpr double kCompute = 26, kNetwork = 8, kMemory = 26, kGap = 10;
+constexpr double kDigit = 6.4, kPadding = 3;  // of a number in a box
+constexpr size_t kMostTitles = 4000;          // boxes up to which each says what it is
+
+// Of the second, fourth, .. stage of a rank a lighter tint.
+constexpr std::string_view kStyle = R"(
+.ls-svg{font-family:system-ui,"DejaVu Sans",Verdana,sans-serif;font-size:11px;font-variant-numeric:tabular-nums}
+.ls-svg .bg{fill:#fff}.ls-svg text{fill:#1c1f24}.ls-svg .n{fill:#111;text-anchor:middle}.ls-svg .h{font-size:14px;font-weight:600}
+.ls-svg .q{fill:#5a626e}.ls-svg .r{text-anchor:end}.ls-svg .m{text-anchor:middle}.ls-svg .t{stroke:#d5d9df;stroke-width:1}
+.ls-svg .hb{fill:#f3f4f6}.ls-svg .hl{stroke:#c3c8d0;stroke-width:1.2}
+.ls-svg .F{fill:#56b4e9}.ls-svg .F2{fill:#a9d8f3}.ls-svg .B,.ls-svg .I{fill:#e69f00}.ls-svg .B2,.ls-svg .I2{fill:#f4cf7f}
+.ls-svg .W{fill:#2fb08a}.ls-svg .W2{fill:#97d8c4}.ls-svg .R{fill:#d58fb7}.ls-svg .R2{fill:#e9c4da}.ls-svg .U{fill:#f0e442}
+.ls-svg .C{fill:#6b7280}.ls-svg .H{fill:#a67c52}.ls-svg .k{stroke:#fff;stroke-width:.7}
+.ls-svg .c{stroke:#111;stroke-width:2}.ls-svg .s{fill:#c9cdd4}.ls-svg .a{fill:#8f86c9}
+@media screen and (prefers-color-scheme:dark){
+.ls-svg .bg{fill:#15181d}.ls-svg text{fill:#e4e7eb}.ls-svg .n{fill:#111}.ls-svg .q{fill:#9aa3af}.ls-svg .t{stroke:#2c323b}
+.ls-svg .hb{fill:#1d2127}.ls-svg .hl{stroke:#3b424d}.ls-svg .k{stroke:#15181d}.ls-svg .c{stroke:#fff}.ls-svg .C{fill:#8b93a1}
+.ls-svg .s{fill:#4a515c}.ls-svg .a{fill:#8178bd}}
+)";
+
+std::string class_of(const Box& box, const program::Pipeline& pipeline) {
+  const bool lighter = pipeline.virtual_stages > 1 && box.stage >= 0 && box.stage / pipeline.ranks % 2 == 1;
+  constexpr std::array<const char*, 8> kNames = {"F", "B", "I", "W", "R", "U", "C", "H"};
+  const std::string name = kNames.at(static_cast<size_t>(box.kind));
+  return lighter && box.kind <= BoxKind::kRecompute ? name + "2" : name;
+}
+
+class Gantt {
+ public:
+  Gantt(const program::Program& program, const program::Layout& layout, const Spans& spans, const GanttOptions& options)
+      : program_(program), layout_(layout), spans_(spans), options_(options) {
+    const double step = utilisation(program, spans).step_seconds;
+    seconds_ = std::max(options.seconds, step);
+    if (seconds_ <= 0) seconds_ = 1;
+    boxes_ = boxes(program, layout, spans, {.critical_path = options.critical_path, .gap = seconds_ / 2000});
+    shown_ = std::min(boxes_.size(), static_cast<size_t>(options.max_ranks));
+    size_t count = 0;
+    for (const std::vector<Box>& row : boxes_) {
+      count += row.size();
+      for (const Box& box : row) {
+        present_[static_cast<size_t>(box.kind)] = true;
+        network_ = network_ || !box.computes();
+      }
+    }
+    titles_ = count <= kMostTitles;
+    for (const program::MemoryTimeline& timeline : options.memory) memory_scale_ = std::max(memory_scale_, peak_bytes(timeline));
+    row_height_ = kCompute + (network_ ? kNetwork + 2 : 0) + (options.memory.empty() ? 0 : kMemory + 3) + kGap;
+  }
+
+  std::string text() {
+    const double rows = row_height_ * static_cast<double>(shown_);
+    const bool note = shown_ < boxes_.size();
+    const double height = kTop + rows + kAxis + (note ? 16 : 0);
+    std::string svg = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"ls-svg\" viewBox=\"0 0 ", options_.width, " ",
+                          decimal(height), "\" width=\"", options_.width, "\" height=\"", decimal(height), "\" role=\"img\">\n<title>",
+                          escaped(options_.title), "</title>\n<style>", kStyle, "</style>\n<defs><pattern id=\"", options_.id,
+                          "-hatch\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">"
+                          "<rect class=\"hb\" width=\"7\" height=\"7\"/><line class=\"hl\" x1=\"0\" y1=\"0\" x2=\"0\" y2=\"7\"/>"
+                          "</pattern></defs>\n<rect class=\"bg\" width=\"", options_.width, "\" height=\"", decimal(height), "\"/>\n");
+    svg += cat("<text class=\"h\" x=\"", kLeft, "\" y=\"20\">", escaped(options_.title), "</text>\n") + legend() +
+           axis(kTop + rows);
+    for (size_t rank = 0; rank < shown_; ++rank) svg += row(rank);
+    if (note)
+      svg += cat("<text class=\"q\" x=\"", kLeft, "\" y=\"", decimal(height - 6), "\">", boxes_.size() - shown_, " more ranks</text>\n");
+    return svg + "</svg>\n";
+  }
+
+ private:
+  double x(double seconds) const { return kLeft + seconds / seconds_ * (options_.width - kLeft - kRight); }
+
+  std::string legend() const {
+    std::string svg;
+    double at = kLeft;
+    const auto entry = [&](const std::string& sample, const std::string& name) {
+      svg += cat("<g transform=\"translate(", decimal(at), ",33)\">", sample, "<text x=\"19\" y=\"10\">", name, "</text></g>\n");
+      at += 19 + 6.2 * static_cast<double>(name.size()) + 20;
+    };
+    const auto box = [&](const std::string& name) { return cat("<rect class=\"", name, "\" width=\"14\" height=\"12\" rx=\"1.5\"/>"); };
+    const auto has = [&](BoxKind kind) { return present_[static_cast<size_t>(kind)]; };
+    entry(box("F"), "F forward");
+    if (has(BoxKind::kBackward)) entry(box("B"), "B backward");
+    if (has(BoxKind::kInput)) entry(box("I"), "I input gradient");
+    if (has(BoxKind::kWeight)) entry(box("W"), "W weight gradient");
+    if (has(BoxKind::kRecompute)) entry(box("R"), "RECOMPUTE");
+    if (has(BoxKind::kUpdate)) entry(box("U"), "optimizer");
+    if (has(BoxKind::kNetwork)) entry(box("C"), "communication");
+    if (has(BoxKind::kCopy)) entry(box("H"), "host copy");
+    entry(cat("<rect fill=\"url(#", options_.id, "-hatch)\" width=\"14\" height=\"12\"/>"), "waiting");
+    if (options_.critical_path) entry("<rect class=\"hb c\" x=\"1\" y=\"1\" width=\"12\" height=\"10\"/>", "critical path");
+    if (layout_.pipeline.virtual_stages > 1) entry(box("F2"), "second stage of the rank");
+    if (!options_.memory.empty()) {
+      entry(box("s"), "states");
+      entry(box("a"), "activations, buffers");
+    }
+    return svg;
+  }
+
+  std::string axis(double bottom) const {
+    std::string svg;
+    const double step = round_step(seconds_, 12);
+    for (int i = 0; i * step <= seconds_ * (1 + 1e-9); ++i) {
+      const std::string at = decimal(x(i * step), 2);
+      svg += cat("<line class=\"t\" x1=\"", at, "\" y1=\"", kTop - 6, "\" x2=\"", at, "\" y2=\"", decimal(bottom), "\"/><text class=\"q m\" x=\"",
+                 at, "\" y=\"", decimal(bottom + 14), "\">", options_.in_units ? decimal(i * step, 2) : time_text(i * step, false), "</text>\n");
+    }
+    if (options_.in_units)
+      svg += cat("<text class=\"q r\" x=\"", kLeft - 12, "\" y=\"", decimal(bottom + 14), "\">units</text>\n");
+    return svg;
+  }
+
+  std::string row(size_t rank) const {
+    const double top = kTop + row_height_ * static_cast<double>(rank);
+    std::string svg = cat("<g transform=\"translate(0,", decimal(top), ")\">\n<text class=\"r\" x=\"", kLeft - 12, "\" y=\"",
+                          kCompute / 2 + 4, "\">rank ", rank, "</text>\n<rect fill=\"url(#", options_.id, "-hatch)\" x=\"", kLeft,
+                          "\" width=\"", decimal(x(seconds_) - kLeft, 2), "\" height=\"", kCompute, "\"/>\n");
+    // Outlined ones last, so that no neighbour covers their outline.
+    for (const bool critical : {false, true})
+      for (const Box& box : boxes_[rank])
+        if (box.critical == critical) svg += box_svg(box, rank);
+    if (!options_.memory.empty()) svg += memory(rank);
+    return svg + "</g>\n";
+  }
+
+  std::string box_svg(const Box& box, size_t rank) const {
+    const double left = x(box.start), width = std::max(x(box.end) - left, 0.4);
+    const double top = box.computes() ? 0 : kCompute + 2, height = box.computes() ? kCompute : kNetwork;
+    const std::string edge = box.critical ? " c" : box.computes() && width > 4 ? " k" : "";
+    std::string svg = cat("<rect class=\"", class_of(box, layout_.pipeline), edge, "\" x=\"", decimal(left, 2), "\" y=\"", top,
+                          "\" width=\"", decimal(width, 2), "\" height=\"", height, "\"");
+    svg += titles_ ? cat("><title>", escaped(tooltip(box, rank)), "</title></rect>") : "/>";
+    if (box.computes() && box.microbatch >= 0) {
+      const std::string number = cat(box.microbatch);
+      if (width >= kDigit * static_cast<double>(number.size()) + kPadding)
+        svg += cat("<text class=\"n\" x=\"", decimal(left + width / 2, 2), "\" y=\"", kCompute / 2 + 4, "\">", number, "</text>");
+    }
+    return svg + "\n";
+  }
+
+  std::string tooltip(const Box& box, size_t rank) const {
+    const program::Action& action = program_.ranks[rank][static_cast<size_t>(box.first)];
+    std::string what(program::action_name(action.kind));
+    if (box.stage >= 0) what += cat(" stage ", box.stage);
+    if (box.microbatch >= 0) what += cat(" microbatch ", box.microbatch);
+    return cat(what, ": ", time_text(box.end - box.start, options_.in_units), " from ", time_text(box.start, options_.in_units));
+  }
+
+  std::string memory(size_t rank) const {
+    const double top = kCompute + (network_ ? kNetwork + 2 : 0) + 3;
+    const program::MemoryTimeline& timeline = options_.memory.at(rank);
+    const MemoryStrip strip{.left = kLeft, .right = x(seconds_), .height = kMemory, .seconds = seconds_, .most = memory_scale_};
+    return cat("<g transform=\"translate(0,", top, ")\">", strip.svg(program_.ranks[rank], spans_[rank], timeline),
+               "<text class=\"q r\" x=\"", kLeft - 12, "\" y=\"", kMemory / 2 + 4, "\">", program::bytes_text(peak_bytes(timeline)),
+               "</text></g>\n");
+  }
+
+  const program::Program& program_;
+  const program::Layout& layout_;
+  const Spans& spans_;
+  const GanttOptions& options_;
+  std::vector<std::vector<Box>> boxes_;
+  std::array<bool, 8> present_{};
+  double seconds_ = 1;
+  size_t shown_ = 0;
+  bool network_ = false, titles_ = true;
+  int64_t memory_scale_ = 1;
+  double row_height_ = 0;
+};
+
+}  // namespace
+
+std::string gantt_svg(const program::Program& program, const program::Layout& layout, const Spans& spans,
+                      const GanttOptions& options) {
+  return Gantt(program, layout, spans, options).text();
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,65 @@
+#include "lockstep/plan/grid.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lockstep/base/text.h"
+#include "lockstep/plan/boxes.h"
+
+namespace lockstep::plan {
+namespace {
+
+std::string label(const Box& box, const program::Pipeline& pipeline) {
+  if (box.kind == BoxKind::kUpdate) return "U";
+  const std::string text = cat(box.kind == BoxKind::kRecompute ? "R" : box_name(box.kind), box.microbatch);
+  if (pipeline.virtual_stages == 1) return text;
+  return cat(text, static_cast<char>('a' + box.stage / pipeline.ranks % 26));
+}
+
+// "." where nothing runs, "--" where something goes on.
+std::vector<std::string> cells(const std::vector<Box>& boxes, const program::Pipeline& pipeline, double unit) {
+  std::vector<std::string> row;
+  for (const Box& box : boxes) {
+    if (!box.computes()) continue;
+    const auto begin = static_cast<size_t>(std::max(0.0, std::round(box.start / unit)));
+    const auto end = static_cast<size_t>(std::max(0.0, std::round(box.end / unit)));
+    if (row.size() < std::max(end, begin + 1)) row.resize(std::max(end, begin + 1), ".");
+    if (row[begin] == "." || row[begin] == "--") row[begin] = label(box, pipeline);
+    for (size_t i = begin + 1; i < end; ++i) row[i] = "--";
+  }
+  return row;
+}
+
+}  // namespace
+
+std::string grid_text(const program::Program& program, const program::Layout& layout, const Spans& spans,
+                      const GridOptions& options) {
+  const std::vector<std::vector<Box>> drawn = boxes(program, layout, spans, {.gap = options.unit * 1e-6});
+  std::vector<std::vector<std::string>> rows;
+  size_t columns = 0, width = 2;
+  const size_t shown = std::min(drawn.size(), static_cast<size_t>(options.max_ranks));
+  for (size_t rank = 0; rank < shown; ++rank) {
+    rows.push_back(cells(drawn[rank], layout.pipeline, options.unit));
+    columns = std::max(columns, rows.back().size());
+    for (const std::string& cell : rows.back()) width = std::max(width, cell.size());
+  }
+  const size_t margin = std::max(cat("rank ", shown - 1).size(), std::string_view("time").size()) + 2;
+  const size_t room = static_cast<size_t>(std::max(options.width, 40)) - margin;
+  const size_t at_once = std::max<size_t>(5, room / (width + 1) / 5 * 5);
+  std::string text;
+  const auto line = [&](const std::string& name, size_t begin, const auto& cell) {
+    std::string row = pad_right(name, margin);
+    for (size_t i = begin; i < std::min(columns, begin + at_once); ++i) row += pad_right(cell(i), width + 1);
+    text += row.substr(0, row.find_last_not_of(' ') + 1) + "\n";
+  };
+  for (size_t begin = 0; begin < columns; begin += at_once) {
+    if (begin > 0) text += "\n";
+    line("time", begin, [&](size_t i) { return i % 5 == 0 ? cat(i) : std::string(); });
+    for (size_t rank = 0; rank < shown; ++rank)
+      line(cat("rank ", rank), begin, [&](size_t i) { return i < rows[rank].size() ? rows[rank][i] : std::string("."); });
+  }
+  if (shown < drawn.size()) text += cat("(", drawn.size() - shown, " more ranks)\n");
+  return text;
+}
+
+}  // namespace lockstep::plan
