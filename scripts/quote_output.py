@@ -3,7 +3,8 @@
 
 usage: scripts/quote_output.py PATH/TO/lockstep PAGE.md...
 
-A quote is a comment `<!-- lockstep ARGUMENTS -->` on a line of its own and a ```text fence behind it.
+A quote is a comment `<!-- lockstep ARGUMENTS -->` on a line of its own and a ```text fence behind it. A picture is a comment
+`<!-- lockstep ARGUMENTS --svg -->` and an image `![...](FILE.svg)` in the line behind it, which --svg writes.
 """
 import pathlib
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 
 QUOTE = re.compile(r"(<!-- lockstep ([^\n]*) -->\n```text\n)(.*?)(```\n)", re.DOTALL)
+PICTURE = re.compile(r"<!-- lockstep ([^\n]*--svg) -->\n!\[[^\]\n]*\]\(([^)\s]+\.svg)\)")
 
 
 def main():
@@ -23,6 +25,9 @@ def main():
             return match[1] + output + match[4]
 
         page.write_text(QUOTE.sub(renew, page.read_text()))
+        for arguments, file in PICTURE.findall(page.read_text()):
+            (page.parent / file).parent.mkdir(exist_ok=True)
+            subprocess.run([program, *shlex.split(arguments), page.parent / file], check=True, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

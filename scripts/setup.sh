@@ -10,7 +10,7 @@ packages=(
   python3 python3-venv python3-pip
   libtomlplusplus-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libpcre2-dev libutf8proc-dev
   libxxhash-dev zlib1g-dev libgtest-dev libgmock-dev libtcmalloc-minimal4
-  libopenmpi-dev openmpi-bin iproute2 libedit-dev
+  libopenmpi-dev openmpi-bin iproute2 libedit-dev chromium fonts-dejavu-core
 )
 
 missing=()

@@ -4,7 +4,7 @@
 
 - relative links of every page lead to a file, and to a heading where they name one
 - paths in backticks that begin at the top of the repository exist
-- quoted output (scripts/quote_output.py) is what the program prints today
+- quoted output and pictures (scripts/quote_output.py) are what the program prints and draws today
 - ```sh blocks behind a line `<!-- run -->` run, those of a page after each other in one empty folder
 - README.md names every room, the pages every verb of `lockstep --help`
 """
@@ -28,6 +28,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 REPOSITORY_PATH = re.compile(r"(?:apps|lockstep|docs|examples|scripts|tests|cmake)/[\w./-]*")
 RUN = re.compile(r"<!-- run -->\n```(?:sh|console)\n(.*?)```\n", re.DOTALL)
 QUOTE = re.compile(r"<!-- lockstep ([^\n]*) -->\n```text\n(.*?)```\n", re.DOTALL)
+PICTURE = re.compile(r"<!-- lockstep ([^\n]*--svg) -->\n!\[[^\]\n]*\]\(([^)\s]+\.svg)\)")
 
 
 def pages():
@@ -89,6 +90,18 @@ class Docs(unittest.TestCase):
                 result = lockstep(*shlex.split(arguments))
                 self.assertEqual(result.returncode, 0, result.stderr)
                 self.assertEqual(quoted, result.stdout, "renew it with scripts/quote_output.py")
+
+    def test_pictures(self):
+        pictures = [(page, *picture) for page in pages() for picture in PICTURE.findall(text_of(page))]
+        self.assertGreater(len(pictures), 2)
+        with tempfile.TemporaryDirectory() as folder:
+            for page, arguments, file in pictures:
+                with self.subTest(f"{page}: {file}"):
+                    drawn = Path(folder) / "drawn.svg"
+                    result = lockstep(*shlex.split(arguments), drawn)
+                    self.assertEqual(result.returncode, 0, result.stderr)
+                    same = drawn.read_text() == (SOURCE_DIR / page.parent / file).read_text()
+                    self.assertTrue(same, "renew it with scripts/quote_output.py")
 
     def test_commands(self):
         blocks = {page: RUN.findall(text_of(page)) for page in front_pages()}

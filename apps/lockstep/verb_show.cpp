@@ -1,8 +1,9 @@
-// lockstep show program|layout|block|memory|traffic: what a configuration will run, without running it.
+// lockstep show program|layout|block|memory|traffic|schedules: what a configuration will run, without running it.
 #include <algorithm>
 #include <cstdio>
 #include <map>
 
+#include "apps/lockstep/show_step.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
@@ -280,14 +281,20 @@ std::string json_page(const Shown& shown, const std::string& what) {
 int verb_show(const CommandLine& command_line) {
   const std::vector<std::string> words = command_line.words();
   const std::string what = words.size() == 1 ? words[0] : "";
-  if (what != "program" && what != "layout" && what != "block" && what != "memory" && what != "traffic") {
+  if (what != "program" && what != "layout" && what != "block" && what != "memory" && what != "traffic" &&
+      what != "schedules") {
     throw ConfigError({.code = "LS1004",
                        .what = cat("lockstep show '", join(words, " "), "'"),
-                       .way_out = "write one of program, layout, block, memory, traffic"});
+                       .way_out = "write one of program, layout, block, memory, traffic, schedules"});
   }
+  check_drawing(command_line, what);
   const Shown shown = prepare(command_line);
   std::string text;
-  if (command_line.json) {
+  if (draws_step(command_line)) {
+    text = header(shown) + step_page(command_line, shown.layout, shown.program);
+  } else if (what == "schedules") {
+    text = schedules_page(shown.layout);
+  } else if (command_line.json) {
     text = json_page(shown, what);
   } else if (what == "program") {
     text = program_page(shown, command_line);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/plan/simulate.h"
 #include "lockstep/program/render_text.h"

@@ -35,15 +35,17 @@ std::vector<std::string> cells(const std::vector<Box>& boxes, const program::Pip
 std::string grid_text(const program::Program& program, const program::Layout& layout, const Spans& spans,
                       const GridOptions& options) {
   const std::vector<std::vector<Box>> drawn = boxes(program, layout, spans, {.gap = options.unit * 1e-6});
+  std::vector<int> ranks = options.ranks;
+  for (int rank = 0; options.ranks.empty() && rank < static_cast<int>(drawn.size()); ++rank) ranks.push_back(rank);
   std::vector<std::vector<std::string>> rows;
-  size_t columns = 0, width = 2;
-  const size_t shown = std::min(drawn.size(), static_cast<size_t>(options.max_ranks));
-  for (size_t rank = 0; rank < shown; ++rank) {
-    rows.push_back(cells(drawn[rank], layout.pipeline, options.unit));
+  size_t columns = 0, width = 2, margin = std::string_view("time").size();
+  for (const int rank : ranks) {
+    rows.push_back(cells(drawn.at(static_cast<size_t>(rank)), layout.pipeline, options.unit));
     columns = std::max(columns, rows.back().size());
     for (const std::string& cell : rows.back()) width = std::max(width, cell.size());
+    margin = std::max(margin, cat("rank ", rank).size());
   }
-  const size_t margin = std::max(cat("rank ", shown - 1).size(), std::string_view("time").size()) + 2;
+  margin += 2;
   const size_t room = static_cast<size_t>(std::max(options.width, 40)) - margin;
   const size_t at_once = std::max<size_t>(5, room / (width + 1) / 5 * 5);
   std::string text;
@@ -55,10 +57,9 @@ std::string grid_text(const program::Program& program, const program::Layout& la
   for (size_t begin = 0; begin < columns; begin += at_once) {
     if (begin > 0) text += "\n";
     line("time", begin, [&](size_t i) { return i % 5 == 0 ? cat(i) : std::string(); });
-    for (size_t rank = 0; rank < shown; ++rank)
-      line(cat("rank ", rank), begin, [&](size_t i) { return i < rows[rank].size() ? rows[rank][i] : std::string("."); });
+    for (size_t row = 0; row < rows.size(); ++row)
+      line(cat("rank ", ranks[row]), begin, [&](size_t i) { return i < rows[row].size() ? rows[row][i] : std::string("."); });
   }
-  if (shown < drawn.size()) text += cat("(", drawn.size() - shown, " more ranks)\n");
   return text;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "lockstep/plan/spans.h"
 
@@ -10,7 +11,7 @@ namespace lockstep::plan {
 struct GridOptions {
   double unit = 1;  // of time in a column
   int width = 120;  // columns of the terminal; longer steps go on below
-  int max_ranks = 32;
+  std::vector<int> ranks{};  // shown; empty = all
 };
 
 // A row per rank, a column per unit: "F0 F1 . . B0 -- W0", -- where the action goes on, . where the rank does not compute. Where

@@ -1,0 +1,147 @@
+#include "apps/lockstep/show_step.h"
+
+#include <algorithm>
+#include <array>
+
+#include "lockstep/base/file.h"
+#include "lockstep/base/text.h"
+#include "lockstep/plan/bubble.h"
+#include "lockstep/plan/chrome_trace.h"
+#include "lockstep/plan/cost_file.h"
+#include "lockstep/plan/gantt_svg.h"
+#include "lockstep/plan/grid.h"
+#include "lockstep/plan/report_html.h"
+#include "lockstep/plan/step_trace.h"
+#include "lockstep/plan/svg.h"
+#include "lockstep/program/passes.h"
+
+namespace lockstep::apps {
+namespace {
+
+using program::Layout;
+using program::Program;
+
+constexpr std::array<const char*, 4> kDrawings = {"grid", "svg", "html", "trace"};
+constexpr std::array<const char*, 2> kTimes = {"costs", "measured"};
+constexpr int kColumns = 120;
+constexpr int kGridColumns = 60;  // of a step in seconds, about
+
+[[noreturn]] void refuse(const std::string& what, const std::string& way_out) {
+  throw ConfigError({.code = "LS1004", .what = what, .way_out = way_out});
+}
+
+// The last step traced in --measured FOLDER.
+plan::Measured measured_step(const CommandLine& command_line, const Layout& layout, const Program& program) {
+  const std::filesystem::path folder = command_line.value("measured");
+  const std::vector<int64_t> steps = plan::traced_steps(folder);
+  if (steps.empty())
+    refuse(cat("--measured ", folder.string(), ": no traced step in it"), "RUN/trace of a run that had [trace] steps");
+  const std::vector<plan::StepTrace> traces = plan::read_step(folder, steps.back(), program);
+  return {.step = steps.back(), .spans = plan::measured_spans(program, layout, traces)};
+}
+
+plan::ActionTimes times_of(const CommandLine& command_line, const Layout& layout, const Program& program,
+                           const std::optional<plan::Measured>& measured) {
+  if (command_line.has("costs"))
+    return plan::cost_times(program, layout, plan::read_costs(command_line.value("costs"), layout));
+  if (!measured) return plan::unit_times(program, layout);
+  plan::ActionTimes times = plan::measured_times(program, layout, measured->spans);
+  times.source = cat("those of the actions of step ", measured->step);
+  return times;
+}
+
+std::string percent(double share) { return plan::decimal(100 * share, 1) + " %"; }
+
+std::string summary(const Layout& layout, const plan::Simulation& simulation, const plan::ActionTimes& times) {
+  const plan::Utilisation& use = simulation.use;
+  std::string text = cat("step ", plan::time_text(use.step_seconds, times.in_units), ", bubble ", percent(use.bubble()));
+  const program::Pipeline& pipeline = layout.pipeline;
+  const auto formula = plan::bubble_share({.kind = pipeline.kind,
+                                           .ranks = pipeline.ranks,
+                                           .virtual_stages = pipeline.virtual_stages,
+                                           .microbatches = static_cast<int>(layout.num_microbatches())});
+  if (formula) text += cat(" (", plan::bubble_formula(pipeline.kind), " of equal stages: ", percent(*formula), ")");
+  return cat(text, ", idle ", percent(use.idle()), "; times: ", times.source, "\n");
+}
+
+// The ranks of the first pipeline: the others do the same.
+std::vector<int> one_pipeline(const Layout& layout) {
+  std::vector<int> ranks;
+  for (int i = 0; i < layout.pipeline.ranks; ++i)
+    ranks.push_back(i * layout.mesh.world_size() / layout.pipeline.ranks);
+  return ranks;
+}
+
+// Equal stages are drawn stage by stage, a column per unit.
+std::string grid(const Layout& layout, const Program& program, const plan::Simulation& simulation,
+                 const plan::ActionTimes& times) {
+  const plan::GridOptions options{.unit = 1, .width = kColumns, .ranks = one_pipeline(layout)};
+  if (times.in_units) {
+    const Program stages = program::schedule(layout);
+    return plan::grid_text(stages, layout, plan::simulate(stages, layout, plan::unit_times(stages, layout)).spans, options);
+  }
+  plan::GridOptions seconds = options;
+  seconds.unit = plan::round_step(simulation.use.step_seconds, kGridColumns);
+  return cat("a column every ", plan::time_text(seconds.unit, false), "\n",
+             plan::grid_text(program, layout, simulation.spans, seconds));
+}
+
+}  // namespace
+
+bool draws_step(const CommandLine& command_line) {
+  return std::any_of(kDrawings.begin(), kDrawings.end(), [&](const char* flag) { return command_line.has(flag); });
+}
+
+void check_drawing(const CommandLine& command_line, const std::string& what) {
+  for (const char* flag : kDrawings)
+    if (command_line.has(flag) && what != "program")
+      refuse(cat("--", flag, " draws a program, and not ", what), "lockstep show program");
+  for (const char* flag : kTimes)
+    if (command_line.has(flag) && !draws_step(command_line))
+      refuse(cat("--", flag, " says how long actions take, and nothing is drawn with it"),
+             "add --grid, --svg FILE, --html FILE or --trace FILE");
+  for (const char* flag : {"rank", "draw", "full"})
+    if (draws_step(command_line) && command_line.has(flag))
+      refuse(cat("--", flag, " is of the list of actions, and the drawing over time shows all ranks"), cat("leave --", flag, " out"));
+  if (what == "schedules" && command_line.json)
+    refuse("--json with schedules", "lockstep show program --json tells one schedule");
+  if (draws_step(command_line) && command_line.json)
+    refuse("--json is of the list of actions", "--trace FILE writes the times of all actions as JSON");
+}
+
+std::string step_page(const CommandLine& command_line, const Layout& layout, const Program& program) {
+  std::optional<plan::Measured> measured;
+  if (command_line.has("measured")) measured = measured_step(command_line, layout, program);
+  const plan::ActionTimes times = times_of(command_line, layout, program, measured);
+  const plan::Simulation simulation = plan::simulate(program, layout, times);
+  std::string text;
+  if (command_line.has("grid")) text += grid(layout, program, simulation, times) + "\n";
+  text += summary(layout, simulation, times);
+  const auto write = [&](const char* flag, const auto& content) {
+    if (!command_line.has(flag)) return;
+    write_file(command_line.value(flag), content());
+    text += cat("written: ", command_line.value(flag), "\n");
+  };
+  write("svg", [&] {
+    plan::GanttOptions options{.title = cat(program::schedule_name(layout.pipeline.kind), ": ", program::describe(layout)),
+                               .in_units = times.in_units,
+                               .critical_path = &simulation.critical_path};
+    for (int rank = 0; rank < layout.mesh.world_size(); ++rank)
+      options.memory.push_back(program::memory_timeline(layout, program, rank));
+    return plan::gantt_svg(program, layout, simulation.spans, options);
+  });
+  write("html", [&] {
+    return plan::report_html({.program = program, .layout = layout, .simulation = simulation, .times = times, .measured = measured});
+  });
+  write("trace", [&] {
+    return plan::chrome_trace(program, layout, measured ? measured->spans : simulation.spans, !measured && times.in_units);
+  });
+  return text;
+}
+
+std::string schedules_page(const Layout& layout) {
+  return plan::schedule_table(layout.pipeline.ranks, static_cast<int>(layout.num_microbatches()),
+                              std::max(2, layout.pipeline.virtual_stages));
+}
+
+}  // namespace lockstep::apps

@@ -1,0 +1,20 @@
+// The drawings of `lockstep show program` and the tables of `lockstep show schedules`: a step over time.
+#pragma once
+
+#include <string>
+
+#include "apps/lockstep/command_line.h"
+#include "lockstep/program/program.h"
+
+namespace lockstep::apps {
+
+// One of --grid, --svg, --html, --trace is there.
+bool draws_step(const CommandLine& command_line);
+// ConfigError LS1004 where one of them, --costs or --measured stands beside what it does not go with.
+void check_drawing(const CommandLine& command_line, const std::string& what);
+// Simulates the step with the times that --costs or --measured say, else of equal stages; writes the files that were asked
+// for; what to print.
+std::string step_page(const CommandLine& command_line, const program::Layout& layout, const program::Program& program);
+std::string schedules_page(const program::Layout& layout);
+
+}  // namespace lockstep::apps
