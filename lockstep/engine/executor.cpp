@@ -22,9 +22,6 @@ using program::Action;
 using program::ActionKind;
 using program::Algorithm;
 
-// Activations and workspace share one counter while a step runs: note_memory tells them apart at the borders of actions.
-constexpr MemoryCategory kStepMemory = MemoryCategory::kActivations;
-
 StoreOptions store_options(const ExecutorOptions& options, const Groups& groups, std::shared_ptr<MemoryAccount> memory) {
   const program::Layout& layout = options.layout;
   const mesh::Mesh& mesh = layout.mesh;

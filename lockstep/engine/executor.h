@@ -97,6 +97,8 @@ class Executor {
   program::MemoryBytes measured_memory() const;
 
  private:
+  // Activations and workspace share one counter while a step runs: note_* tell them apart at the borders of actions.
+  static constexpr MemoryCategory kStepMemory = MemoryCategory::kActivations;
   using Key = std::pair<int, int>;  // layer, microbatch
   struct Units {
     std::vector<int> read, written;

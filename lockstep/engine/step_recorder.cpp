@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/text.h"
 #include "lockstep/program/passes.h"
 #include "lockstep/program/predict.h"
 

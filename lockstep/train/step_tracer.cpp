@@ -2,9 +2,12 @@
 
 #include <ATen/ops/tensor.h>
 
+#include <cmath>
+
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
 #include "lockstep/plan/chrome_trace.h"
 #include "lockstep/plan/report_html.h"
 #include "lockstep/plan/simulate.h"
@@ -35,7 +38,7 @@ std::optional<std::string> StepTracer::after(int64_t step) {
   plan::StepTrace trace = executor_.take_trace();
   trace.step = step;
   std::filesystem::create_directories(directory_.trace());
-  write_file_atomically(directory_.trace() / plan::step_trace_name(step, world_.rank()), plan::step_trace_json(trace));
+  write_file(directory_.trace() / plan::step_trace_name(step, world_.rank()), plan::step_trace_json(trace));
   groups_.world().barrier({.site = "trace"}).wait();
   if (world_.rank() != 0) return std::nullopt;
   try {
@@ -50,12 +53,12 @@ std::string StepTracer::draw(int64_t step) const {
   const program::Layout& layout = executor_.layout();
   const plan::Spans spans = plan::measured_spans(program, layout, plan::read_step(directory_.trace(), step, program));
   const std::filesystem::path chrome = directory_.trace() / cat("step-", step, ".chrome.json");
-  write_file_atomically(chrome, plan::chrome_trace(program, layout, spans, false));
+  write_file(chrome, plan::chrome_trace(program, layout, spans, false));
   if (step != steps_.last) return cat("traced step ", step, ": ", chrome.string());
   plan::ActionTimes times = plan::measured_times(program, layout, spans);
   times.source = cat("measured in step ", step);
   const plan::Simulation simulation = plan::simulate(program, layout, times);
-  write_file_atomically(directory_.report(), plan::report_html({.program = program,
+  write_file(directory_.report(), plan::report_html({.program = program,
                                                                 .layout = layout,
                                                                 .simulation = simulation,
                                                                 .times = times,
