@@ -26,6 +26,7 @@ Pipeline pipeline_of(const config::RunConfig& config, const arch::ModelConfig& m
   const config::PipelineChoice choice = config::pipeline_choice(config);
   Pipeline pipeline{.kind = static_cast<ScheduleKind>(choice.schedule), .ranks = config.parallel.pp,
                     .virtual_stages = choice.virtual_stages, .grid = choice.file.empty() ? "" : read_file(choice.file)};
+  pipeline.grid_in_v = pipeline.kind == ScheduleKind::kFile && grid_lies_in_v(pipeline.grid);
   if (!choice.blocks.empty())
     pipeline.first_layer = stages_of_blocks(choice.blocks);
   else
@@ -50,7 +51,8 @@ std::vector<config::LayoutProblem> schedule_problems_of(const config::RunConfig&
                             .ranks = config.parallel.pp,
                             .virtual_stages = choice.virtual_stages,
                             .microbatches = static_cast<int>(std::max(int64_t{1}, config::microbatches(config, world_size))),
-                            .grid = choice.file.empty() ? "" : read_file(choice.file)};
+                            .grid = choice.file.empty() ? "" : read_file(choice.file),
+                            .sequences = config.train.micro_batch * config::data_parallel_size(config, world_size)};
   for (const ScheduleProblem& problem : schedule_problems(input))
     if (!wrong(problem.key)) found.push_back({.key = problem.key, .what = problem.what, .way_out = problem.way_out});
   return found;

@@ -41,7 +41,7 @@ bool splits_backward(ScheduleKind kind) {
 
 int Pipeline::rank_of(int stage) const {
   const int lap = stage / ranks, place = stage % ranks;
-  return v_shaped(kind) && lap % 2 == 1 ? ranks - 1 - place : place;
+  return (grid_in_v || v_shaped(kind)) && lap % 2 == 1 ? ranks - 1 - place : place;
 }
 
 int Pipeline::stage_of(int layer) const {

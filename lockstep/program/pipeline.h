@@ -27,6 +27,7 @@ struct Pipeline {
   int virtual_stages = 1;
   std::vector<int> first_layer{};  // of every stage, and behind it the number of layers; empty = one stage with all
   std::string grid{};              // kFile: the text of the file
+  bool grid_in_v = false;          // kFile: the stages lie V-shaped
 
   int stages() const { return ranks * virtual_stages; }
   int rank_of(int stage) const;  // coordinate on pp

@@ -1,6 +1,7 @@
 // The orders in which the ranks of a pipeline run their stages: pure functions of a few numbers.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@ struct ScheduleInput {
   int virtual_stages = 1;
   int microbatches = 1;
   std::string grid{};      // kFile
+  int64_t sequences = 0;   // of a microbatch on all data ranks: to name a global batch in a way out; 0 = not known
 };
 
 // F, B, I and W of whole stages (Action::stage, microbatch), a list for each pipeline rank.
@@ -25,7 +27,7 @@ struct ScheduleInput {
 //   zb-h1, zb-h2 backward in two parts, W fills bubbles; memory of 1f1b, or twice that and no bubble (Qi et al. 2023)
 //   zb-v         two stages a rank, V-shaped (Qi et al. 2024)
 //   dualpipe-v   two stages a rank, V-shaped, F of one beside B of the other (DeepSeek-AI 2024; Cut-in-half of 2025)
-//   file         a grid, as read_grid
+//   file         a grid in CSV as torch.distributed.pipelining writes it, a row for every rank: schedule_file.h
 // The backward passes of a stage come in ascending order of microbatches everywhere, and so do the weight gradients: sums
 // over microbatches are in one order. InternalError where schedule_problems() finds any.
 std::vector<std::vector<Action>> make_schedule(const ScheduleInput& input);
@@ -37,5 +39,11 @@ struct ScheduleProblem {
   std::string way_out;
 };
 std::vector<ScheduleProblem> schedule_problems(const ScheduleInput& input);
+
+// Whether the stages of the grid lie V-shaped (else in a loop). Of a grid in which schedule_problems() finds nothing.
+bool grid_lies_in_v(const std::string& grid);
+
+// "use 4 or 8 microbatches: global_batch 16 or 32".
+std::string microbatches_text(const ScheduleInput& input, const std::vector<int>& counts);
 
 }  // namespace lockstep::program
