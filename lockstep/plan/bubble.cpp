@@ -26,6 +26,22 @@ std::string percent(double share) {
   return text.data();
 }
 
+// From how many on the formulas hold.
+int fewest_microbatches(const ScheduleInput& input) {
+  switch (input.kind) {
+    case ScheduleKind::kInterleaved:
+    case ScheduleKind::kZbH1:
+      return input.ranks;
+    case ScheduleKind::kZbH2:
+      return 2 * input.ranks - 1;
+    case ScheduleKind::kZbV:
+    case ScheduleKind::kDualPipeV:
+      return 2 * input.ranks;
+    default:
+      return 1;
+  }
+}
+
 // A layout that has these stages, for what asks for one; nothing of its model plays a part.
 program::Layout layout_of(const ScheduleInput& input) {
   mesh::PerAxis degrees = mesh::PerAxis::ones();
@@ -58,6 +74,7 @@ program::Row row_of(const ScheduleInput& input) {
 
 std::optional<double> bubble_time(const ScheduleInput& input, const StageTimes& times) {
   const double before = input.ranks - 1, all = times.all();
+  if (input.microbatches < fewest_microbatches(input)) return std::nullopt;
   switch (input.kind) {
     case ScheduleKind::kNaive:
       return input.microbatches * before * all;
@@ -66,14 +83,13 @@ std::optional<double> bubble_time(const ScheduleInput& input, const StageTimes& 
     case ScheduleKind::kInterleaved:
       return before * all;
     case ScheduleKind::kZbH1:
-      return std::max(0.0, before * (all - 2 * times.weight));
+    case ScheduleKind::kDualPipeV:
+      return std::max(0.0, before * (times.forward + times.input - times.weight));
     case ScheduleKind::kZbH2:
-      return std::max(0.0, before * (all - 3 * times.weight));
+      return std::max(0.0, before * (times.forward + times.input - 2 * times.weight));
     case ScheduleKind::kZbV:
       if (times.forward != times.input || times.input != times.weight) return std::nullopt;
       return 0;
-    case ScheduleKind::kDualPipeV:
-      return std::max(0.0, before * (all + times.input - 2 * times.weight));
     case ScheduleKind::kFile:
       return std::nullopt;
   }
@@ -101,7 +117,7 @@ std::string bubble_formula(ScheduleKind kind) {
     case ScheduleKind::kZbV:
       return "0";
     case ScheduleKind::kDualPipeV:
-      return "(p-1)/(3m+p-1)";
+      return "(p-1)/(6m+p-1)";
     case ScheduleKind::kFile:
       return "-";
   }

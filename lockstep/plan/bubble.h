@@ -22,8 +22,10 @@ struct StageTimes {
 //   zb-h1             (p - 1) (F + I - W)              Qi et al. 2023; from m = p on
 //   zb-h2             (p - 1) (F + I - 2 W)            the same; from m = 2p - 1 on
 //   zb-v              0 at F = I = W                   Qi et al. 2024; from m = 2p on; no closed form for others
-//   dualpipe-v        (p - 1) (F&B + B - 3 W)          DeepSeek-AI 2024 with p for p/2; F&B = F + I + W where nothing overlaps
-// Nothing where there is no form. Never below 0.
+//   dualpipe-v        (p - 1) (F + I - W)              of stages half as long; from m = 2p on. DeepSeek-AI 2024 gives
+//                     (p - 1) (F&B + B - 3 W) (their p/2 = p), which with F&B = F + I + W and B = I + W is one I more: here
+//                     the I that another rank waits for goes ahead of its W
+// Nothing where there is no form, or fewer microbatches. Never below 0.
 std::optional<double> bubble_time(const program::ScheduleInput& input, const StageTimes& times = {});
 // That time / (m v (F + I + W) + that time).
 std::optional<double> bubble_share(const program::ScheduleInput& input, const StageTimes& times = {});
