@@ -3,6 +3,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/sub.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -10,6 +11,8 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/engine/test_training.h"
+#include "lockstep/program/memory.h"
+#include "lockstep/program/predict.h"
 #include "lockstep/program/schedules.h"
 
 namespace lockstep::engine {
@@ -143,6 +146,36 @@ TEST(Pipeline, ComposesWithEverything) {
         expect_same(train_layout(layout, {}), expected, 1e-5, where);
       }
     }
+}
+
+// What every rank sends and holds is what was predicted from its list.
+TEST(Pipeline, LedgerAndMemoryAreThePredictedOnes) {
+  install_memory_tracking();
+  for (const char* preset : {"gpt2-test", "llama-test"})
+    for (const Variant& variant : variants())
+      for (const auto& [kind, virtual_stages] : {std::pair{ScheduleKind::kOneFOneB, 1}, {ScheduleKind::kInterleaved, 2},
+                                                 {ScheduleKind::kZbH1, 1}, {ScheduleKind::kZbV, 2}}) {
+        Case c = pipeline(preset, kind, 2, virtual_stages);
+        variant.change(c);
+        if (c.ranks() > 8) continue;
+        const program::Layout layout = layout_for(c, 8 * c.dp * c.micro_batch);
+        lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
+          Groups groups(world, layout);
+          Executor executor({.layout = layout}, groups);
+          groups.take_ledger();
+          const int rank = world.rank();
+          executor.step(executor.load([&] { return testing::microbatches(layout, rank, 0); }), 1, 1e-3);
+          const std::string where = cat(preset, " ", program::describe(layout), " ", variant.name, " rank ", rank);
+          const program::Ledger predicted = program::predict_ledger(layout, executor.program(), rank);
+          EXPECT_THAT(program::Ledger::difference(predicted, groups.take_ledger()), ::testing::IsEmpty()) << where;
+          const program::MemoryBytes bytes = program::predict_memory(layout, executor.program(), rank);
+          const program::MemoryBytes measured = executor.measured_memory();
+          for (size_t i = 0; i < program::kNumMemoryCategories; ++i)
+            EXPECT_NEAR(static_cast<double>(measured.bytes[i]), static_cast<double>(bytes.bytes[i]), 0.05 * static_cast<double>(bytes.bytes[i]))
+                << where << " " << program::category_name(static_cast<program::MemoryCategory>(i));
+          EXPECT_NEAR(static_cast<double>(measured.peak), static_cast<double>(bytes.peak), 0.05 * static_cast<double>(bytes.peak)) << where;
+        });
+      }
 }
 
 // Both stages step the same values with the same gradients: the copies never part.
