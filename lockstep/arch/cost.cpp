@@ -1,17 +1,21 @@
 #include "lockstep/arch/cost.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "lockstep/arch/cost_sizes.h"
+#include "lockstep/base/text.h"
 
 namespace lockstep::arch {
 namespace {
+
+constexpr std::string_view kWeightGradient = ".dw";
 
 // y = x W^T for all tokens, and its two gradients.
 void add_linear(const std::string& name, const Sizes& s, int64_t in, int64_t out, LayerCost& cost) {
   cost.forward.push_back({.name = name, .m = s.tokens, .n = out, .k = in});
   cost.backward.push_back({.name = name + ".dx", .m = s.tokens, .n = in, .k = out});
-  cost.backward.push_back({.name = name + ".dw", .m = out, .n = in, .k = s.tokens});
+  cost.backward.push_back({.name = cat(name, kWeightGradient), .m = out, .n = in, .k = s.tokens});
 }
 
 // Flash attention: two products forward; backward those of q, k, v and of the probabilities, and the scores once more.
@@ -70,6 +74,17 @@ double LayerCost::forward_flops() const {
 }
 double LayerCost::backward_flops() const {
   return sum_flops(backward);
+}
+
+double LayerCost::weight_flops() const {
+  double sum = 0;
+  for (const Gemm& gemm : backward)
+    if (gemm.name.ends_with(kWeightGradient)) sum += gemm.flops();
+  return sum;
+}
+
+double LayerCost::input_flops() const {
+  return backward_flops() - weight_flops();
 }
 
 double LayerCost::recompute_flops() const {

@@ -1,44 +1,10 @@
-// The memory of a layer, step by step as nn/, model/ and parallel/ allocate and release.
+// The memory of a block, step by step as nn/, model/ and parallel/ allocate and release.
 #include <algorithm>
 
-#include "lockstep/arch/cost_sizes.h"
+#include "lockstep/arch/cost_memory.h"
 
 namespace lockstep::arch {
 namespace {
-
-// Bytes alive while a layer runs, in the order in which the code of nn/ and model/ allocates and releases.
-class Memory {
- public:
-  explicit Memory(int64_t now) : now_(now), peak_(now) {}
-  void take(int64_t bytes) { peak_ = std::max(peak_, now_ += bytes); }
-  void drop(int64_t bytes) { now_ -= bytes; }
-  void scratch(int64_t bytes) { take(bytes), drop(bytes); }
-  int64_t now() const { return now_; }
-  int64_t peak() const { return peak_; }
-
- private:
-  int64_t now_;
-  int64_t peak_;
-};
-
-// Each function stands for the one of the same name in nn/.
-
-void norm_forward(const Sizes& s, Memory& memory) {
-  memory.take(s.hidden + s.statistics);
-}
-
-// Leaves dx; the statistics and both operands stay for W.
-void norm_backward_input(const Sizes& s, Memory& memory) {
-  memory.take(s.hidden);
-}
-
-// Sums over rows are taken in this many pieces first (nn/norm_cpu.cpp, nn/accumulate_cpu.cpp).
-int64_t pieces(int64_t rows) { return std::min<int64_t>(16, rows); }
-
-void norm_backward_weight(const Sizes& s, Memory& memory) { memory.scratch(pieces(s.rows) * 2 * 4 * s.model.hidden); }
-
-// Packing areas of a bf16 product (oneDNN): bounded, whatever the sizes.
-constexpr int64_t kPackingBytes = 128 * 1024;
 
 // y = x W^T, sums of `in` terms. An fp32 one (nn/gemm.cpp) packs 64 columns of the weight at a time.
 void linear(const Sizes& s, int64_t in, int64_t bytes_out, Memory& memory) {
@@ -71,20 +37,6 @@ int64_t attention_scratch(const Sizes& s, const AttentionScratch& scratch) {
   const auto round_up = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
   const int64_t rows = scratch.sequences * round_up(s.input.seq_len, 48) + scratch.blocks * 48;
   return s.input.threads * 4 * (rows * round_up(s.model.head_size, 16) + scratch.scores * 48 * 48);
-}
-
-// The mask, kept, and for the product a copy of it in the dtype of x.
-void dropout_forward(const Sizes& s, Memory& memory) {
-  memory.take(s.mask);
-  if (s.mask > 0) memory.scratch(s.hidden);
-}
-
-// A masked copy of dy; nothing without dropout. Releases the mask.
-void dropout_backward(const Sizes& s, Memory& memory) {
-  if (s.mask == 0) return;
-  memory.take(s.hidden);
-  memory.scratch(s.hidden);
-  memory.drop(s.mask);
 }
 
 // Norms of query and key heads: what came in, copied, and a statistic a head. Nothing where the model has none.
@@ -192,10 +144,9 @@ int64_t restore_peak(const Sizes& s) {
   return memory.peak();
 }
 
-// dx of the first linear of a half: with sequence parallelism its x is gathered once more, and dx is summed into the rows
-// here; the unsummed one goes when the sum has come (finish).
+// dx of the first linear of a half: with sequence parallelism it is summed into the rows here, and the unsummed one goes
+// when the sum has come (finish).
 void column_backward_input(const Sizes& s, Memory& memory) {
-  memory.take(s.whole);
   linear_backward_input(s, s.sequence ? s.whole : s.hidden, memory);
   if (s.sequence) memory.take(s.hidden);
 }
@@ -213,37 +164,49 @@ void drop_masked(const Sizes& s, Memory& memory) {
   if (s.sequence && s.mask > 0) memory.drop(s.hidden);
 }
 
+// Of the first linear's weight gradient, with sequence parallelism: all rows of x.
+void gather_input(const Sizes& s, Memory& memory) { memory.take(s.whole); }
+
+enum class Weights { kFollow, kLater };
+
 // Until the gradient of the first linear's x is on its way.
-void mlp_backward_input(const Sizes& s, Memory& memory) {
+void mlp_backward_input(const Sizes& s, Weights weights, Memory& memory) {
   row_backward_input(s, memory);
   linear_backward_input(s, s.ffn, memory);  // of the nonlinearity's output
   memory.drop(s.ffn);
+  if (weights == Weights::kFollow) gather_input(s, memory);
   column_backward_input(s, memory);
   drop_masked(s, memory);
 }
 
-void attention_backward_input(const Sizes& s, Memory& memory) {
+void attention_backward_input(const Sizes& s, Weights weights, Memory& memory) {
   row_backward_input(s, memory);
   linear_backward_input(s, s.q, memory);  // of mixed
   memory.scratch(attention_scratch(s, kAttentionBackward));  // dq, dk, dv take the place of q, k, v
   memory.drop(s.logsumexp);
   head_norm_backward_input(s, memory);
   memory.drop(s.q);
+  if (weights == Weights::kFollow) gather_input(s, memory);
   column_backward_input(s, memory);
   drop_masked(s, memory);
 }
 
-// Its x: with sequence parallelism that of all rows has taken the place of the part that was kept.
+// Its x: with sequence parallelism that of all rows takes the place of the part that was kept.
 void column_backward_weight(const Sizes& s, int64_t out, bool has_bias, Memory& memory) {
   if (s.sequence) memory.drop(s.hidden);
   linear_backward_weight(s, s.model.hidden, out, has_bias, memory);
   memory.drop(s.sequence ? s.whole : s.hidden);
 }
 
-void mlp_backward_weight(const Sizes& s, Memory& memory) {
+// The last linear takes the block's dy as it came.
+bool keeps_dy(const Sizes& s) { return !s.sequence && s.mask == 0; }
+
+// dy: what goes with it of a block's own, which in action B its caller holds.
+void mlp_backward_weight(const Sizes& s, Weights weights, int64_t dy, Memory& memory) {
   const ModelConfig& m = s.model;
   linear_backward_weight(s, m.ffn, m.hidden, m.mlp_bias, memory);  // down
-  memory.drop(s.ffn + (s.sequence ? s.whole : s.mask > 0 ? s.hidden : 0));
+  memory.drop(s.ffn + (s.sequence ? s.whole : s.mask > 0 ? s.hidden : dy));
+  if (weights == Weights::kLater) gather_input(s, memory);
   column_backward_weight(s, s.up_width, m.mlp_bias, memory);
   memory.drop(s.up);
 }
@@ -253,45 +216,46 @@ void mlp_norm_backward_weight(const Sizes& s, Memory& memory) {
   memory.drop(2 * s.hidden + s.statistics);
 }
 
-void attention_backward_weight(const Sizes& s, Memory& memory) {
+void attention_backward_weight(const Sizes& s, Weights weights, Memory& memory) {
   const ModelConfig& m = s.model;
   linear_backward_weight(s, s.q_width, m.hidden, m.out_bias, memory);
   memory.drop(s.q + (s.sequence ? s.whole : s.hidden));
   head_norm_backward_weight(s, memory);
+  if (weights == Weights::kLater) gather_input(s, memory);
   column_backward_weight(s, s.qkv_width, m.qkv_bias, memory);
   memory.drop(s.qkv);
 }
 
-void block_backward(const Sizes& s, Memory& memory) {
-  mlp_backward_input(s, memory);
+void block_backward_input(const Sizes& s, Memory& memory) {
+  mlp_backward_input(s, Weights::kLater, memory);
   finish(s, memory);
   norm_backward_input(s, memory);
-  attention_backward_input(s, memory);
+  attention_backward_input(s, Weights::kLater, memory);
   finish(s, memory);
   norm_backward_input(s, memory);
-  if (s.sequence) memory.drop(s.hidden);  // the gradient between the halves; W of attention keeps it otherwise
-  mlp_backward_weight(s, memory);
+  if (!keeps_dy(s)) memory.drop(s.hidden);  // the gradient between the halves; W of attention keeps it otherwise
+}
+
+void block_backward_weight(const Sizes& s, int64_t dy, Memory& memory) {
+  mlp_backward_weight(s, Weights::kLater, dy, memory);
   mlp_norm_backward_weight(s, memory);
-  attention_backward_weight(s, memory);
+  attention_backward_weight(s, Weights::kLater, memory);
   norm_backward_weight(s, memory);
 }
 
 // The order of model::Block::backward where weight gradients run beside the communication.
 void block_backward_overlapped(const Sizes& s, Memory& memory) {
-  mlp_backward_input(s, memory);
-  mlp_backward_weight(s, memory);
+  mlp_backward_input(s, Weights::kFollow, memory);
+  mlp_backward_weight(s, Weights::kFollow, /*dy=*/0, memory);
   finish(s, memory);
   norm_backward_input(s, memory);
-  attention_backward_input(s, memory);
+  attention_backward_input(s, Weights::kFollow, memory);
   mlp_norm_backward_weight(s, memory);
-  attention_backward_weight(s, memory);
+  attention_backward_weight(s, Weights::kFollow, memory);
   finish(s, memory);
   norm_backward_input(s, memory);
   norm_backward_weight(s, memory);
 }
-
-// Ids relative to the first one here, and which of them are: of a vocabulary that is cut.
-int64_t local_ids(const Sizes& s) { return s.input.tensor.size > 1 ? (2 * 8 + 3) * s.tokens : 0; }
 
 }  // namespace
 
@@ -323,59 +287,20 @@ void block_memory(const Sizes& s, LayerCost& cost) {
   cost.forward_workspace = block_forward_peak(s, choice != Recompute::kFull) - cost.kept - cost.output;
   if (choice == Recompute::kSelective) cost.recompute_workspace = restore_peak(s) - all;
   if (choice == Recompute::kFull) cost.recompute_workspace = recompute_peak(s) - all;
-  Memory memory(all + cost.output);  // with dy
-  if (s.input.tensor.size > 1 && s.input.overlap)
-    block_backward_overlapped(s, memory);
-  else
-    block_backward(s, memory);
-  cost.backward_workspace = memory.peak() - all - 2 * cost.output;
-}
-
-void embedding_memory(const Sizes& s, LayerCost& cost) {
-  cost.kept = s.mask;
-  cost.output = s.hidden;
-  Memory forward(0);
-  forward.take(s.sequence ? s.whole : s.hidden);
-  forward.scratch(local_ids(s));
-  if (s.sequence) {
-    forward.take(s.hidden), forward.drop(s.whole);
-    if (s.model.traits().learned_positions) forward.scratch(s.hidden);
+  const int64_t before = all + 2 * cost.output;  // with dy and dx
+  Memory backward(all + cost.output);
+  block_backward_input(s, backward);
+  apart(backward, before, {.dx = cost.output, .dy = keeps_dy(s) ? 0 : cost.output}, cost);
+  Memory weight(cost.held);
+  block_backward_weight(s, keeps_dy(s) ? cost.output : 0, weight);
+  cost.weight_workspace = weight.peak() - cost.held;
+  if (s.input.tensor.size > 1 && s.input.overlap) {
+    backward = Memory(all + cost.output);
+    block_backward_overlapped(s, backward);
+  } else {
+    block_backward_weight(s, /*dy=*/0, backward);
   }
-  dropout_forward(s, forward);
-  cost.forward_workspace = forward.peak() - cost.kept - cost.output;
-  Memory memory(cost.kept + cost.output);
-  dropout_backward(s, memory);
-  const int64_t fp32_rows = s.fp32 ? 0 : 4 * s.model.hidden;  // of bf16 rows that are added up, a copy
-  if (s.model.traits().learned_positions)
-    memory.scratch(s.sequence ? s.rows * fp32_rows : 4 * s.input.seq_len * s.model.hidden);
-  memory.take(s.whole);
-  // With a cut vocabulary the rows of tokens that live here: that share of them, if tokens are spread evenly.
-  const int64_t size = s.input.tensor.size, here = s.tokens / size;
-  if (size > 1) memory.take(here * s.model.hidden * s.input.element_size + 2 * 8 * s.tokens);
-  memory.scratch((size > 1 ? here : s.tokens) * fp32_rows);
-  cost.backward_workspace = memory.peak() - cost.kept - cost.output;  // no dx
-}
-
-void head_memory(const Sizes& s, LayerCost& cost) {
-  const ModelConfig& m = s.model;
-  const int64_t tp = s.input.tensor.size;
-  const int64_t rows = std::min(head_chunk_rows(mesh::padded_part(s.vocab_size, tp)), s.tokens);  // of a chunk
-  const int64_t dh = s.sequence ? s.whole : s.hidden;  // gradient of the norm's output
-  cost.kept = s.hidden + s.statistics + dh;            // with x
-  cost.output = 4;
-  Memory forward(s.hidden);
-  norm_forward(s, forward);
-  forward.take(s.whole);
-  forward.take(rows * m.vocab_size * s.input.element_size);  // the logits, overwritten with their gradient
-  if (tp > 1) forward.take(4 * 3 * rows * (1 + tp));          // softmax, of this rank and of all
-  if (!s.fp32) forward.scratch(2 * m.vocab_size * m.hidden + kPackingBytes);
-  forward.scratch(rows * m.hidden * s.input.element_size + (s.fp32 ? 0 : kPackingBytes));  // their rows' gradient
-  cost.forward_workspace = forward.peak() - cost.kept;
-  Memory backward(cost.kept);
-  if (s.sequence) backward.take(s.hidden), backward.drop(s.whole);
-  norm_backward_input(s, backward);
-  norm_backward_weight(s, backward);
-  cost.backward_workspace = backward.peak() - cost.kept - s.hidden;
+  cost.backward_workspace = backward.peak() - before;
 }
 
 }  // namespace lockstep::arch

@@ -64,7 +64,7 @@ struct Sizes {
 
 std::vector<KeptPart> block_parts(const Sizes& s);
 
-// The bytes of a layer: kept, output and both workspaces of `cost` (cost_memory.cpp).
+// The bytes of a layer: what `cost` has of kept, held, output and workspaces (cost_memory.cpp, cost_memory_ends.cpp).
 void embedding_memory(const Sizes& s, LayerCost& cost);
 void block_memory(const Sizes& s, LayerCost& cost);
 void head_memory(const Sizes& s, LayerCost& cost);

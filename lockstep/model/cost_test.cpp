@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "lockstep/base/text.h"
 #include "lockstep/model/model.h"
 #include "support/counting_allocator.h"
@@ -87,6 +89,34 @@ Measured measure(nn::Layer& whole_layer, arch::Recompute choice, const nn::Micro
   return m;
 }
 
+struct Apart {
+  int64_t held = 0, input_peak = 0, weight_peak = 0;  // the peaks count what is held; that of I x, dy and dx too
+};
+
+// I and W of one layer with other things in between, as a zero-bubble schedule runs them.
+Apart measure_apart(nn::Layer& whole_layer, arch::Recompute choice, const nn::Microbatch& microbatch, at::Tensor x) {
+  CountingAllocator& allocator = CountingAllocator::instance();
+  testing::KeptLayer layer(whole_layer, choice);
+  const int64_t before = allocator.live() - (x.defined() ? static_cast<int64_t>(x.nbytes()) : 0);
+  at::Tensor y = layer.forward(x, microbatch);
+  x.reset();
+  at::Tensor dy = y.dim() == 0 ? at::Tensor() : testing::random("dy", y.sizes()).to(y.scalar_type());
+  y.reset();
+  layer.recompute(microbatch);
+  Apart m;
+  allocator.reset_peak();
+  at::Tensor dx = whole_layer.backward_input(dy, layer.saved());
+  m.input_peak = allocator.peak() - before;
+  dy.reset();
+  dx.reset();
+  m.held = allocator.live() - before;
+  allocator.reset_peak();
+  whole_layer.backward_weight(layer.saved());
+  m.weight_peak = allocator.peak() - before;
+  EXPECT_EQ(allocator.live(), before) << "W leaves nothing";
+  return m;
+}
+
 void expect_within(int64_t predicted, int64_t measured, const std::string& what) {
   EXPECT_NEAR(static_cast<double>(predicted), static_cast<double>(measured), 0.05 * static_cast<double>(measured))
       << what;
@@ -115,7 +145,13 @@ void compare(const Case& c, arch::Recompute choice) {
       expect_within(cost.kept + cost.restored + cost.recompute_workspace, m.recompute_peak, what + " again");
     const int64_t dy = first || block ? cost.output : 0;
     const int64_t dx = first ? 0 : static_cast<int64_t>(x.nbytes());
-    expect_within(cost.kept + cost.restored + dy + dx + cost.backward_workspace, m.backward_peak, what + " backward");
+    const int64_t all = cost.kept + cost.restored + dy;
+    expect_within(all + dx + cost.backward_workspace, m.backward_peak, what + " backward");
+    const Apart apart = measure_apart(*layers[static_cast<size_t>(spec.index)], choice, microbatch,
+                                      x.defined() ? x.clone() : at::Tensor());
+    EXPECT_EQ(cost.held, apart.held) << what;
+    expect_within(std::max(all, cost.held) + dx + cost.input_workspace, apart.input_peak, what + " I");
+    expect_within(cost.held + cost.weight_workspace, apart.weight_peak, what + " W");
   }
 }
 

@@ -29,21 +29,21 @@ at::Tensor Attention::forward(const at::Tensor& x, Saved* saved, const Sequences
 }
 
 at::Tensor Attention::backward_input(const at::Tensor& dy, Saved& saved) {
-  return start_backward_input(dy, saved)();
+  return qkv_->backward_input(core_backward(dy, saved), saved.qkv);
 }
 
 Pending Attention::start_backward_input(const at::Tensor& dy, Saved& saved) {
-  const at::Tensor dprojected = std::exchange(saved.projected, {});
-  core_backward(dy, saved, dprojected);
-  return qkv_->start_backward_input(dprojected, saved.qkv);
+  return qkv_->start_backward_input(core_backward(dy, saved), saved.qkv);
 }
 
-void Attention::core_backward(const at::Tensor& dy, Saved& saved, const at::Tensor& dprojected) {
+at::Tensor Attention::core_backward(const at::Tensor& dy, Saved& saved) {
+  at::Tensor dprojected = std::exchange(saved.projected, {});
   const auto [q, k, v] = split(dprojected);
   const at::Tensor dmixed = out_->backward_input(dy, saved.out).view({q.size(0), q.size(1), -1});
   attention_core_backward(dmixed, saved.core, {.dq = q, .dk = k, .dv = v});
   if (rotary_) rotary_->apply_inverse(rotated(dprojected));
   if (head_norm_) head_norm_->backward_input(q, k, saved.head_norm);
+  return dprojected;
 }
 
 void Attention::forget(Saved& saved) {

@@ -46,7 +46,7 @@ class Attention {
   // The same where x may hold a part of the rows: [B S / tp, D] -> [B S / tp, D].
   at::Tensor forward(const at::Tensor& x, Saved* saved, const Sequences& sequences);
   at::Tensor backward_input(const at::Tensor& dy, Saved& saved);
-  Pending start_backward_input(const at::Tensor& dy, Saved& saved);
+  Pending start_backward_input(const at::Tensor& dy, Saved& saved);  // see Linear
   void backward_weight(Saved& saved);
 
   // Selective recomputation: forget drops the input of `qkv` and takes normalised heads back to what they were; restore
@@ -66,7 +66,7 @@ class Attention {
   // Of query and key heads, in place: their norms, then the rotation, each where the model has it.
   void place(const at::Tensor& projected, Saved* saved);
   void normalise(const at::Tensor& projected, Saved* saved);
-  void core_backward(const at::Tensor& dy, Saved& saved, const at::Tensor& dprojected);
+  at::Tensor core_backward(const at::Tensor& dy, Saved& saved);  // the gradient of `projected`, in its place
 
   Shape shape_;
   std::unique_ptr<Linear> qkv_;

@@ -32,7 +32,8 @@ class Linear {
     return forward_rows(x, rows == kAllRows ? x.numel() / x.size(-1) : rows, saved);
   }
   // dy [..., N] contiguous -> dx [..., K]
-  at::Tensor backward_input(const at::Tensor& dy, Saved& saved) { return start_backward_input(dy, saved)(); }
+  virtual at::Tensor backward_input(const at::Tensor& dy, Saved& saved) { return start_backward_input(dy, saved)(); }
+  // The same where backward_weight follows at once: what it needs of other ranks is on its way as well.
   virtual Pending start_backward_input(const at::Tensor& dy, Saved& saved);
   virtual void backward_weight(Saved& saved);  // releases x and dy
 

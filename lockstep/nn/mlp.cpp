@@ -16,12 +16,15 @@ at::Tensor Mlp::forward(const at::Tensor& x, Saved* saved, int64_t rows) {
 }
 
 at::Tensor Mlp::backward_input(const at::Tensor& dy, Saved& saved) {
-  return start_backward_input(dy, saved)();
+  return up_->backward_input(activation_backward(dy, saved), saved.up);
 }
 
 Pending Mlp::start_backward_input(const at::Tensor& dy, Saved& saved) {
-  const at::Tensor dh = activation_->backward(down_->backward_input(dy, saved.down), std::exchange(saved.h, {}));
-  return up_->start_backward_input(dh, saved.up);
+  return up_->start_backward_input(activation_backward(dy, saved), saved.up);
+}
+
+at::Tensor Mlp::activation_backward(const at::Tensor& dy, Saved& saved) {
+  return activation_->backward(down_->backward_input(dy, saved.down), std::exchange(saved.h, {}));
 }
 
 void Mlp::recompute(const at::Tensor& x, Saved& saved, int64_t rows) {

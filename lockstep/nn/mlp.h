@@ -24,7 +24,7 @@ class Mlp {
   // [B, S, D] -> [B, S, D]; `rows` as in Linear::forward.
   at::Tensor forward(const at::Tensor& x, Saved* saved, int64_t rows = Linear::kAllRows);
   at::Tensor backward_input(const at::Tensor& dy, Saved& saved);
-  Pending start_backward_input(const at::Tensor& dy, Saved& saved);
+  Pending start_backward_input(const at::Tensor& dy, Saved& saved);  // see Linear
   void backward_weight(Saved& saved);
 
   // Full recomputation: what forward(x, &saved, rows) keeps, without running `down`, whose output nobody needs.
@@ -35,6 +35,8 @@ class Mlp {
   void restore(const at::Tensor& x, Saved& saved);
 
  private:
+  at::Tensor activation_backward(const at::Tensor& dy, Saved& saved);
+
   std::unique_ptr<Linear> up_;
   std::unique_ptr<Activation> activation_;
   std::unique_ptr<Linear> down_;

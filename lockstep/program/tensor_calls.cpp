@@ -60,7 +60,7 @@ class Calls {
     if ((forward_ || recompute_) && sequence()) gather(column + " forward");
     if (forward_ || (recompute_ && output_again)) reduce_output(row + " forward");
     if (input_ && sequence()) gather(row + " backward");
-    if (input_ && sequence()) gather(column + " gather");
+    if (weight_ && sequence()) gather(column + " gather");
     if (input_) reduce_output(column + " backward");
   }
 

@@ -22,7 +22,7 @@ struct TensorCall {
 //   without sequence parallelism, a block    F: all_reduce [M, D] after attention.out and after mlp.down
 //                                            I: all_reduce [M, D] of dx of attention.qkv and of mlp's first linear
 //   with it, a block    F: all_gather [M, D] before, reduce_scatter [M, D] after each half
-//                       I: the mirror, and all_gather [M, D] of each first linear's x once more for its weight gradient
+//                       I: the mirror; W: all_gather [M, D] of each first linear's x once more
 //   full recomputation: those of F again but for the one after mlp.down, whose output nobody needs; selective: none
 std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action);
 

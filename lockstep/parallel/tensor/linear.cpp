@@ -21,19 +21,32 @@ at::Tensor ColumnParallelLinear::forward_rows(const at::Tensor& x, int64_t rows,
   return nn::multiply(whole, weight_.value.t(), bias_.value);
 }
 
+at::Tensor ColumnParallelLinear::backward_input(const at::Tensor& dy, Saved& saved) {
+  saved.dy = dy;
+  return input_gradient(dy, TensorGroup::When::kNow)();
+}
+
 nn::Pending ColumnParallelLinear::start_backward_input(const at::Tensor& dy, Saved& saved) {
   saved.dy = dy;
-  const at::Tensor rows = flatten_rows(dy);
-  if (group_.sequence_parallel()) {
-    saved.whole_x = group_.gather_rows(saved.x, rows.size(0), name_ + " gather", TensorGroup::When::kBeside);
-  }
-  const at::Tensor dx = nn::multiply(rows, weight_.value);
-  return group_.reduce_output(unflatten_rows(dx, dy), name_ + " backward", TensorGroup::When::kBeside);
+  if (group_.sequence_parallel()) saved.whole_x = gather_input(saved, TensorGroup::When::kBeside);
+  return input_gradient(dy, TensorGroup::When::kBeside);
 }
 
 void ColumnParallelLinear::backward_weight(Saved& saved) {
-  if (saved.whole_x) saved.x = std::exchange(saved.whole_x, {})();
+  if (group_.sequence_parallel()) {
+    if (!saved.whole_x) saved.whole_x = gather_input(saved, TensorGroup::When::kNow);
+    saved.x = std::exchange(saved.whole_x, {})();
+  }
   Linear::backward_weight(saved);
+}
+
+nn::Pending ColumnParallelLinear::input_gradient(const at::Tensor& dy, TensorGroup::When when) {
+  const at::Tensor dx = nn::multiply(flatten_rows(dy), weight_.value);
+  return group_.reduce_output(unflatten_rows(dx, dy), name_ + " backward", when);
+}
+
+nn::Pending ColumnParallelLinear::gather_input(const Saved& saved, TensorGroup::When when) {
+  return group_.gather_rows(saved.x, flatten_rows(saved.dy).size(0), name_ + " gather", when);
 }
 
 RowParallelLinear::RowParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group, std::string name)

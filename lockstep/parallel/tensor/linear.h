@@ -14,11 +14,13 @@ namespace lockstep::parallel {
 //                                  forward: nothing / backward: all_reduce of dx
 //   with it                        x [M/tp, K] -> [M, N/tp]
 //                                  forward: all_gather(rows) / backward: reduce_scatter(rows) of dx, and all_gather(rows)
-//                                  of x once more for the weight gradient, as only the part of x is kept
+//                                  of x once more for the weight gradient, as only the part of x is kept: beside that of
+//                                  dx where the weight gradient follows, else with it
 class ColumnParallelLinear : public nn::Linear {
  public:
   ColumnParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group, std::string name);
 
+  at::Tensor backward_input(const at::Tensor& dy, Saved& saved) override;
   nn::Pending start_backward_input(const at::Tensor& dy, Saved& saved) override;
   void backward_weight(Saved& saved) override;
 
@@ -26,6 +28,9 @@ class ColumnParallelLinear : public nn::Linear {
   at::Tensor forward_rows(const at::Tensor& x, int64_t rows, Saved* saved) override;
 
  private:
+  nn::Pending input_gradient(const at::Tensor& dy, TensorGroup::When when);
+  nn::Pending gather_input(const Saved& saved, TensorGroup::When when);
+
   TensorGroup& group_;
   std::string name_;
 };
