@@ -38,8 +38,7 @@ struct LayerCost {
   // I and W apart (zero-bubble schedules: Qi et al. 2023).
   int64_t held = 0;                // bytes in Saved between them: operands of the weight gradients. dy is one of them where
                                    // the last linear takes it as it comes, so without dropout and sequence parallelism.
-  int64_t input_workspace = 0;     // peak inside I, less what is more: before it, with kept, restored, dy and dx, or behind
-                                   // it, with held and dx
+  int64_t input_workspace = 0;     // peak inside I, less what was kept and restored, dy and dx
   int64_t weight_workspace = 0;    // peak inside W, less held
   double forward_flops() const;
   double backward_flops() const;

@@ -61,10 +61,10 @@ struct Others {
   int64_t dy = 0;
 };
 
-// Held and workspace of I alone: `memory` has walked over it.
+// Held and workspace of I alone: `memory` has walked over it. before: with dx.
 inline void apart(const Memory& memory, int64_t before, const Others& others, LayerCost& cost) {
   cost.held = memory.now() - others.dx - others.dy;
-  cost.input_workspace = memory.peak() - std::max(before, cost.held + others.dx);
+  cost.input_workspace = memory.peak() - before;
 }
 
 }  // namespace lockstep::arch

@@ -1,7 +1,6 @@
 #include "lockstep/program/memory_walk.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/program/passes.h"
@@ -51,8 +50,7 @@ MemoryPoint MemoryWalk::step(const Action& action) {
   apply(action);
   point.after = live_;
   for (size_t i = 0; i < kNumMemoryCategories; ++i) point.within[i] = std::max(point.within[i], live_[i]);
-  int64_t& activations = point.within[static_cast<size_t>(MemoryCategory::kActivations)];
-  activations = std::max(activations, activations_);
+  if (activations_ > 0) point.within[static_cast<size_t>(MemoryCategory::kActivations)] = activations_;
   point.within[static_cast<size_t>(MemoryCategory::kBuffers)] += workspace_;
   return point;
 }
@@ -64,8 +62,7 @@ void MemoryWalk::apply(const Action& action) {
     case ActionKind::kRecompute:
       return recompute(action);
     case ActionKind::kBackward:
-      backward_input(action);
-      return backward_weight(action);
+      return backward(action);
     case ActionKind::kBackwardInput:
       return backward_input(action);
     case ActionKind::kBackwardWeight:
@@ -93,12 +90,15 @@ void MemoryWalk::apply(const Action& action) {
       while (!staged_.empty()) drop(MemoryCategory::kBuffers, staged_, staged_.begin()->first);
       return;
     case ActionKind::kSendForward:
-    case ActionKind::kRecvForward:
     case ActionKind::kSendBackward:
+      return send(action);
+    case ActionKind::kRecvForward:
     case ActionKind::kRecvBackward:
-    case ActionKind::kReduceTied:
-    case ActionKind::kPush:
+      return receive(action);
     case ActionKind::kLoss:
+      return wait_for_sends();
+    case ActionKind::kReduceTied:  // in place
+    case ActionKind::kPush:
     case ActionKind::kPull:
       return;
   }
@@ -114,46 +114,6 @@ void MemoryWalk::drop(MemoryCategory category, std::map<int, int64_t>& from, int
   if (found == from.end()) return;
   live(category) -= found->second;
   from.erase(found);
-}
-
-void MemoryWalk::flow(int microbatch, int64_t bytes) {
-  int64_t& now = flowing_[microbatch];
-  live(MemoryCategory::kActivations) += bytes - now;
-  now = bytes;
-}
-
-void MemoryWalk::forward(const Action& action) {
-  live(MemoryCategory::kActivations) += kept_[{action.layer, action.microbatch}] = cost(action).kept;
-  flow(action.microbatch, cost(action).output);
-  workspace_ = cost(action).forward_workspace;
-  open_gradients(action);  // the head's own
-}
-
-void MemoryWalk::recompute(const Action& action) {
-  const Key key{action.layer, action.microbatch};
-  kept_.at(key) += cost(action).restored;
-  live(MemoryCategory::kActivations) += cost(action).restored;
-  live(MemoryCategory::kHost) -= std::exchange(on_host_[key], 0);
-  workspace_ = cost(action).recompute_workspace;
-}
-
-void MemoryWalk::backward_input(const Action& action) {
-  const bool last = action.layer + 1 == static_cast<int>(costs_.size());
-  if (last) flow(action.microbatch, 0);  // the head's own gradient is 1
-  const int64_t dx = action.layer == 0 ? 0 : costs_[static_cast<size_t>(action.layer) - 1].output;
-  activations_ = live(MemoryCategory::kActivations) + dx;  // beside dy and all that was kept
-  flow(action.microbatch, dx);
-  workspace_ = cost(action).backward_workspace;
-  open_gradients(action);
-}
-
-void MemoryWalk::backward_weight(const Action& action) {
-  const auto kept = kept_.find({action.layer, action.microbatch});
-  LOCKSTEP_CHECK(kept != kept_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
-  live(MemoryCategory::kActivations) -= kept->second;
-  kept_.erase(kept);
-  workspace_ = cost(action).backward_workspace;
-  open_gradients(action);
 }
 
 void MemoryWalk::open_gradients(const Action& action) {
@@ -219,6 +179,7 @@ int64_t MemoryWalk::sent_copy(const Action& action) const {
 
 void MemoryWalk::check_end() const {
   LOCKSTEP_CHECK(kept_.empty(), "bytes kept for a backward that never came");
+  LOCKSTEP_CHECK(flowing_.empty() && sent_.empty(), "activations that nobody took, or sends that nobody waited for");
   LOCKSTEP_CHECK(gathered_.empty() && fetched_.empty() && from_disk_.empty(), "parameters gathered and never dropped");
   LOCKSTEP_CHECK(open_.empty() && staged_.empty(), "gradients that were never reduced");
 }

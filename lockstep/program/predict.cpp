@@ -1,5 +1,6 @@
 #include "lockstep/program/predict.h"
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <utility>
@@ -17,6 +18,7 @@ struct Call {
   Algorithm algorithm = Algorithm::kDirect;
   int64_t numel = 0;
   int64_t element_size = 8;
+  int root = kServerRank;
 };
 
 class Planner {
@@ -32,6 +34,17 @@ class Planner {
       return std::exchange(calls_, {});
     }
     switch (action.kind) {
+      case ActionKind::kSendForward:
+      case ActionKind::kSendBackward:
+        transfer(action, action.kind == ActionKind::kSendForward ? 1 : -1, Collective::kSend);
+        break;
+      case ActionKind::kRecvForward:
+      case ActionKind::kRecvBackward:
+        transfer(action, action.kind == ActionKind::kRecvForward ? -1 : 1, Collective::kRecv);
+        break;
+      case ActionKind::kReduceTied:
+        reduce_tied(action);
+        break;
       case ActionKind::kUnshard:
         unshard(action);
         break;
@@ -71,6 +84,29 @@ class Planner {
     for (const arch::FlatUnit& unit : flat_->units)
       if (unit.layer == layer) return unit.numel();
     throw InternalError(cat("layer ", layer, " owns no parameters"));
+  }
+
+  // The hidden states of this rank's rows, or their gradient, to or from a neighbour of the stage.
+  void transfer(const Action& action, int neighbour, Collective collective) {
+    const arch::TensorShard part = layout_.tensor_shard(rank_);
+    const int64_t tokens = layout_.micro_batch * layout_.seq_len;
+    const int64_t rows = part.sequence_parallel ? mesh::padded_range(tokens, part.size, part.rank).size() : tokens;
+    const bool activations = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kRecvForward;
+    const bool sends = collective == Collective::kSend;
+    const int other = layout_.rank_at(rank_, action.stage + neighbour);
+    add(sends ? std::vector<int>{rank_, other} : std::vector<int>{other, rank_}, sends ? 0 : 1, "pp",
+        {.site = cat(collective_name(collective), activations ? "_f stage " : "_b stage ", action.stage),
+         .collective = collective,
+         .algorithm = Algorithm::kDirect,
+         .numel = rows * layout_.model.hidden,
+         .element_size = layout_.element_size(),
+         .root = sends ? 1 : 0});
+  }
+
+  void reduce_tied(const Action& action) {
+    const int peer = layout_.tied_peer(rank_);
+    add({std::min(rank_, peer), std::max(rank_, peer)}, rank_ < peer ? 0 : 1, "tied",
+        {"reduce_tied", Collective::kAllReduce, Algorithm::kRing, unit_numel(action.unit) / layout_.shards(), 4});
   }
 
   void unshard(const Action& action) {
@@ -132,7 +168,7 @@ class Planner {
                     .group = std::move(group),
                     .numel = call.numel,
                     .element_size = call.element_size,
-                    .root = kServerRank};
+                    .root = call.root};
     planned.group_rank = group_rank;
     calls_.push_back(std::move(planned));
   }

@@ -13,6 +13,8 @@ namespace lockstep::program {
 // "dp_shard"), the tensor axis ("tp"), the ranks that share key/value heads ("kv"), and all ranks of a model replica ("dp"
 // or "tp" or "pp" where that is all of them, else "replica"), all of one copy of the model ("tp" or "pp" where that is all
 // of them, else "model"):
+//   send_f stage s         send over pp, direct, of the rows [B S, D] of this rank in the compute precision, one for each
+//   send_b stage s         microbatch; s is the stage here. recv_f, recv_b: the other side of it, which sends nothing
 //   unshard blocks.3       all_gather over dp_shard, ring, of a unit in the compute precision
 //   reduce_grad bucket k   all_reduce, ring, fp32; with several shards unit by unit a reduce_scatter over dp_shard, ring,
 //                          fp32, or with reduce_precision bf16 an all_to_all, direct, bf16: summed in fp32 behind it
@@ -20,6 +22,7 @@ namespace lockstep::program {
 //   push bucket k          reduce to the server, direct, fp32
 //   pull bucket k          broadcast from the server, direct, in the compute precision
 //   loss                   all_reduce over the replica, direct: loss sum, tokens and the non-finite flag as 3 fp64
+//   reduce_tied            all_reduce over tied, ring, fp32, of this rank's shard of the unit that two stages hold
 //   reduce_partial         all_reduce, ring, fp32: over tp, then over kv, what partial_gradients() counts
 //   norm                   all_reduce over the ranks of one copy of the model, with several shards over the replica, direct: 1 fp64; parameter server: broadcast from the server, direct
 // and those of sharded layers, tensor_calls.h.

@@ -33,6 +33,8 @@ StepCost step_cost(const Layout& layout, const Program& program, int rank) {
     sum.actions += 1;
     if (action.kind == ActionKind::kForward) sum.flops += cost->forward_flops();
     if (action.kind == ActionKind::kBackward) sum.flops += cost->backward_flops();
+    if (action.kind == ActionKind::kBackwardInput) sum.flops += cost->input_flops();
+    if (action.kind == ActionKind::kBackwardWeight) sum.flops += cost->weight_flops();
     if (action.kind == ActionKind::kRecompute) {
       sum.pointwise += static_cast<double>(cost->memory_traffic);
       if (layout.recompute_of(action.layer) == arch::Recompute::kFull) sum.flops += cost->forward_flops();

@@ -1,4 +1,5 @@
-// All parameters of a model in memory, values and gradients, with the names and fusions of arch::param_table.
+// All parameters of a model in memory, or a tp rank's pieces of them: values and gradients, with the names and fusions of
+// arch::param_table.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,12 +21,13 @@ namespace lockstep::testing {
 
 class ModelParameters : public nn::ParameterSource {
  public:
-  ModelParameters(const arch::ModelConfig& model, uint64_t seed, at::ScalarType dtype = at::kFloat)
-      : table_(arch::param_table(model)) {
+  ModelParameters(const arch::ModelConfig& model, uint64_t seed, at::ScalarType dtype = at::kFloat,
+                  const arch::TensorShard& shard = {})
+      : table_(arch::param_table(model, shard)) {
     for (size_t i = 0; i < table_.size(); ++i) {
       const bool first_of_fused = !table_[i].fuse.empty() && !parameters_.contains(table_[i].fuse);
       if (first_of_fused) add_fused(i, dtype);
-      if (table_[i].fuse.empty()) parameters_[table_[i].name] = allocate(table_[i].shape, dtype);
+      if (table_[i].fuse.empty()) parameters_[table_[i].name] = allocate(table_[i].local_shape, dtype);
       fill(table_[i], seed);
     }
   }
@@ -49,14 +51,14 @@ class ModelParameters : public nn::ParameterSource {
 
   // Rows of one fused matrix stand one after the other in the table.
   void add_fused(size_t first, at::ScalarType dtype) {
-    std::vector<int64_t> shape = table_[first].shape;
+    std::vector<int64_t> shape = table_[first].local_shape;
     shape[0] = 0;
     for (size_t i = first; i < table_.size() && table_[i].fuse == table_[first].fuse; ++i)
-      shape[0] += table_[i].shape[0];
+      shape[0] += table_[i].local_shape[0];
     const nn::Parameter whole = parameters_[table_[first].fuse] = allocate(shape, dtype);
     int64_t row = 0;
     for (size_t i = first; i < table_.size() && table_[i].fuse == table_[first].fuse; ++i) {
-      const int64_t rows = table_[i].shape[0];
+      const int64_t rows = table_[i].local_shape[0];
       parameters_[table_[i].name] = {.value = whole.value.narrow(0, row, rows),
                                      .grad = whole.grad.narrow(0, row, rows)};
       row += rows;
@@ -67,6 +69,8 @@ class ModelParameters : public nn::ParameterSource {
     at::Tensor values = at::empty(spec.shape, at::kFloat);
     model::initial_values(spec, seed, 0,
                           std::span<float>(values.data_ptr<float>(), static_cast<size_t>(values.numel())));
+    for (size_t dim = 0; dim < spec.shape.size(); ++dim)
+      values = values.narrow(static_cast<int64_t>(dim), spec.local_offset[dim], spec.local_shape[dim]);
     parameters_.at(spec.name).value.copy_(values);
   }
 

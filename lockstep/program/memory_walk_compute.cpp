@@ -1,0 +1,100 @@
+// The walk over computing actions, and over what they hand to one another on this rank and others.
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/program/memory_walk.h"
+
+namespace lockstep::program {
+
+void MemoryWalk::hand_on(const Flow& flow, int64_t bytes) {
+  LOCKSTEP_CHECK(flowing_.emplace(flow, bytes).second, "layer ", flow.layer, " has not taken what it has of microbatch ",
+                 flow.microbatch);
+  live(MemoryCategory::kActivations) += bytes;
+}
+
+// Nothing where there is none: the embedding has no input, and the head's own gradient is 1.
+void MemoryWalk::take_flow(const Flow& flow) {
+  if (const auto found = flowing_.extract(flow)) live(MemoryCategory::kActivations) -= found.mapped();
+}
+
+void MemoryWalk::forward(const Action& action) {
+  take_flow({action.layer, action.microbatch, false});
+  live(MemoryCategory::kActivations) += kept_[{action.layer, action.microbatch}] = cost(action).kept;
+  hand_on({action.layer + 1, action.microbatch, false}, cost(action).output);
+  workspace_ = cost(action).forward_workspace;
+  open_gradients(action);  // the head's own
+}
+
+void MemoryWalk::recompute(const Action& action) {
+  const Key key{action.layer, action.microbatch};
+  kept_.at(key) += cost(action).restored;
+  live(MemoryCategory::kActivations) += cost(action).restored;
+  live(MemoryCategory::kHost) -= std::exchange(on_host_[key], 0);
+  workspace_ = cost(action).recompute_workspace;
+}
+
+int64_t& MemoryWalk::kept(const Action& action) {
+  const auto found = kept_.find({action.layer, action.microbatch});
+  LOCKSTEP_CHECK(found != kept_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
+  return found->second;
+}
+
+// Of the input of the action's layer, and so of its gradient.
+int64_t MemoryWalk::input_bytes(const Action& action) const {
+  return action.layer == 0 ? 0 : costs_[static_cast<size_t>(action.layer) - 1].output;
+}
+
+// dx joins dy and all that was kept; behind the action dy is gone.
+void MemoryWalk::take_gradient(const Action& action) {
+  take_flow({action.layer + 1, action.microbatch, false});  // the head's loss
+  const int64_t dx = input_bytes(action);
+  activations_ = live(MemoryCategory::kActivations) + dx;
+  take_flow({action.layer, action.microbatch, true});
+  if (dx > 0) hand_on({action.layer - 1, action.microbatch, true}, dx);
+}
+
+void MemoryWalk::backward(const Action& action) {
+  take_gradient(action);
+  live(MemoryCategory::kActivations) -= kept(action);
+  kept_.erase({action.layer, action.microbatch});
+  workspace_ = cost(action).backward_workspace;
+  open_gradients(action);
+}
+
+void MemoryWalk::backward_input(const Action& action) {
+  take_gradient(action);
+  live(MemoryCategory::kActivations) += cost(action).held - std::exchange(kept(action), cost(action).held);
+  workspace_ = cost(action).input_workspace;
+}
+
+void MemoryWalk::backward_weight(const Action& action) {
+  live(MemoryCategory::kActivations) -= kept(action);
+  kept_.erase({action.layer, action.microbatch});
+  workspace_ = cost(action).weight_workspace;
+  open_gradients(action);
+}
+
+// The one before it on the channel is waited for first.
+void MemoryWalk::send(const Action& action) {
+  const bool forward = action.kind == ActionKind::kSendForward;
+  const auto [begin, end] = layout_.stage_layers(action.stage);
+  const auto sent = flowing_.extract({forward ? end : begin - 1, action.microbatch, !forward});
+  LOCKSTEP_CHECK(!sent.empty(), "stage ", action.stage, " has made nothing of microbatch ", action.microbatch);
+  int64_t& last = sent_[{layout_.rank_at(rank_, action.stage + (forward ? 1 : -1)), forward}];
+  live(MemoryCategory::kActivations) -= last;
+  last = sent.mapped();
+}
+
+void MemoryWalk::receive(const Action& action) {
+  const bool forward = action.kind == ActionKind::kRecvForward;
+  const auto [begin, end] = layout_.stage_layers(action.stage);
+  const int maker = forward ? begin - 1 : end - 1;  // or whose output it is the gradient of
+  hand_on({forward ? begin : end - 1, action.microbatch, !forward}, costs_.at(static_cast<size_t>(maker)).output);
+}
+
+void MemoryWalk::wait_for_sends() {
+  for (const auto& [channel, bytes] : sent_) live(MemoryCategory::kActivations) -= bytes;
+  sent_.clear();
+}
+
+}  // namespace lockstep::program
