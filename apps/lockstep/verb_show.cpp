@@ -13,6 +13,7 @@
 #include "lockstep/program/memory.h"
 #include "lockstep/program/moves.h"
 #include "lockstep/program/predict.h"
+#include "lockstep/program/rank_map.h"
 #include "lockstep/program/render.h"
 #include "lockstep/program/traffic.h"
 
@@ -25,6 +26,7 @@ using program::Program;
 constexpr size_t kMaxActionsInFull = 40;
 constexpr size_t kMaxBuckets = 12;
 constexpr int kColumns = 120;
+constexpr int kMaxRanksPerNode = 1 << 20;
 
 // The configuration; without a file, what nobody set is chosen to fit the ranks and the model.
 config::LoadedConfig configuration(const CommandLine& command_line, int ranks) {
@@ -46,7 +48,16 @@ struct Shown {
   Program program;
   std::vector<int> ranks;  // those asked for: --rank R, or all
   bool timeline = false;   // --timeline
+  int ranks_per_node = 8;  // --ranks-per-node
 };
+
+int ranks_per_node(const CommandLine& command_line) {
+  const int64_t wanted = command_line.integer("ranks-per-node", Shown{}.ranks_per_node);
+  if (wanted >= 1 && wanted <= kMaxRanksPerNode) return static_cast<int>(wanted);
+  throw ConfigError({.code = "LS1006",
+                     .what = cat("--ranks-per-node ", command_line.value("ranks-per-node"), " is out of range"),
+                     .way_out = cat("write a number from 1 to ", kMaxRanksPerNode)});
+}
 
 Shown prepare(const CommandLine& command_line) {
   int ranks = command_line.ranks.value_or(0);
@@ -58,6 +69,7 @@ Shown prepare(const CommandLine& command_line) {
   shown.layout = program::layout_of(configuration(command_line, ranks), ranks);
   shown.program = program::build_program(shown.layout);
   shown.timeline = command_line.has("timeline");
+  shown.ranks_per_node = ranks_per_node(command_line);
   const int64_t rank = command_line.integer("rank", -1);
   if (command_line.has("rank") && (rank < 0 || rank >= ranks)) {
     throw ConfigError({.code = "LS1006",
@@ -134,6 +146,15 @@ std::string memory_page(const Shown& shown) {
   return text + program::kept_table(shown.layout, shown.ranks.front());
 }
 
+// Groups and servers where there is more than one way to arrange them, or where they were asked for.
+std::string layout_page(const Shown& shown, const CommandLine& command_line) {
+  const std::string text = header(shown) + program::layout_table(shown.program, shown.layout, shown.ranks);
+  const bool several_axes = program::axis_groups(shown.layout).size() > 1;
+  if (command_line.has("rank") || (!several_axes && !command_line.has("ranks-per-node"))) return text;
+  return cat(text, "\n", program::groups_table(shown.layout), "\n",
+             program::rank_map_page(shown.program, shown.layout, shown.ranks_per_node));
+}
+
 std::string traffic_page(const Shown& shown, const CommandLine& command_line) {
   std::string text = header(shown);
   const bool one = command_line.has("rank");
@@ -201,7 +222,9 @@ OrderedJson rank_json(const Shown& shown, int rank, const std::string& what) {
     }
   } else if (what == "layout") {
     json["coordinates"] = layout.mesh.describe(rank);
-    for (const arch::LayerSpec& layer : arch::layer_table(layout.model)) json["layers"].push_back(layer.name);
+    const std::vector<arch::LayerSpec> layers = arch::layer_table(layout.model);
+    for (const int layer : layout.layers_of(rank)) json["layers"].push_back(layers[static_cast<size_t>(layer)].name);
+    if (layout.pipeline.ranks > 1) json["stages"] = layout.pipeline.stages_of(layout.pipeline_rank(rank));
     if (layout.shards() > 1) {
       json["shard"] = {{"index", layout.shard(rank)},
                        {"of", layout.shards()},
@@ -256,6 +279,21 @@ OrderedJson sharding_json(const Shown& shown) {
   return json;
 }
 
+OrderedJson groups_json(const Layout& layout) {
+  OrderedJson json = OrderedJson::object();
+  for (const program::AxisGroups& axis : program::axis_groups(layout)) json[axis.axis] = axis.groups;
+  return json;
+}
+
+OrderedJson servers_json(const Shown& shown) {
+  const program::RankMap map = program::placed_by_axis(shown.layout, shown.ranks_per_node);
+  OrderedJson json = {{"ranks_per_node", shown.ranks_per_node}, {"of_rank", map.node}};
+  json["of_copies"] = program::nodes_of_copies(shown.layout, map);
+  for (const program::AxisTraffic& axis : program::axis_traffic(shown.layout, shown.program, {map}))
+    json["traffic"].push_back({{"axis", axis.axis}, {"sent", axis.sent}, {"between_servers", axis.between_nodes[0]}});
+  return json;
+}
+
 std::string json_page(const Shown& shown, const std::string& what) {
   OrderedJson json = {{"what", what},
                       {"world_size", shown.layout.mesh.world_size()},
@@ -263,6 +301,10 @@ std::string json_page(const Shown& shown, const std::string& what) {
                       {"layout", program::describe(shown.layout)},
                       {"ranks", OrderedJson::array()}};
   for (int rank : shown.ranks) json["ranks"].push_back(rank_json(shown, rank, what));
+  if (what == "layout" && shown.layout.mesh.world_size() > 1) {
+    json["groups"] = groups_json(shown.layout);
+    json["servers"] = servers_json(shown);
+  }
   if (what == "traffic") {
     const int n = shown.layout.mesh.degree(mesh::kDataAxes);
     for (const auto& [name, size] : {std::pair{"fp32", 4.0}, {"fp16", 2.0}}) {
@@ -299,7 +341,7 @@ int verb_show(const CommandLine& command_line) {
   } else if (what == "program") {
     text = program_page(shown, command_line);
   } else if (what == "layout") {
-    text = header(shown) + program::layout_table(shown.program, shown.layout, shown.ranks);
+    text = layout_page(shown, command_line);
   } else if (what == "block") {
     text = header(shown) + cat("block 0 on ", ranks_text(shown.ranks[0], shown.ranks[0]), "\n\n") +
            program::draw_block(shown.layout, shown.ranks[0]);

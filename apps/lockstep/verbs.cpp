@@ -95,6 +95,7 @@ const std::vector<Verb>& verbs() {
                  {"full", "", "every layer of a long program, every bucket of the traffic, by itself"},
                  {"draw", "", "with program: a drawing of computing and communication over time"},
                  {"timeline", "", "with memory: a chart of what the device holds in each action"},
+                 {"ranks-per-node", "N", "with layout: places on a server (default 8)"},
                  {"grid", "", "with program: the step over time as text, a row per pipeline rank"},
                  {"svg", "FILE", "with program: write the step over time as a picture"},
                  {"html", "FILE", "with program: write a page about the step: picture, bubble, memory, ranks"},

@@ -17,13 +17,28 @@ constexpr MemoryCategory kCategories[] = {MemoryCategory::kParameters, MemoryCat
                                           MemoryCategory::kOptimizer, MemoryCategory::kActivations,
                                           MemoryCategory::kBuffers};
 
+// "embed..b1", or of several stages "embed..b0, b3..head".
+std::string layers_text(const Layout& layout, int rank) {
+  std::vector<std::string> texts;
+  const std::vector<int> layers = layout.layers_of(rank);
+  for (size_t i = 0; i < layers.size();) {
+    size_t end = i + 1;
+    while (end < layers.size() && layers[end] == layers[end - 1] + 1) ++end;
+    const std::string first = layer_label(layers[i], layout.num_layers());
+    texts.push_back(end == i + 1 ? first : cat(first, "..", layer_label(layers[end - 1], layout.num_layers())));
+    i = end;
+  }
+  return join(texts, ", ");
+}
+
 }  // namespace
 
 std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks, int max_rows) {
-  const int num_layers = layout.num_layers();
+  const bool stages = layout.pipeline.ranks > 1;
   const size_t shown = std::min(static_cast<size_t>(max_rows), ranks.size());
   const bool sharded = layout.shards() > 1, replicated = sharded && layout.mesh.degree(mesh::Axis::kDpReplicate) > 1;
   std::vector<Row> rows = {{"rank", "coordinates", "layers", "sequences"}};
+  if (stages) rows[0].emplace_back("stages");
   if (sharded) rows[0].emplace_back("shard");
   if (replicated) rows[0].emplace_back("same shard on");
   const size_t first_number = rows[0].size();
@@ -36,8 +51,9 @@ std::string layout_table(const Program& program, const Layout& layout, const std
     std::string coordinates = layout.mesh.describe(rank);
     if (layout.server_mode() && layout.owns_optimizer(rank))
       coordinates += " (server)";
-    Row row = {cat(rank), coordinates, cat(layer_label(0, num_layers), "..", layer_label(num_layers - 1, num_layers)),
+    Row row = {cat(rank), coordinates, layers_text(layout, rank),
                cat(first.begin, "..", last.end - 1)};
+    if (stages) row.push_back(cat(rank_list(layout.pipeline.stages_of(layout.pipeline_rank(rank))), " of ", layout.pipeline.stages()));
     if (sharded)
       row.push_back(cat(layout.shard(rank), " of ", layout.shards(), " on ranks ",
                         rank_list(layout.mesh.group(rank, kShardAxis))));
