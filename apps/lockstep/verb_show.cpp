@@ -149,7 +149,7 @@ std::string memory_page(const Shown& shown) {
 // Groups and servers where there is more than one way to arrange them, or where they were asked for.
 std::string layout_page(const Shown& shown, const CommandLine& command_line) {
   const std::string text = header(shown) + program::layout_table(shown.program, shown.layout, shown.ranks);
-  const bool several_axes = program::axis_groups(shown.layout).size() > 1;
+  const bool several_axes = program::axis_groups(shown.layout).size() > 1 || shown.layout.pipeline.ranks > 1;
   if (command_line.has("rank") || (!several_axes && !command_line.has("ranks-per-node"))) return text;
   return cat(text, "\n", program::groups_table(shown.layout), "\n",
              program::rank_map_page(shown.program, shown.layout, shown.ranks_per_node));
