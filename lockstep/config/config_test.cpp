@@ -340,7 +340,7 @@ TEST(Fields, TheListIsFrozen) {
             "parallel.overlap parallel.backend "
             "memory.recompute memory.offload memory.device_limit memory.host_limit memory.disk_path "
             "checkpoint.every checkpoint.keep checkpoint.asynchronous checkpoint.stall_timeout "
-            "checkpoint.resume");
+            "checkpoint.resume trace.steps");
 }
 
 TEST(Fields, EachHasHelp) {
