@@ -114,6 +114,31 @@ TEST(Show, Json) {
   EXPECT_EQ(sent, 4 * 84288);  // 2 (n - 1) / n S for n = 2
 }
 
+TEST(Show, DrawsAStepOverTime) {
+  const auto folder = std::filesystem::temp_directory_path() / cat("lockstep-draw-test-", ::getpid());
+  std::filesystem::create_directories(folder);
+  const std::string layout = " -n 2 --parallel.pp=2 --train.global_batch=4 --train.micro_batch=1 --model.preset=gpt2-test";
+  const std::string grid = show("program --grid" + layout).output;
+  EXPECT_THAT(grid, HasSubstr("rank 0  F0 F1 .  .  B0 -- F2 B1 --"));
+  EXPECT_THAT(grid, HasSubstr("step 15 units, bubble 20 % ((p-1)/(m+p-1) of equal stages: 20 %)"));
+  const std::string costs = (folder / "costs.toml").string();
+  std::ofstream(costs) << "[forward]\nstages = [1e-3, 1e-3]\n[input]\nstages = [1e-3, 1e-3]\n[weight]\nstages = [1e-3, 1e-3]\n";
+  const auto file = [&](const char* name) { return (folder / name).string(); };
+  const Outcome drawn = show(cat("program", layout, " --svg ", file("a.svg"), " --html ", file("a.html"), " --trace ", file("a.json"),
+                                 " --costs ", costs));
+  EXPECT_EQ(drawn.code, 0) << drawn.output;
+  EXPECT_THAT(drawn.output, HasSubstr("step 15 ms, bubble 20 %"));
+  EXPECT_THAT(read_file(file("a.svg")), HasSubstr("</svg>"));
+  EXPECT_THAT(read_file(file("a.html")), HasSubstr("<b>15 ms</b>"));
+  EXPECT_GT(read_json(file("a.json"))["traceEvents"].size(), 20u);
+  EXPECT_THAT(show(cat("program", layout, " --costs ", costs)).output, HasSubstr("nothing is drawn with it"));
+  EXPECT_THAT(show(cat("memory --grid", layout)).output, HasSubstr("draws a program, and not memory"));
+  EXPECT_THAT(show(cat("program --grid --rank 0", layout)).output, HasSubstr("LS1004"));
+  EXPECT_THAT(show(cat("program --grid --measured ", folder.string(), layout)).output, HasSubstr("no traced step in it"));
+  EXPECT_THAT(show("schedules" + layout).output, HasSubstr("2 pipeline ranks, 4 microbatches"));
+  std::filesystem::remove_all(folder);
+}
+
 // Every block "<!-- lockstep show ... -->" followed by a text fence holds what the command prints.
 TEST(Docs, QuoteWhatTheProgramPrints) {
   const std::filesystem::path docs = std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "docs" / "parallelism";

@@ -30,7 +30,7 @@ constexpr std::string_view kStyle = R"(
 .ls-svg .c{stroke:#111;stroke-width:2}.ls-svg .s{fill:#c9cdd4}.ls-svg .a{fill:#8f86c9}
 @media screen and (prefers-color-scheme:dark){
 .ls-svg .bg{fill:#15181d}.ls-svg text{fill:#e4e7eb}.ls-svg .n{fill:#111}.ls-svg .q{fill:#9aa3af}.ls-svg .t{stroke:#2c323b}
-.ls-svg .hb{fill:#1d2127}.ls-svg .hl{stroke:#3b424d}.ls-svg .k{stroke:#15181d}.ls-svg .c{stroke:#fff}.ls-svg .C{fill:#8b93a1}
+.ls-svg .hb{fill:#20252c}.ls-svg .hl{stroke:#4b5461}.ls-svg .k{stroke:#15181d}.ls-svg .c{stroke:#fff}.ls-svg .C{fill:#8b93a1}
 .ls-svg .s{fill:#4a515c}.ls-svg .a{fill:#8178bd}}
 )";
 
@@ -105,7 +105,7 @@ class Gantt {
     if (options_.critical_path) entry("<rect class=\"hb c\" x=\"1\" y=\"1\" width=\"12\" height=\"10\"/>", "critical path");
     if (layout_.pipeline.virtual_stages > 1) entry(box("F2"), "second stage of the rank");
     if (!options_.memory.empty()) {
-      entry(box("s"), "states");
+      entry(box("s"), "memory: states");
       entry(box("a"), "activations, buffers");
     }
     return svg;
@@ -117,7 +117,7 @@ class Gantt {
     for (int i = 0; i * step <= seconds_ * (1 + 1e-9); ++i) {
       const std::string at = decimal(x(i * step), 2);
       svg += cat("<line class=\"t\" x1=\"", at, "\" y1=\"", kTop - 6, "\" x2=\"", at, "\" y2=\"", decimal(bottom), "\"/><text class=\"q m\" x=\"",
-                 at, "\" y=\"", decimal(bottom + 14), "\">", options_.in_units ? decimal(i * step, 2) : time_text(i * step, false), "</text>\n");
+                 at, "\" y=\"", decimal(bottom + 14), "\">", options_.in_units ? decimal(i * step, 2) : time_text(i * step, false, seconds_), "</text>\n");
     }
     if (options_.in_units)
       svg += cat("<text class=\"q r\" x=\"", kLeft - 12, "\" y=\"", decimal(bottom + 14), "\">units</text>\n");

@@ -32,7 +32,7 @@ h1{font-size:22px;margin:0 0 2px}h2{font-size:17px;margin:30px 0 8px}.q{color:#5
 .card b{display:block;font-size:21px;font-weight:600;font-variant-numeric:tabular-nums}.card span{color:#5a626e;font-size:13px}
 .gantt{overflow-x:auto;border:1px solid #d5d9df;border-radius:8px;margin:10px 0}.gantt svg{display:block;max-width:100%;height:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:14px}th,td{padding:4px 14px;text-align:right;border-bottom:1px solid #d5d9df}
-th{font-weight:600}th:first-child,td:first-child{text-align:left}
+th{font-weight:600}th:first-child,td:first-child,.l{text-align:left}
 pre{overflow-x:auto;font:12px/1.45 ui-monospace,"DejaVu Sans Mono",monospace;background:#f3f4f6;padding:12px;border-radius:8px}
 details{margin:14px 0}summary{cursor:pointer}
 @media screen and (prefers-color-scheme:dark){body{background:#15181d;color:#e4e7eb}.q,.card span{color:#9aa3af}
@@ -126,12 +126,12 @@ class Report {
 
   std::string rank_table() const {
     const bool coordinates = in_.layout.mesh.world_size() > 1;
-    std::string html = cat("<table>\n<tr><th>rank</th>", coordinates ? "<th>coordinates</th>" : "", "<th>busy</th><th>idle</th>",
+    std::string html = cat("<table>\n<tr><th>rank</th>", coordinates ? "<th class=\"l\">coordinates</th>" : "", "<th>busy</th><th>idle</th>",
                            in_.measured ? "<th>busy, measured</th><th>idle, measured</th>" : "", "<th>memory peak</th></tr>\n");
     for (int rank = 0; rank < static_cast<int>(memory_.size()); ++rank) {
       const auto index = static_cast<size_t>(rank);
       html += cat("<tr><td>", rank, "</td>");
-      if (coordinates) html += cat("<td>", escaped(in_.layout.mesh.describe(rank)), "</td>");
+      if (coordinates) html += cat("<td class=\"l\">", escaped(in_.layout.mesh.describe(rank)), "</td>");
       html += cat("<td>", time(use().busy[index]), "</td><td>", percent(use().idle(rank)), "</td>");
       if (in_.measured) html += cat("<td>", time_text(measured_.busy[index], false), "</td><td>", percent(measured_.idle(rank)), "</td>");
       html += cat("<td>", program::bytes_text(peak_bytes(memory_[index])), "</td></tr>\n");

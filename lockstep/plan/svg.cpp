@@ -35,9 +35,11 @@ std::string decimal(double value, int digits) {
   return text == "-0" ? "0" : text;
 }
 
-std::string time_text(double seconds, bool in_units) {
+std::string time_text(double seconds, bool in_units) { return time_text(seconds, in_units, seconds); }
+
+std::string time_text(double seconds, bool in_units, double scale) {
   if (in_units) return cat(decimal(seconds, 2), seconds == 1 ? " unit" : " units");
-  const double size = std::abs(seconds);
+  const double size = std::abs(scale);
   if (size >= 1) return decimal(seconds, 3) + " s";
   if (size >= 1e-3) return decimal(seconds * 1e3, size >= 0.1 ? 1 : 2) + " ms";
   return decimal(seconds * 1e6, 1) + " us";
