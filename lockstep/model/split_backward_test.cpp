@@ -3,6 +3,8 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "lockstep/base/text.h"
 #include "lockstep/model/model.h"
 #include "support/model_parameters.h"
@@ -150,16 +152,15 @@ TEST(SplitBackward, HasTheBitsOfB) {
 }
 
 TEST(SplitBackward, HasTheBitsOfBOverTensorParallelRanks) {
-  for (const bool sequence : {true, false})
-    for (const bool overlap : {true, false})
-      testing::run_ranks(2, [&](comm::World& world) {
-        const auto communicator = world.communicator({0, 1}, "tp");
-        parallel::TensorGroup group(*communicator, {.sequence_parallel = sequence, .overlap = overlap});
-        SCOPED_TRACE(cat(sequence ? "sequence parallel" : "whole rows", overlap ? ", overlap" : ""));
-        for (const Case& c : {Case{}, Case{.dropout = 0.1}, Case{.family = Family::kLlama, .dropout = 0.1},
-                              Case{.family = Family::kQwen3, .dtype = at::kBFloat16, .batch = 1}})
-          for (const Recompute choice : kChoices) expect_same_bits(c, choice, &group);
-      });
+  for (const auto& [sequence, overlap] : {std::pair{true, true}, {true, false}, {false, true}})
+    testing::run_ranks(2, [sequence = sequence, overlap = overlap](comm::World& world) {
+      const auto communicator = world.communicator({0, 1}, "tp");
+      parallel::TensorGroup group(*communicator, {.sequence_parallel = sequence, .overlap = overlap});
+      SCOPED_TRACE(cat(sequence ? "sequence parallel" : "whole rows", overlap ? ", overlap" : ""));
+      for (const Case& c : {Case{}, Case{.family = Family::kLlama, .dropout = 0.1},
+                            Case{.family = Family::kQwen3, .dtype = at::kBFloat16, .batch = 1}})
+        for (const Recompute choice : kChoices) expect_same_bits(c, choice, &group);
+    });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/arch/model_config.h"
+#include "lockstep/base/text.h"
 #include "lockstep/program/passes.h"
 #include "lockstep/program/predict.h"
 
@@ -60,8 +61,10 @@ TEST(PipelineLedger, AStageSendsTheHiddenStatesOfEveryMicrobatch) {
         const LedgerEntry backward = entry(layout, rank, cat("send_b stage ", stage));
         EXPECT_EQ(forward.count, stage < 3 ? 8 : 0);
         EXPECT_EQ(backward.count, stage > 0 ? 8 : 0);
-        if (stage < 3) EXPECT_EQ(forward.sent, (std::map<int, int64_t>{{layout.rank_at(rank, stage + 1), bytes}}));
-        if (stage > 0) EXPECT_EQ(backward.sent, (std::map<int, int64_t>{{layout.rank_at(rank, stage - 1), bytes}}));
+        using Sent = std::map<int, int64_t>;
+        const auto to = [&](int other) { return Sent{{layout.rank_at(rank, other), bytes}}; };
+        EXPECT_EQ(forward.sent, stage < 3 ? to(stage + 1) : Sent());
+        EXPECT_EQ(backward.sent, stage > 0 ? to(stage - 1) : Sent());
         EXPECT_EQ(entry(layout, rank, cat("recv_f stage ", stage)).payload, stage > 0 ? bytes : 0);
         EXPECT_EQ(entry(layout, rank, cat("recv_f stage ", stage)).sent_total(), 0);
       }
