@@ -52,6 +52,7 @@ std::vector<config::LayoutProblem> schedule_problems_of(const config::RunConfig&
                             .virtual_stages = choice.virtual_stages,
                             .microbatches = static_cast<int>(std::max(int64_t{1}, config::microbatches(config, world_size))),
                             .grid = choice.file.empty() ? "" : read_file(choice.file),
+                            .overlap = config.parallel.overlap,
                             .sequences = config.train.micro_batch * config::data_parallel_size(config, world_size)};
   for (const ScheduleProblem& problem : schedule_problems(input))
     if (!wrong(problem.key)) found.push_back({.key = problem.key, .what = problem.what, .way_out = problem.way_out});

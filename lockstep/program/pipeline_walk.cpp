@@ -1,6 +1,7 @@
 #include "lockstep/program/pipeline_walk.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/base/text.h"
 #include "lockstep/program/render.h"
@@ -8,11 +9,12 @@
 namespace lockstep::program {
 namespace {
 
-// What one rank waits for.
+// What one rank waits for: the output (or input gradient) of a stage, or that an earlier tensor is asked for.
 struct Wait {
   bool forward = false;
-  int stage = -1;  // whose output or input gradient
+  int stage = -1;
   int microbatch = -1;
+  int channel = -1;  // of a SEND
 };
 
 class Walk {
@@ -22,6 +24,8 @@ class Walk {
     const auto cells = static_cast<size_t>(stages_) * static_cast<size_t>(in_.microbatches);
     forward_.assign(cells, false);
     backward_.assign(cells, false);
+    sent_.assign(input.lists.size() * input.lists.size() * 2, 0);
+    received_ = sent_;
     for (int stage = 0; stage < stages_; ++stage) rank_of_.push_back(in_.pipeline.rank_of(stage));
     if (!in_.layers) return;
     for (int layer = 0; layer < layers(); ++layer) stage_of_.push_back(in_.pipeline.stage_of(layer));
@@ -59,14 +63,35 @@ class Walk {
     return action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput;
   }
 
+  static bool sends(const Action& action) {
+    return action.kind == ActionKind::kSendForward || action.kind == ActionKind::kSendBackward;
+  }
+  static bool receives(const Action& action) {
+    return action.kind == ActionKind::kRecvForward || action.kind == ActionKind::kRecvBackward;
+  }
+  // Of a SEND or RECV.
+  int channel(const Action& action) const {
+    const bool forward = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kRecvForward;
+    const int neighbour = forward == sends(action) ? action.stage + 1 : action.stage - 1;
+    int from = rank_of_[static_cast<size_t>(action.stage)], to = rank_of_[static_cast<size_t>(neighbour)];
+    if (receives(action)) std::swap(from, to);
+    return (from * static_cast<int>(next_.size()) + to) * 2 + (forward ? 0 : 1);
+  }
+
   Wait needs(const Action& action) const {
     const int of = stage(action);
-    if (action.kind == ActionKind::kForward && of > 0 && bottom(action, of)) return {true, of - 1, action.microbatch};
-    if (is_input(action) && of + 1 < stages_ && top(action, of)) return {false, of + 1, action.microbatch};
+    if (in_.transfers && sends(action)) {
+      const bool forward = action.kind == ActionKind::kSendForward;
+      return {.forward = forward, .stage = forward ? of + 1 : of - 1, .channel = channel(action)};
+    }
+    if (action.kind == ActionKind::kForward && of > 0 && bottom(action, of)) return {true, of - 1, action.microbatch, -1};
+    if (is_input(action) && of + 1 < stages_ && top(action, of)) return {false, of + 1, action.microbatch, -1};
     return {};
   }
   bool waits(const Action& action) const {
     const Wait wait = needs(action);
+    if (wait.channel >= 0)
+      return sent_[static_cast<size_t>(wait.channel)] > received_[static_cast<size_t>(wait.channel)];
     return wait.stage >= 0 && !(wait.forward ? forward_ : backward_)[cell(wait.stage, wait.microbatch)];
   }
   bool elsewhere(int stage, int other) const {
@@ -83,6 +108,8 @@ class Walk {
     return forward ? action.kind == ActionKind::kForward && top(action, of) : is_input(action) && bottom(action, of);
   }
   void hand_over(const Action& action) {
+    if (in_.transfers && (sends(action) || receives(action)))
+      ++(sends(action) ? sent_ : received_)[static_cast<size_t>(channel(action))];
     if (hands_over(action, true)) forward_[cell(stage(action), action.microbatch)] = true;
     if (hands_over(action, false)) backward_[cell(stage(action), action.microbatch)] = true;
   }
@@ -100,26 +127,33 @@ class Walk {
     return lines;
   }
 
+  // In the list of the other rank.
+  bool gives(const Action& other, const Wait& wait, int& later) const {
+    if (wait.channel >= 0) return receives(other) && channel(other) == wait.channel && later-- == 0;
+    return hands_over(other, wait.forward) && stage(other) == wait.stage && other.microbatch == wait.microbatch;
+  }
+
   std::string line(size_t at) const {
     const Wait wait = needs(action(at));
     const auto peer = static_cast<size_t>(rank_of_[static_cast<size_t>(wait.stage)]);
     const std::vector<Action>& list = *in_.lists[peer];
-    const auto giver = std::ranges::find_if(list, [&](const Action& other) {
-      return hands_over(other, wait.forward) && stage(other) == wait.stage && other.microbatch == wait.microbatch;
-    });
+    int later = wait.channel < 0 ? 0 : received_[static_cast<size_t>(wait.channel)];
+    const auto giver = std::ranges::find_if(list, [&](const Action& other) { return gives(other, wait, later); });
     const std::string waits = cat("rank ", in_.ranks[at], ": ", text(action(at)), " waits for ");
     const std::string of = peer == at ? " of itself" : cat(" of rank ", in_.ranks[peer]);
-    if (giver == list.end())
-      return cat(waits, wait.forward ? "the output" : "the input gradient", " of stage ", wait.stage, " m",
-                 wait.microbatch, of, ", which does not hand it over");
+    if (giver == list.end()) return cat(waits, "stage ", wait.stage, " m", wait.microbatch, of, ", which does not have it");
     return cat(waits, text(*giver), of, peer == at ? "" : cat(", behind ", text(action(peer))));
   }
-  std::string text(const Action& action) const { return action_text(action, {}, in_.layers ? layers() : 0); }
+  std::string text(Action action) const {
+    if (in_.name_stages) action = {.kind = action.kind, .stage = stage(action), .microbatch = action.microbatch};
+    return action_text(action, {}, in_.layers ? layers() : 0);
+  }
 
   const WalkInput& in_;
   const int stages_;
   std::vector<int> rank_of_, stage_of_;
   std::vector<bool> forward_, backward_;  // handed over, by stage and microbatch
+  std::vector<int> sent_, received_;      // begun, by channel
   std::vector<size_t> next_;              // position in every list
 };
 

@@ -15,12 +15,14 @@ struct WalkInput {
   int microbatches = 1;
   bool layers = false;     // actions are of layers (Pipeline::first_layer), else of stages
   bool transfers = false;  // what goes to another rank is there from its SEND on, else from the action that computes it
+  bool name_stages = false;  // in texts, instead of layers
   std::vector<const std::vector<Action>*> lists{};  // by coordinate on pp
   std::vector<int> ranks{};                         // their names
 };
 
-// Sends never block; F waits for the output of the stage before it, B and I for the gradient of the stage behind it. Empty
-// = every list ends, whatever the actions take. Else the actions that wait for each other in a circle, one after the other:
+// F waits for the output of the stage before it, B and I for the gradient of the stage behind it. Of every channel one tensor
+// may be on its way: a SEND waits until the one before it has met its RECV. Empty = every list ends, whatever the actions
+// take. Else the actions that wait for each other in a circle, one after the other:
 // "rank 0: F stage 1 m0 waits for F stage 0 m0 of rank 1, behind B stage 0 m1". Every (stage, microbatch) is there once.
 // Time and memory: a few words for every action.
 std::vector<std::string> find_deadlock(const WalkInput& input);

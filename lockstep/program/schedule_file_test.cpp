@@ -121,6 +121,21 @@ TEST(ScheduleFileTest, ADeadlockIsShownAsTheCircle) {
               ElementsAre(HasSubstr("rank 0: F stage 1 m0 waits for F stage 0 m0 of itself")));
 }
 
+// Rank 0 runs all F first, rank 1 in turns: with one tensor on its way in each direction both wait to send.
+TEST(ScheduleFileTest, ADeadlockOfTransfersIsShownToo) {
+  std::string ahead, turns;
+  for (int m = 0; m < 8; ++m) {
+    ahead += cat("0F", m, ",");
+    turns += cat("1F", m, ",1B", m, ",");
+  }
+  for (int m = 0; m < 8; ++m) ahead += cat("0B", m, ",");
+  const std::vector<std::string> lines = said(grid(ahead + "\n" + turns, 2, 1, 8));
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], HasSubstr("rank 0: SEND_F stage 0 m"));
+  EXPECT_THAT(lines[0], HasSubstr("behind SEND_B stage 1 m"));
+  EXPECT_THAT(lines[0], HasSubstr("rank 1: SEND_B stage 1 m1 waits for RECV_B stage 0 m0 of rank 0"));
+}
+
 TEST(ScheduleProblemsTest, CombinationsThatCannotBe) {
   EXPECT_THAT(said({.kind = Kind::kInterleaved, .ranks = 4, .virtual_stages = 2, .microbatches = 6, .sequences = 8}),
               ElementsAre("train.global_batch: schedule interleaved: microbatches(6) % pp(4) = 2 -> use 4 or 8 microbatches: "

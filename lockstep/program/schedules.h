@@ -16,6 +16,7 @@ struct ScheduleInput {
   int virtual_stages = 1;
   int microbatches = 1;
   std::string grid{};      // kFile
+  bool overlap = true;     // kFile: as Layout::overlap, which says where receives stand
   int64_t sequences = 0;   // of a microbatch on all data ranks: to name a global batch in a way out; 0 = not known
 };
 

@@ -11,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/program/pipeline_walk.h"
 
 namespace lockstep::program {
 namespace {
@@ -231,6 +232,55 @@ TEST(SchedulesTest, ZeroBubbleSchedulesFillIt) {
       const ScheduleInput dual{.kind = Kind::kDualPipeV, .ranks = p, .virtual_stages = 2, .microbatches = m};
       EXPECT_EQ(run(dual).time, 6 * m + p - 1) << text_of(dual);
     }
+}
+
+// F and B of every stage of a rank in ascending order each, anyhow mixed.
+Lists mixed(const ScheduleInput& input, std::mt19937& random) {
+  Lists lists(static_cast<size_t>(input.ranks));
+  for (int rank = 0; rank < input.ranks; ++rank) {
+    std::vector<int> forwards(static_cast<size_t>(input.virtual_stages)), backwards = forwards;
+    const int all = 2 * input.virtual_stages * input.microbatches;
+    while (static_cast<int>(lists[static_cast<size_t>(rank)].size()) < all) {
+      const auto lap = static_cast<size_t>(random() % static_cast<unsigned>(input.virtual_stages));
+      const bool forward = random() % 2 == 0;
+      int& next = forward ? forwards[lap] : backwards[lap];
+      if (next == (forward ? input.microbatches : forwards[lap])) continue;
+      lists[static_cast<size_t>(rank)].push_back({.kind = forward ? ActionKind::kForward : ActionKind::kBackward,
+                                                  .stage = static_cast<int>(lap) * input.ranks + rank,
+                                                  .microbatch = next++});
+    }
+  }
+  return lists;
+}
+
+// The library's walk against the clock of this test, over orders of which many stop.
+TEST(PipelineWalkTest, FindsADeadlockWhereTheListsDoNotEnd) {
+  std::mt19937 random(3);
+  int stuck = 0;
+  constexpr int kCases = 2000;
+  for (int i = 0; i < kCases; ++i) {
+    const ScheduleInput input{.ranks = 1 + static_cast<int>(random() % 3),
+                              .virtual_stages = 1 + static_cast<int>(random() % 2),
+                              .microbatches = 1 + static_cast<int>(random() % 3)};
+    const Lists lists = mixed(input, random);
+    const Pipeline pipeline{.ranks = input.ranks, .virtual_stages = input.virtual_stages};
+    WalkInput walk{.pipeline = pipeline, .microbatches = input.microbatches};
+    for (const auto& list : lists) {
+      walk.ranks.push_back(static_cast<int>(walk.lists.size()));
+      walk.lists.push_back(&list);
+    }
+    const std::vector<std::string> circle = find_deadlock(walk);
+    ASSERT_EQ(circle.empty(), Clock(input, lists, {}).run().ended);
+    stuck += circle.empty() ? 0 : 1;
+    // Each waits for one that the next cannot reach.
+    for (size_t at = 0; circle.size() > 1 && at < circle.size(); ++at) {
+      const std::string next = circle[(at + 1) % circle.size()];
+      const std::string behind = circle[at].substr(circle[at].find("behind ") + 7);
+      ASSERT_THAT(next, HasSubstr(cat(": ", behind, " waits for "))) << join(circle, "\n");
+    }
+  }
+  EXPECT_GT(stuck, kCases / 10);
+  EXPECT_LT(stuck, kCases * 9 / 10);
 }
 
 }  // namespace

@@ -56,7 +56,8 @@ bool is_transfer(ActionKind kind);
 //   [input]       offloaded inputs of layers that are computed again: evicted once after F, fetched once after that and
 //                 before RECOMPUTE; of no other layer
 //   [deadlock]    all ranks of a data group, and of a tp group, issue the same communication in the same order; the lists
-//                 of a pipeline all come to their end when run against each other, else the actions that wait in a circle
+//                 of a pipeline all come to their end when run against each other, with one tensor on its way in every
+//                 channel; else the actions that wait in a circle
 std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after = Pass::kOffload);
 
 }  // namespace lockstep::program
