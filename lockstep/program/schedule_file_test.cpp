@@ -4,9 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "lockstep/base/error.h"
+#include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
 #include "lockstep/program/schedules.h"
+#include "lockstep/program/verify.h"
 
 namespace lockstep::program {
 namespace {
@@ -134,6 +138,35 @@ TEST(ScheduleFileTest, ADeadlockOfTransfersIsShownToo) {
   EXPECT_THAT(lines[0], HasSubstr("rank 0: SEND_F stage 0 m"));
   EXPECT_THAT(lines[0], HasSubstr("behind SEND_B stage 1 m"));
   EXPECT_THAT(lines[0], HasSubstr("rank 1: SEND_B stage 1 m1 waits for RECV_B stage 0 m0 of rank 0"));
+}
+
+TEST(ScheduleFileTest, AConfigurationNamesTheFile) {
+  const std::string path = testing::TempDir() + "lockstep_schedule_file_test.csv";
+  const auto layout = [&](const std::string& text) {
+    write_file(path, text);
+    config::RunConfig config;
+    config.model.preset = "gpt2-test";
+    config.model.layers = 4;
+    config.train.global_batch = 4;
+    config.train.micro_batch = 1;
+    config.train.seq_len = 16;
+    config.parallel.pp = 2;
+    config.parallel.schedule = "file:" + path;
+    config.parallel.virtual_stages = 2;
+    return make_layout(config, arch::resolve_model(config.model), 2);
+  };
+  const Layout v = layout(kDualPipeV), loop = layout(kInterleaved);
+  EXPECT_THAT(v.pipeline.stages_of(1), ElementsAre(1, 2));
+  EXPECT_THAT(loop.pipeline.stages_of(1), ElementsAre(1, 3));
+  for (const Layout& each : {v, loop}) EXPECT_THAT(verify(build_program(each), each), IsEmpty());
+  try {
+    layout("0F0,0B0\n1F0,1B0,9Q9\n");
+    FAIL() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.message().code, "LS1101");
+    EXPECT_THAT(error.message().what, HasSubstr("grid: row 2, column 3: \"9Q9\" is not an action"));
+  }
+  std::filesystem::remove(path);
 }
 
 TEST(ScheduleProblemsTest, CombinationsThatCannotBe) {

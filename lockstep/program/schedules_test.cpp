@@ -189,6 +189,26 @@ TEST(SchedulesTest, EveryOneIsWholeInOrderEndsAndKeepsToItsMemory) {
   }
 }
 
+// As the papers draw them, worked out by hand for few microbatches; B takes two units, '.' is idle.
+TEST(SchedulesTest, ThePictureIsThatOfThePaper) {
+  const auto picture = [](Kind kind, int ranks, int microbatches, size_t rank, int virtual_stages = 1) {
+    return run({.kind = kind, .ranks = ranks, .virtual_stages = virtual_stages, .microbatches = microbatches}).picture[rank];
+  };
+  EXPECT_EQ(picture(Kind::kNaive, 2, 2, 0), "F0 . . . B0 F1 . . . B1");
+  EXPECT_EQ(picture(Kind::kGPipe, 2, 2, 0), "F0 F1 . . . B0 B1");
+  EXPECT_EQ(picture(Kind::kOneFOneB, 4, 4, 0), "F0 F1 F2 F3 . . . . . . B0 . B1 . B2 . B3");
+  EXPECT_EQ(picture(Kind::kOneFOneB, 4, 4, 3), ". . . F0 B0 F1 B1 F2 B2 F3 B3");
+  // a and b: the stages of a rank.
+  EXPECT_EQ(picture(Kind::kInterleaved, 2, 2, 0, 2), "Fa0 Fa1 Fb0 Fb1 . . Bb0 . Bb1 Ba0 Ba1");
+  EXPECT_EQ(picture(Kind::kZbH1, 4, 8, 0),
+            "F0 F1 F2 F3 . . . I0 W0 F4 I1 W1 F5 I2 W2 F6 I3 W3 F7 I4 W4 I5 W5 I6 W6 I7 W7");
+  EXPECT_EQ(picture(Kind::kZbH1, 4, 8, 3),
+            ". . . F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 F5 I5 W2 F6 I6 W3 F7 I7 W4 W5 W6 W7");
+  EXPECT_EQ(picture(Kind::kZbH2, 4, 8, 0), "F0 F1 F2 F3 F4 F5 F6 I0 W0 F7 I1 W1 I2 W2 I3 W3 I4 W4 I5 W5 I6 W6 I7 W7");
+  EXPECT_EQ(picture(Kind::kZbH2, 4, 8, 3),
+            ". . . F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 F5 I5 F6 I6 W0 F7 I7 W1 W2 W3 W4 W5 W6 W7");
+}
+
 // What the papers say of m microbatches over p ranks, in units of one stage's F, I and W.
 TEST(SchedulesTest, TheBubbleIsThatOfThePaper) {
   for (const Times t : {Times{1, 1, 1}, Times{3, 4, 3}, Times{10, 10, 9}}) {
