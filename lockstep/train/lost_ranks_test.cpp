@@ -34,12 +34,13 @@ namespace fs = std::filesystem;
 constexpr int kRanks = 3;
 constexpr int kVictim = 1;
 
-config::LoadedConfig configuration(const std::string& folder, const std::string& steps, const std::string& zero) {
+// `layout`: "zero = 3" or "pp = 3".
+config::LoadedConfig configuration(const std::string& folder, const std::string& steps, const std::string& layout) {
   return config::load_config_text(cat("[run]\ndir = \"", folder, "/run\"\n[model]\npreset = \"gpt2-test\"\nvocab_size = 512\n",
                                       "[data]\ntrain = \"", folder, "/tokens\"\n[train]\nsteps = ", steps,
                                       "\nseq_len = 16\nglobal_batch = 6\nmicro_batch = 1\nthreads = 1\n",
                                       "[optimizer]\nschedule = \"constant\"\nwarmup_steps = 0\n",
-                                      "[parallel]\nbucket_mib = 0.1\nzero = ", zero, "\n[checkpoint]\nevery = 2\n"),
+                                      "[parallel]\nbucket_mib = 0.1\n", layout, "\n[checkpoint]\nevery = 2\n"),
                                   "test");
 }
 
@@ -66,7 +67,7 @@ class Break {
   std::atomic<int> calls_ = 0;
 };
 
-// Arguments: folder, steps, place, signal, seconds until a rank that does not come is lost, stage of ZeRO.
+// Arguments: folder, steps, place, signal, seconds until a rank that does not come is lost, layout.
 int run_rank(const std::vector<std::string>& given) {
   at::set_num_threads(1);
   std::vector<std::string> arguments = given;
@@ -113,25 +114,25 @@ Outcome launch_ranks(const std::vector<std::string>& arguments) {
 struct Fault {
   std::string place;
   int signal = SIGKILL;
-  int zero = 0;
+  std::string layout = "zero = 0";
   // The run has a checkpoint before it happens.
-  bool later() const { return zero > 0 || place == "checkpoint load"; }
+  bool later() const { return layout != "zero = 0" || place == "checkpoint load"; }
 };
 
 class LostRanks : public ::testing::TestWithParam<Fault> {
  protected:
   static void SetUpTestSuite() {
     fs::remove_all(root());
-    for (const int zero : {0, 3}) {
-      prepare(whole(zero));
-      const Outcome outcome = run(whole(zero), 4, {.place = "nowhere", .zero = zero}, 600);
+    for (const char* layout : {"zero = 0", "zero = 3", "pp = 3"}) {
+      prepare(whole(layout));
+      const Outcome outcome = run(whole(layout), 4, {.place = "nowhere", .layout = layout}, 600);
       ASSERT_EQ(outcome.code, 0) << outcome.text;
     }
   }
   static void TearDownTestSuite() { fs::remove_all(root()); }
 
   static fs::path root() { return fs::temp_directory_path() / cat("lockstep-lost-ranks-", getpid()); }
-  static fs::path whole(int zero) { return root() / cat("whole-", zero); }
+  static fs::path whole(const std::string& layout) { return root() / cat("whole-", join(split(layout, ' '), "-")); }
   static void prepare(const fs::path& folder) {
     fs::create_directories(folder);
     data::TokenFileWriter writer(folder / "tokens", 512);
@@ -141,7 +142,7 @@ class LostRanks : public ::testing::TestWithParam<Fault> {
     writer.finish();
   }
   static Outcome run(const fs::path& folder, int steps, const Fault& fault, int seconds) {
-    return launch_ranks({folder.string(), cat(steps), fault.place, cat(fault.signal), cat(seconds), cat(fault.zero)});
+    return launch_ranks({folder.string(), cat(steps), fault.place, cat(fault.signal), cat(seconds), fault.layout});
   }
   // Content of the tensors of the last step.
   static std::map<std::string, std::string> tensors(const fs::path& folder) {
@@ -161,8 +162,8 @@ std::vector<std::string> shared_memory_files() {
 }
 
 TEST_P(LostRanks, AreNamedNothingStaysAndTheRunGoesOn) {
-  const Fault fault = GetParam(), nowhere{.place = "nowhere", .zero = fault.zero};
-  const fs::path folder = root() / cat(join(split(fault.place, ' '), "-"), "-", fault.signal, "-", fault.zero);
+  const Fault fault = GetParam(), nowhere{.place = "nowhere", .layout = fault.layout};
+  const fs::path folder = root() / cat(join(split(fault.place, ' '), "-"), "-", fault.signal, "-", join(split(fault.layout, ' '), "-"));
   prepare(folder);
   if (fault.later()) {
     ASSERT_EQ(run(folder, 2, nowhere, 600).code, 0);
@@ -189,7 +190,7 @@ TEST_P(LostRanks, AreNamedNothingStaysAndTheRunGoesOn) {
 
   const Outcome again = run(folder, 4, nowhere, 600);
   EXPECT_EQ(again.code, 0) << again.text;
-  EXPECT_TRUE(tensors(folder) == tensors(whole(fault.zero))) << "another outcome than that of the unbroken run";
+  EXPECT_TRUE(tensors(folder) == tensors(whole(fault.layout))) << "another outcome than that of the unbroken run";
 }
 
 std::vector<Fault> faults() {
@@ -201,15 +202,19 @@ std::vector<Fault> faults() {
     all.push_back({.place = place, .signal = SIGSTOP});
   // While a layer's parameters are being gathered, are there and used, and are dropped.
   for (const char* place : {"UNSHARD", "unshard blocks.1", "F", "B", "RESHARD", "SHARD_GRAD", "reduce_grad bucket 0", "NORM"})
-    all.push_back({.place = place, .zero = 3});
-  for (const char* place : {"unshard blocks.1", "B"}) all.push_back({.place = place, .signal = SIGSTOP, .zero = 3});
+    all.push_back({.place = place, .layout = "zero = 3"});
+  for (const char* place : {"unshard blocks.1", "B"}) all.push_back({.place = place, .signal = SIGSTOP, .layout = "zero = 3"});
+  // In a pipeline of three, with neighbours on both sides.
+  for (const char* place : {"F", "send_f stage 1", "recv_b stage 1", "SEND_B", "LOSS"})
+    all.push_back({.place = place, .layout = "pp = 3"});
+  all.push_back({.place = "B", .signal = SIGSTOP, .layout = "pp = 3"});
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, LostRanks, ::testing::ValuesIn(faults()), [](const auto& info) {
   std::string name = cat(info.param.place, info.param.signal == SIGKILL ? "_killed" : "_stopped",
-                         info.param.zero > 0 ? cat("_zero_", info.param.zero) : "");
-  for (char& c : name) c = c == ' ' || c == '.' ? '_' : c;
+                         info.param.layout == "zero = 0" ? "" : cat("_", info.param.layout));
+  for (char& c : name) c = c == ' ' || c == '.' || c == '=' ? '_' : c;
   return name;
 });
 
