@@ -1,14 +1,26 @@
 """What is trained: a case is one program on one model and layout; a row is our case beside those it is compared with."""
 
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-GROUPS = ("single", "ranks", "ranks-large", "tensor", "zero", "recompute", "adamw", "generate", "collectives", "tokenizer", "startup", "gemm")
+sys.path.append(str(Path(__file__).parent / "peers"))
+from shapes import SHAPES, balanced_blocks  # noqa: E402
+
+GROUPS = ("single", "ranks", "ranks-large", "tensor", "pipeline", "zero", "recompute", "adamw", "generate", "collectives", "tokenizer", "startup", "gemm")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "ranks-large")
-VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "llama-15m": 32000, "llama-15m-12h": 32000}
+VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "gpt2-10m-8l": 8192, "llama-15m": 32000, "llama-15m-12h": 32000}
 # What a model of bench/peers/shapes.py has other than its preset: the 6 heads of llama-15m do not divide by 4 ranks.
-CHANGES = {"llama-15m-12h": ("llama-15m", ("--model.heads=12", "--model.kv_heads=12"))}
+# A pipeline of 4 ranks with two stages each needs 8 blocks.
+CHANGES = {
+    "llama-15m-12h": ("llama-15m", ("--model.heads=12", "--model.kv_heads=12")),
+    "gpt2-10m-8l": ("gpt2-10m", ("--model.layers=8",)),
+}
 ZERO_MARKS = {(1, 2): 0.96, (1, 4): 0.96, (2, 2): 0.96, (2, 4): 0.96, (3, 2): 0.94, (3, 4): 0.90}  # (zero, ranks)
 ZERO_PEERS = {1: ("zero",), 2: ("fsdp-keep",), 3: ("fsdp",)}  # --how of peers/train_fsdp_torch.py
+# (schedule, stages of a rank): --schedule of peers/train_pp_torch.py
+PIPELINE_PEERS = {("gpipe", 1): "gpipe", ("1f1b", 1): "1f1b", ("interleaved", 2): "interleaved", ("zb-h1", 1): "zb", ("zb-v", 2): "zb-v"}
+PIPELINE_MICROBATCHES = 8
 MARKS = {(2, 2): 0.92, (4, 4): 0.82, (4, 2): 0.88}  # (ranks, tp): the share of our own 1x2 that is aimed at
 
 
@@ -31,7 +43,7 @@ class Work:
 @dataclass(frozen=True)
 class Case:
     program: str  # lockstep | pytorch
-    how: str  # lockstep: parallel.data_parallel; pytorch: eager | compile | ddp | dtensor | those of ZERO_PEERS
+    how: str  # lockstep: parallel.data_parallel; pytorch: eager | compile | ddp | dtensor | pipelining | those of ZERO_PEERS
     work: Work
     precision: str = "fp32"  # fp32 | bf16; pytorch has autocast (fp32 weights) and bf16 (no fp32 weights)
     ranks: int = 1
@@ -40,14 +52,23 @@ class Case:
     sequence_parallel: bool = False  # of the rows between linears; with tp > 1
     recompute: str = "none"  # lockstep: memory.recompute
     zero: int = 0  # which states the ranks share out
+    pp: int = 1  # ranks that hold the stages of one copy of the model
+    schedule: str = "1f1b"
+    virtual_stages: int = 1  # of one of them
+    microbatches: int = 1  # of a step and replica
 
     def layout(self):
         split = f" tp{self.tp}" if self.tp > 1 else ""
         again = f" {self.recompute}" if self.recompute != "none" else ""
-        return f"{self.ranks}x{self.threads}{split}{' sp' if self.sequence_parallel else ''}{again}"
+        stages = f" pp{self.pp} {self.schedule}" if self.pp > 1 else ""
+        return f"{self.ranks}x{self.threads}{split}{' sp' if self.sequence_parallel else ''}{stages}{again}"
 
     def replicas(self):
-        return self.ranks // self.tp
+        return self.ranks // (self.tp * self.pp)
+
+    def blocks(self):
+        """Of every stage, the same on both sides."""
+        return balanced_blocks(SHAPES[self.work.model], self.work.seq_len, self.pp * self.virtual_stages)
 
     def kind(self):
         """Which of the programs that do the same work."""
@@ -120,6 +141,17 @@ def tensor_rows(work):
     return rows
 
 
+def pipeline_rows(work):
+    """Stages on 2 and 4 ranks of one thread, beside torch.distributed.pipelining with the same stages and microbatches."""
+    one = Case("lockstep", "ring", work, microbatches=PIPELINE_MICROBATCHES)
+    rows = [Row(one)]
+    for pp in (2, 4):
+        for schedule, virtual_stages in PIPELINE_PEERS:
+            ours = replace(one, ranks=pp, threads=1, pp=pp, schedule=schedule, virtual_stages=virtual_stages)
+            rows.append(Row(ours, (replace(ours, program="pytorch", how="pipelining"),), (one,)))
+    return rows
+
+
 def recompute_rows(work):
     """What it costs to keep less, beside keeping all."""
     one = Case("lockstep", "ring", work)
@@ -144,6 +176,8 @@ def training_rows(groups, quick):
     rows += rank_rows(wide, servers=False) if "ranks-large" in groups else []
     if "tensor" in groups:
         rows += [row for work in (gpt2, replace(llama, model="llama-15m-12h")) for row in tensor_rows(work)]
+    if "pipeline" in groups:
+        rows += pipeline_rows(replace(gpt2, model="gpt2-10m-8l", batch=2 * PIPELINE_MICROBATCHES))
     rows += [row for work in (gpt2, llama) for row in recompute_rows(work)] if "recompute" in groups else []
     if "zero" in groups:
         rows += [row for work in (gpt2, llama) for row in zero_rows(work)]

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cases import CHANGES, VOCABULARY
+from cases import CHANGES, PIPELINE_PEERS, VOCABULARY
 
 PEERS = Path(__file__).parent / "peers"
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
@@ -89,16 +89,22 @@ def lockstep_options(case, setting):
     work = case.work
     preset, changes = CHANGES.get(work.model, (work.model, ()))
     split = [f"--parallel.tp={case.tp}", f"--parallel.sequence_parallel={str(case.sequence_parallel).lower()}"]
+    stages = []
+    if case.pp > 1:
+        stages = [f"--parallel.pp={case.pp}", f"--parallel.schedule={case.schedule}"]
+        stages += [f"--parallel.virtual_stages={case.virtual_stages}"]
+        stages += [f"--parallel.layers_per_stage={','.join(map(str, case.blocks()))}"]
     return [
         f"--model.preset={preset}",
         *changes,
         *(split if case.tp > 1 else []),
+        *stages,
         f"--memory.recompute={case.recompute}",
         f"--model.vocab_size={VOCABULARY[work.model]}",
         f"--data.train={setting.scratch / work.model}",
         f"--train.seq_len={work.seq_len}",
         f"--train.global_batch={work.batch}",
-        f"--train.micro_batch={work.batch // case.replicas()}",
+        f"--train.micro_batch={work.batch // case.replicas() // case.microbatches}",
         f"--train.precision={case.precision}",
         f"--train.threads={case.threads}",
         f"--parallel.data_parallel={case.how}",
@@ -191,6 +197,10 @@ def torch_script(case):
     """And what it takes besides torch_options()."""
     if case.zero:
         return "train_fsdp_torch.py", ["--how", case.how]
+    if case.pp > 1:
+        schedule = PIPELINE_PEERS[(case.schedule, case.virtual_stages)]
+        blocks = ",".join(map(str, case.blocks()))
+        return "train_pp_torch.py", ["--schedule", schedule, "--microbatches", case.microbatches, "--blocks", blocks]
     if case.tp > 1:
         return "train_tp_torch.py", ["--tp", case.tp]
     return "train_torch.py", ["--precision", case.precision]

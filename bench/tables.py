@@ -44,7 +44,7 @@ def ranks(report):
     heads = ["work", "ranks", "data parallel", "ms", "of our own 1x2", "of our ring", "busiest rank's links", "times as fast as DDP"]
     rows = []
     for row in report["comparisons"]:
-        if row["layout"] == "1x2" or row["tp"] > 1 or row["zero"] or row["recompute"] != "none" or "share_of" not in row:
+        if row["layout"] == "1x2" or row["tp"] > 1 or row["pp"] > 1 or row["zero"] or row["recompute"] != "none" or "share_of" not in row:
             continue
         shares = {name: ratio(found) for name, found in row["share_of"].items()}
         ring = next((text for name, text in shares.items() if "ring" in name), "-")
@@ -91,6 +91,21 @@ def tensor(report):
                 number(row["peer_ms"]), ratio(row["peer_share"]), ratio(row["times_as_fast"]),
             ]
         )
+    return table(heads, rows)
+
+
+def pipeline(report):
+    heads = ["work", "ranks and schedule", "ms", "of our own 1x2", "waiting", "busiest rank's links", "PyTorch ms", "times as fast"]
+    waits = {(row["work"], row["layout"]): row["exposed"] for row in report["cases"] if row["pp"] > 1 and row["exposed"]}
+    rows = [
+        [
+            row["work"], row["layout"], number(row["median_ms"]), ratio(row["share_of"]["lockstep 1x2"]),
+            f"{sum(waits.get((row['work'], row['layout']), {}).values()):.1%}",
+            f"{row['busiest_rank_bytes'] / 1e6:.0f} MB a step", number(row["peer_ms"]), ratio(row["times_as_fast"]),
+        ]
+        for row in report["comparisons"]
+        if row["pp"] > 1
+    ]
     return table(heads, rows)
 
 
@@ -147,7 +162,7 @@ def exposed(report):
         [row["work"], f"{row['layout']}{' zero ' + str(row['zero']) if row['zero'] else ''}", what, f"{share:.1%}",
          number(share * row["median_ms"], 1)]
         for row in report["cases"]
-        if row["tp"] > 1 or row["zero"]
+        if row["tp"] > 1 or row["pp"] > 1 or row["zero"]
         for what, share in row["exposed"].items()
     ]
     return table(["work", "ranks", "rank 0 waits for", "of a step", "ms"], rows)
@@ -259,6 +274,7 @@ PARTS = (
     ("Several ranks of one thread on the same two cores", ranks),
     ("What ranks cost PyTorch", ddp),
     ("One copy of the model on several ranks of one thread", tensor),
+    ("One copy of the model in stages on several ranks of one thread", pipeline),
     ("States shared out", zero),
     ("What a rank has allocated at most", memory),
     ("Blocks that keep less for their backward", recompute),

@@ -114,6 +114,7 @@ def case_row(case, measurements):
         "precision": case.dtype(),
         "layout": case.layout(),
         "tp": case.tp,
+        "pp": case.pp,
         "zero": case.zero,
         "program": case.kind(),
         "median_ms": median(steps) * 1000,
@@ -147,6 +148,7 @@ def comparison(row, measurements, setting):
     """Ours beside the fastest peer and beside our own bases."""
     ours, best = row.ours, measurements.fastest(row.peers)
     found = {"work": ours.work.name(), "precision": ours.precision, "layout": ours.layout(), "program": ours.kind()}
+    found |= {"pp": ours.pp, "schedule": ours.schedule}
     found |= {"tp": ours.tp, "zero": ours.zero, "recompute": ours.recompute, "mark": row.mark}
     if ours.zero:
         memory = measurements.memory

@@ -1,6 +1,7 @@
 """The sizes of the models that are measured, and the FLOPs that follow from them."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -35,4 +36,23 @@ SHAPES = {
     "gpt2-10m": Shape("gpt2", layers=4, hidden=384, heads=12, ffn=1536, vocab_size=8192, max_seq_len=512),
     "llama-15m": Shape("llama", layers=6, hidden=288, heads=6, ffn=768, vocab_size=32000, max_seq_len=256),
 }
+SHAPES["gpt2-10m-8l"] = replace(SHAPES["gpt2-10m"], layers=8)  # a block for each of 8 stages
 SHAPES["llama-15m-12h"] = replace(SHAPES["llama-15m"], heads=12)  # heads that divide by 4 ranks
+
+
+def balanced_blocks(shape, seq_len, stages):
+    """Blocks of every stage of a pipeline, so that the dearest one costs least, and else as even as can be; the last has the head."""
+    block = sum(m * n for name, _, m, n in shape.products() if name != "head") + shape.hidden * seq_len
+    head = shape.hidden * shape.vocab_size
+
+    @lru_cache(maxsize=None)
+    def cut(stage, blocks):
+        """(cost of the dearest stage, sum of the squares, blocks of each) of the stages from `stage` on."""
+        if stage == stages - 1:
+            cost = blocks * block + head
+            return cost, cost**2, (blocks,)
+        most = blocks - (stages - 1 - stage)  # every stage has one
+        found = [(count, cut(stage + 1, blocks - count)) for count in range(1, most + 1)]
+        return min((max(count * block, cost), (count * block) ** 2 + squares, (count, *rest)) for count, (cost, squares, rest) in found)
+
+    return cut(0, shape.layers)[2]

@@ -18,8 +18,12 @@ using testing::Case;
 using testing::layout_for;
 using testing::microbatches;
 
+// Models of this size have workspaces of some KiB, in which what no formula counts shows.
+constexpr double kUncounted = 4096;
+
 void expect_near(int64_t measured, int64_t predicted, const std::string& what) {
-  EXPECT_NEAR(static_cast<double>(measured), static_cast<double>(predicted), 0.05 * static_cast<double>(predicted)) << what;
+  const double bound = 0.05 * static_cast<double>(predicted) + kUncounted;
+  EXPECT_NEAR(static_cast<double>(measured), static_cast<double>(predicted), bound) << what;
 }
 
 // One step on every rank.
