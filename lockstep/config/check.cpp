@@ -130,7 +130,9 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
 
   const int64_t per_pass = dp * train.micro_batch;
   if (train.global_batch % per_pass != 0) {
-    std::string way_out = cat("use global_batch ", multiples_near(per_pass, train.global_batch));
+    // What fits must suit the schedule too: interleaved takes its microbatches in groups of pp.
+    const int64_t group = config.parallel.schedule == "interleaved" ? config.parallel.pp : 1;
+    std::string way_out = cat("use global_batch ", multiples_near(per_pass * group, train.global_batch));
     if (train.global_batch % dp == 0) {
       way_out += cat(", or micro_batch ", divisors_near(train.global_batch / dp, train.micro_batch));
     }

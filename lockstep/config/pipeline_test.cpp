@@ -207,6 +207,16 @@ TEST(CheckPipeline, Schedules) {
     EXPECT_EQ(layout_refusal(std::string("[parallel]\n") + fits, 2), "accepted") << fits;
 }
 
+TEST(CheckPipeline, ABatchThatFitsSuitsTheScheduleToo) {
+  RunConfig config = read("[parallel]\npp = 4\nschedule = \"interleaved\"");
+  config.train.micro_batch = 2;
+  config.train.global_batch = 19;
+  const std::vector<LayoutProblem> problems = layout_problems(config, 8);
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_EQ(problems[0].what, "global_batch(19) is not a multiple of dp(2) * micro_batch(2) = 4");
+  EXPECT_EQ(problems[0].way_out, "use global_batch 16 or 32");
+}
+
 TEST(CheckPipeline, AllProblemsAtOnce) {
   const std::string message = layout_refusal(
       "[model]\nlayers = 4\nheads = 4\n[parallel]\npp = 8\ntp = 3\nvirtual_stages = 2\nreduce_precision = \"bf16\"", 16);

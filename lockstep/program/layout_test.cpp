@@ -67,5 +67,13 @@ TEST(Layout, NamesWhereAProblemOfTheModelCameFrom) {
   EXPECT_THAT(refusal(loaded("pp = 2\nlayers_per_stage = [2, 3]"), 2), HasSubstr("\n  run.toml:3  layers_per_stage"));
 }
 
+TEST(Layout, WhatTheScheduleRefusesStandsBesideTheRest) {
+  const std::string message = refusal(loaded("pp = 2\nschedule = \"interleaved\"\nlayers_per_stage = \"2*4\"", 3), 2);
+  EXPECT_THAT(message, HasSubstr("(2 problems, nothing was started)"));
+  EXPECT_THAT(message, HasSubstr("run.toml:4                layers_per_stage = \"2*4\" has 8 blocks, but model.layers = 4"));
+  EXPECT_THAT(message, HasSubstr("microbatches(3) % pp(2) = 1"));
+  EXPECT_THAT(message, HasSubstr("use 2 or 4 microbatches: global_batch 4 or 8"));
+}
+
 }  // namespace
 }  // namespace lockstep::program
