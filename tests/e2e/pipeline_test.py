@@ -32,12 +32,14 @@ class TrainTest(PipelineTestCase):
     def assert_like_one_rank(self, name):
         self.assert_close(self.losses(name), self.losses("alone"), 1e-5)
 
-    def test_every_schedule_gives_the_same_bits(self):
+    def test_every_schedule(self):
         for schedule in SCHEDULES:
             with self.subTest(schedule):
                 self.pipeline(schedule, 2, pp=2, schedule=schedule)
                 self.assert_like_one_rank(schedule)
-                self.assertEqual(self.losses(schedule), self.losses("naive"))
+                # In a V embedding and head are on one rank, and the tied gradient is summed in another order.
+                if schedule not in ("zb-v", "dualpipe-v"):
+                    self.assertEqual(self.losses(schedule), self.losses("naive"))
 
     def test_with_data_parallelism_and_zero(self):
         for zero in (0, 1, 3):
