@@ -7,6 +7,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/plan/cost_file.h"
 #include "lockstep/plan/matching.h"
+#include "lockstep/plan/uses.h"
 #include "lockstep/program/memory.h"
 #include "lockstep/program/passes.h"
 #include "lockstep/program/predict.h"
@@ -121,6 +122,31 @@ class Costs {
   std::map<std::tuple<ActionKind, int, int, int, int, int>, double> known_;  // of the rank at hand
 };
 
+// When each transfer was over: for who waited, once that woke up.
+std::vector<double> transfer_ends(const Program& program, const Layout& layout, const Spans& measured, const Matching& matching) {
+  std::vector<double> ends;
+  for (const Transfer& transfer : matching.transfers)
+    ends.push_back(measured[static_cast<size_t>(transfer.recv.rank)][static_cast<size_t>(transfer.recv.index)].end);
+  for (size_t rank = 0; rank < measured.size(); ++rank) {
+    Uses uses(layout, static_cast<int>(rank));
+    double clock = 0;  // end of what was computed before
+    for (size_t i = 0; i < measured[rank].size(); ++i) {
+      const Action& action = program.ranks[rank][i];
+      const int transfer = matching.transfer_of[rank][i];
+      if (transfer >= 0 && matching.transfers[static_cast<size_t>(transfer)].recv.rank == static_cast<int>(rank))
+        uses.start({static_cast<int>(rank), static_cast<int>(i)}, action);
+      if (!program::computes(action.kind)) continue;
+      for (const ActionRef& used : uses.of(action)) {
+        double& end = ends[static_cast<size_t>(matching.transfer_of[rank][static_cast<size_t>(used.index)])];
+        if (end > clock) end = std::max(end, measured[rank][i].start);
+      }
+      uses.used(action);
+      clock = measured[rank][i].end;
+    }
+  }
+  return ends;
+}
+
 }  // namespace
 
 ActionTimes unit_times(const Program& program, const Layout& layout) {
@@ -160,9 +186,11 @@ ActionTimes measured_times(const Program& program, const Layout& layout, const S
     times.seconds[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = value;
   };
   const Matching matching = match(program, layout);
-  for (const Transfer& transfer : matching.transfers) {
+  const std::vector<double> arrivals = transfer_ends(program, layout, measured, matching);
+  for (size_t i = 0; i < matching.transfers.size(); ++i) {
+    const Transfer& transfer = matching.transfers[i];
     const Span send = span(transfer.send), recv = span(transfer.recv);
-    set(transfer.send, std::max(0.0, recv.end - std::max(send.start, recv.start)));
+    set(transfer.send, std::max(0.0, arrivals[i] - std::max(send.start, recv.start)));
     set(transfer.recv, 0);
   }
   for (const Meeting& meeting : matching.meetings) {

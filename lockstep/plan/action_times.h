@@ -25,8 +25,8 @@ ActionTimes unit_times(const program::Program& program, const program::Layout& l
 // By a cost file (cost_file.h); transfers and collectives by their bytes.
 ActionTimes cost_times(const program::Program& program, const program::Layout& layout, const StepCosts& costs);
 
-// By what was measured: the work of each action, a transfer from when both its ends were there, a collective from when the
-// last rank came.
+// By what was measured: the work of each action; a transfer from when both its ends were there until it had come, or where a rank
+// waited for it until that went on; a collective from when the last rank came.
 ActionTimes measured_times(const program::Program& program, const program::Layout& layout, const Spans& measured);
 
 }  // namespace lockstep::plan

@@ -13,7 +13,8 @@
 namespace lockstep::plan {
 namespace {
 
-constexpr double kLeft = 84, kRight = 20, kTop = 62, kAxis = 30;  // margins
+constexpr double kLeft = 84, kRight = 20, kAxis = 30;  // margins
+constexpr double kLegend = 33, kLine = 18;           // of the legend: its first line, from line to line
 constexpr double kCompute = 26, kNetwork = 8, kMemory = 26, kGap = 10;
 constexpr double kDigit = 6.4, kPadding = 3;  // of a number in a box
 constexpr size_t kMostTitles = 4000;          // boxes up to which each says what it is
@@ -27,7 +28,7 @@ constexpr std::string_view kStyle = R"(
 .ls-svg .F{fill:#56b4e9}.ls-svg .F2{fill:#a9d8f3}.ls-svg .B,.ls-svg .I{fill:#e69f00}.ls-svg .B2,.ls-svg .I2{fill:#f4cf7f}
 .ls-svg .W{fill:#2fb08a}.ls-svg .W2{fill:#97d8c4}.ls-svg .R{fill:#d58fb7}.ls-svg .R2{fill:#e9c4da}.ls-svg .U{fill:#f0e442}
 .ls-svg .C{fill:#6b7280}.ls-svg .H{fill:#a67c52}.ls-svg .k{stroke:#fff;stroke-width:.7}
-.ls-svg .c{stroke:#111;stroke-width:2}.ls-svg .s{fill:#c9cdd4}.ls-svg .a{fill:#8f86c9}
+.ls-svg .c{stroke:#111;stroke-width:2}.ls-svg .d{stroke-width:1}.ls-svg .s{fill:#c9cdd4}.ls-svg .a{fill:#8f86c9}
 @media screen and (prefers-color-scheme:dark){
 .ls-svg .bg{fill:#15181d}.ls-svg text{fill:#e4e7eb}.ls-svg .n{fill:#111}.ls-svg .q{fill:#9aa3af}.ls-svg .t{stroke:#2c323b}
 .ls-svg .hb{fill:#20252c}.ls-svg .hl{stroke:#4b5461}.ls-svg .k{stroke:#15181d}.ls-svg .c{stroke:#fff}.ls-svg .C{fill:#8b93a1}
@@ -64,17 +65,17 @@ class Gantt {
   }
 
   std::string text() {
+    const std::string entries = legend();
     const double rows = row_height_ * static_cast<double>(shown_);
     const bool note = shown_ < boxes_.size();
-    const double height = kTop + rows + kAxis + (note ? 16 : 0);
+    const double height = top_ + rows + kAxis + (note ? 16 : 0);
     std::string svg = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"ls-svg\" viewBox=\"0 0 ", options_.width, " ",
                           decimal(height), "\" width=\"", options_.width, "\" height=\"", decimal(height), "\" role=\"img\">\n<title>",
                           escaped(options_.title), "</title>\n<style>", kStyle, "</style>\n<defs><pattern id=\"", options_.id,
                           "-hatch\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">"
                           "<rect class=\"hb\" width=\"7\" height=\"7\"/><line class=\"hl\" x1=\"0\" y1=\"0\" x2=\"0\" y2=\"7\"/>"
                           "</pattern></defs>\n<rect class=\"bg\" width=\"", options_.width, "\" height=\"", decimal(height), "\"/>\n");
-    svg += cat("<text class=\"h\" x=\"", kLeft, "\" y=\"20\">", escaped(options_.title), "</text>\n") + legend() +
-           axis(kTop + rows);
+    svg += cat("<text class=\"h\" x=\"", kLeft, "\" y=\"20\">", escaped(options_.title), "</text>\n") + entries + axis(top_ + rows);
     for (size_t rank = 0; rank < shown_; ++rank) svg += row(rank);
     if (note)
       svg += cat("<text class=\"q\" x=\"", kLeft, "\" y=\"", decimal(height - 6), "\">", boxes_.size() - shown_, " more ranks</text>\n");
@@ -84,12 +85,18 @@ class Gantt {
  private:
   double x(double seconds) const { return kLeft + seconds / seconds_ * (options_.width - kLeft - kRight); }
 
-  std::string legend() const {
+  // Says how far down the rows begin.
+  std::string legend() {
     std::string svg;
-    double at = kLeft;
+    double at = kLeft, line = kLegend;
     const auto entry = [&](const std::string& sample, const std::string& name) {
-      svg += cat("<g transform=\"translate(", decimal(at), ",33)\">", sample, "<text x=\"19\" y=\"10\">", name, "</text></g>\n");
-      at += 19 + 6.2 * static_cast<double>(name.size()) + 20;
+      const double width = 19 + 6.8 * static_cast<double>(name.size());
+      if (at + width > options_.width - kRight) {
+        at = kLeft;
+        line += kLine;
+      }
+      svg += cat("<g transform=\"translate(", decimal(at), ",", line, ")\">", sample, "<text x=\"19\" y=\"10\">", name, "</text></g>\n");
+      at += width + 14;
     };
     const auto box = [&](const std::string& name) { return cat("<rect class=\"", name, "\" width=\"14\" height=\"12\" rx=\"1.5\"/>"); };
     const auto has = [&](BoxKind kind) { return present_[static_cast<size_t>(kind)]; };
@@ -108,6 +115,7 @@ class Gantt {
       entry(box("s"), "memory: states");
       entry(box("a"), "activations, buffers");
     }
+    top_ = line + 29;
     return svg;
   }
 
@@ -116,7 +124,7 @@ class Gantt {
     const double step = round_step(seconds_, 12);
     for (int i = 0; i * step <= seconds_ * (1 + 1e-9); ++i) {
       const std::string at = decimal(x(i * step), 2);
-      svg += cat("<line class=\"t\" x1=\"", at, "\" y1=\"", kTop - 6, "\" x2=\"", at, "\" y2=\"", decimal(bottom), "\"/><text class=\"q m\" x=\"",
+      svg += cat("<line class=\"t\" x1=\"", at, "\" y1=\"", top_ - 6, "\" x2=\"", at, "\" y2=\"", decimal(bottom), "\"/><text class=\"q m\" x=\"",
                  at, "\" y=\"", decimal(bottom + 14), "\">", options_.in_units ? decimal(i * step, 2) : time_text(i * step, false, seconds_), "</text>\n");
     }
     if (options_.in_units)
@@ -125,7 +133,7 @@ class Gantt {
   }
 
   std::string row(size_t rank) const {
-    const double top = kTop + row_height_ * static_cast<double>(rank);
+    const double top = top_ + row_height_ * static_cast<double>(rank);
     std::string svg = cat("<g transform=\"translate(0,", decimal(top), ")\">\n<text class=\"r\" x=\"", kLeft - 12, "\" y=\"",
                           kCompute / 2 + 4, "\">rank ", rank, "</text>\n<rect fill=\"url(#", options_.id, "-hatch)\" x=\"", kLeft,
                           "\" width=\"", decimal(x(seconds_) - kLeft, 2), "\" height=\"", kCompute, "\"/>\n");
@@ -140,7 +148,7 @@ class Gantt {
   std::string box_svg(const Box& box, size_t rank) const {
     const double left = x(box.start), width = std::max(x(box.end) - left, 0.4);
     const double top = box.computes() ? 0 : kCompute + 2, height = box.computes() ? kCompute : kNetwork;
-    const std::string edge = box.critical ? " c" : box.computes() && width > 4 ? " k" : "";
+    const std::string edge = box.critical ? (width < 8 ? " c d" : " c") : box.computes() && width > 4 ? " k" : "";
     std::string svg = cat("<rect class=\"", class_of(box, layout_.pipeline), edge, "\" x=\"", decimal(left, 2), "\" y=\"", top,
                           "\" width=\"", decimal(width, 2), "\" height=\"", height, "\"");
     svg += titles_ ? cat("><title>", escaped(tooltip(box, rank)), "</title></rect>") : "/>";
@@ -179,7 +187,7 @@ class Gantt {
   size_t shown_ = 0;
   bool network_ = false, titles_ = true;
   int64_t memory_scale_ = 1;
-  double row_height_ = 0;
+  double row_height_ = 0, top_ = 0;
 };
 
 }  // namespace

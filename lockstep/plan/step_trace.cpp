@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/file.h"
@@ -32,6 +33,16 @@ void check(const StepTrace& trace, std::string_view origin) {
       refuse(origin, cat("action ", record.action, " runs from ", record.start, " to ", record.end));
     next = record.action + 1;
   }
+}
+
+// What passes before any rank's first action is the tracing's own.
+void begin_at_zero(Spans& spans) {
+  double first = std::numeric_limits<double>::infinity();
+  for (const std::vector<Span>& row : spans)
+    if (!row.empty()) first = std::min(first, row.front().start);
+  if (!std::isfinite(first)) return;
+  for (std::vector<Span>& row : spans)
+    for (Span& span : row) span = {span.start - first, span.end - first};
 }
 
 }  // namespace
@@ -110,6 +121,7 @@ Spans measured_spans(const program::Program& program, const program::Layout& lay
     }
     for (; next < row.size(); ++next) row[next] = {before, before};
   }
+  begin_at_zero(spans);
   const Matching matching = match(program, layout);
   const auto at = [&](const ActionRef& ref) -> Span& {
     return spans[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];

@@ -42,7 +42,7 @@ std::vector<StepTrace> read_step(const std::filesystem::path& folder, int64_t st
 // The steps in `folder` of which there is a trace of rank 0, ascending.
 std::vector<int64_t> traced_steps(const std::filesystem::path& folder);
 
-// As Spans. Actions without a record take no time, at the end of the one before them; a collective begins where the last
+// As Spans, from the first action of any rank on. Actions without a record take no time, at the end of the one before them; a collective begins where the last
 // of its ranks came to it, a RECV where its SEND began.
 Spans measured_spans(const program::Program& program, const program::Layout& layout,
                      const std::vector<StepTrace>& traces);
