@@ -18,14 +18,15 @@ const Flag* find_flag(const Verb& verb, std::string_view name) {
   std::vector<std::string> known = {"help"};
   if (verb.has_json) known.emplace_back("json");
   for (const Flag& flag : verb.flags) known.emplace_back(flag.name);
-  std::string near = nearest(name, known);
+  std::vector<std::string> meant;
   for (const config::Section& section : config::sections()) {
-    if (verb.takes_config && config::find_field(section.name, name)) near = section.name + "." + name;
+    if (verb.takes_config && config::find_field(section.name, name)) meant.push_back(section.name + "." + name);
   }
+  if (const std::string near = nearest(name, known); meant.empty() && !near.empty()) meant.push_back(near);
   throw ConfigError({.code = "LS1002",
                      .what = cat("unknown flag '", written, "' of lockstep ", verb.name),
-                     .way_out = near.empty() ? cat("lockstep ", verb.name, " --help lists them")
-                                             : cat("did you mean '--", near, "'?")});
+                     .way_out = meant.empty() ? cat("lockstep ", verb.name, " --help lists them")
+                                              : cat("did you mean '--", join(meant, "' or '--"), "'?")});
 }
 
 class Parser {

@@ -65,7 +65,7 @@ TEST(CommandLine, TakesEverythingApart) {
 TEST(CommandLine, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(refusal(kVerb, {"--promt", "x"}), "error LS1002: unknown flag '--promt' of lockstep train\n"
                                               "  did you mean '--prompt'?");
-  EXPECT_THAT(refusal(kVerb, {"--steps=5"}), HasSubstr("did you mean '--train.steps'?"));
+  EXPECT_THAT(refusal(kVerb, {"--steps=5"}), HasSubstr("did you mean '--train.steps' or '--trace.steps'?"));
   EXPECT_THAT(refusal(kVerb, {"-x"}), HasSubstr("LS1002"));
   EXPECT_THAT(refusal(kVerb, {"--zzzzzzzz"}), HasSubstr("lockstep train --help lists them"));
   EXPECT_THAT(refusal(kPlain, {"-n", "2"}), HasSubstr("LS1002"));
