@@ -10,22 +10,30 @@ packages=(
   python3 python3-venv python3-pip
   libtomlplusplus-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libpcre2-dev libutf8proc-dev
   libxxhash-dev zlib1g-dev libgtest-dev libgmock-dev libtcmalloc-minimal4
-  libopenmpi-dev openmpi-bin iproute2 libedit-dev chromium fonts-dejavu-core
+  libopenmpi-dev openmpi-bin iproute2 libedit-dev
 )
+# A browser that opens the report of a step in a test; without it that test is listed as not run.
+optional=(chromium fonts-dejavu-core)
 
-missing=()
-for package in "${packages[@]}"; do
-  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q '^install ok installed$' || missing+=("$package")
-done
+is_there() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q '^install ok installed$'; }
+missing=() wanted=()
+for package in "${packages[@]}"; do is_there "$package" || missing+=("$package"); done
+for package in "${optional[@]}"; do is_there "$package" || wanted+=("$package"); done
+root=()
+if ((${#missing[@]})) && [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || { echo "setup: need root or sudo to install: ${missing[*]}" >&2; exit 3; }
+fi
+[ "$(id -u)" -eq 0 ] || root=(sudo)
+install() { DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get install -y -q --no-install-recommends "$@"; }
 if ((${#missing[@]})); then
-  root=()
-  if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "setup: need root or sudo to install: ${missing[*]}" >&2; exit 3; }
-    root=(sudo)
-  fi
   echo "setup: installing ${missing[*]}"
   "${root[@]}" apt-get update -q
-  DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"
+  install "${missing[@]}"
+fi
+if ((${#wanted[@]})); then
+  echo "setup: installing ${wanted[*]}"
+  { ((${#missing[@]})) || "${root[@]}" apt-get update -q; } && install "${wanted[@]}" ||
+    echo "setup: goes on without ${wanted[*]}: report_chromium_test does not run" >&2
 fi
 
 # The oracles live in the same environment as torch; scripts/requirements.txt pins them.

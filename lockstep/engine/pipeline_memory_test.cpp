@@ -18,16 +18,13 @@ using testing::Case;
 using testing::layout_for;
 using testing::microbatches;
 
-// Models of this size have workspaces of some KiB, in which what no formula counts shows.
-constexpr double kUncounted = 4096;
-
-void expect_near(int64_t measured, int64_t predicted, const std::string& what) {
-  const double bound = 0.05 * static_cast<double>(predicted) + kUncounted;
+void expect_near(int64_t measured, int64_t predicted, const std::string& what, double uncounted) {
+  const double bound = 0.05 * static_cast<double>(predicted) + uncounted;
   EXPECT_NEAR(static_cast<double>(measured), static_cast<double>(predicted), bound) << what;
 }
 
 // One step on every rank.
-void expect_predicted(const program::Layout& layout, const std::string& what) {
+void expect_predicted(const program::Layout& layout, const std::string& what, double uncounted = 0) {
   install_memory_tracking();
   lockstep::testing::run_ranks(layout.mesh.world_size(), [&](comm::World& world) {
     Groups groups(world, layout);
@@ -41,8 +38,8 @@ void expect_predicted(const program::Layout& layout, const std::string& what) {
     const program::MemoryBytes predicted = program::predict_memory(layout, executor.program(), world.rank());
     const program::MemoryBytes measured = executor.measured_memory();
     for (size_t i = 0; i < program::kNumMemoryCategories; ++i)
-      expect_near(measured.bytes[i], predicted.bytes[i], where + std::string(program::category_name(static_cast<MemoryCategory>(i))));
-    expect_near(measured.peak, predicted.peak, where + "peak");
+      expect_near(measured.bytes[i], predicted.bytes[i], where + std::string(program::category_name(static_cast<MemoryCategory>(i))), uncounted);
+    expect_near(measured.peak, predicted.peak, where + "peak", uncounted);
   });
 }
 
@@ -70,6 +67,7 @@ TEST(PipelineMemory, OfWhatPipelinesAreCombinedWithIsThePredictedOne) {
   struct Variant {
     const char* name;
     std::function<void(Case&)> change;
+    double uncounted = 0;  // bytes of a workspace that no formula has yet
   };
   const std::vector<Variant> variants = {
       {"no overlap", [](Case& c) { c.overlap = false; }},
@@ -78,7 +76,7 @@ TEST(PipelineMemory, OfWhatPipelinesAreCombinedWithIsThePredictedOne) {
       {"zero 1", [](Case& c) { c.dp = 2, c.zero = 1; }},
       {"zero 3", [](Case& c) { c.dp = 2, c.zero = 3; }},
       {"tp 2", [](Case& c) { c.tp = 2; }},
-      {"tp 2, whole rows", [](Case& c) { c.tp = 2, c.sequence_parallel = false; }},
+      {"tp 2, whole rows", [](Case& c) { c.tp = 2, c.sequence_parallel = false; }, 3072},
       {"selective", [](Case& c) { c.recompute.assign(4, arch::Recompute::kSelective); }},
       {"full", [](Case& c) { c.recompute.assign(4, arch::Recompute::kFull); }},
   };
@@ -86,7 +84,7 @@ TEST(PipelineMemory, OfWhatPipelinesAreCombinedWithIsThePredictedOne) {
     for (const Kind& kind : {Kind{ScheduleKind::kOneFOneB, 1}, {ScheduleKind::kInterleaved, 2}, {ScheduleKind::kZbH1, 1}, {ScheduleKind::kZbV, 2}}) {
       Case c = pipeline(kind.kind, 2, kind.virtual_stages);
       variant.change(c);
-      expect_predicted(layout_for(c, 16 * c.dp), variant.name);
+      expect_predicted(layout_for(c, 16 * c.dp), variant.name, variant.uncounted);
     }
 }
 
