@@ -26,7 +26,7 @@ class Transfers {
     const bool first = action.layer == (forward ? begin : end - 1);
     const bool computes_again = action.kind == ActionKind::kRecompute;
     const bool recomputed = !waiting_.empty() && waiting_.back().kind == ActionKind::kRecompute;
-    if ((first || (computes_again && first)) && !recomputed) begin_stretch(action, stage);
+    if (first && !recomputed) begin_stretch(action, stage);
     waiting_.push_back(action);
     const bool last = action.layer == (forward ? end - 1 : begin);
     if (!last || computes_again || action.kind == ActionKind::kBackwardWeight) return;
