@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/text.h"
 #include "lockstep/program/passes.h"
 #include "lockstep/program/predict.h"
 
@@ -14,14 +13,11 @@ namespace lockstep::engine {
 namespace {
 
 using program::Action;
-using program::ActionKind;
 
 // The names under which an action's calls are recorded, in order.
 std::vector<std::string> sites_of(const program::Layout& layout, const program::Program& program, int rank,
                                   const Action& action) {
   if (program::computes(action.kind)) return {};
-  if (action.kind == ActionKind::kRecvForward) return {cat("recv_f stage ", action.stage)};
-  if (action.kind == ActionKind::kRecvBackward) return {cat("recv_b stage ", action.stage)};
   std::vector<std::string> sites;
   for (const program::PlannedCall& planned : program::planned_calls(layout, program, rank, action))
     sites.push_back(planned.key.site);

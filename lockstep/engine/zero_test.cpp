@@ -8,42 +8,19 @@
 #include <map>
 
 #include "lockstep/base/text.h"
-#include "lockstep/engine/executor.h"
-#include "lockstep/engine/test_steps.h"
-#include "support/run_ranks.h"
+#include "lockstep/engine/test_training.h"
 
 namespace lockstep::engine {
 namespace {
 
 using engine::testing::Case;
 using engine::testing::layout_for;
+using engine::testing::Outcome;
 using engine::testing::microbatches;
 
-// After three steps, of whole parameters.
-struct Outcome {
-  std::vector<StepResult> steps;
-  std::map<std::string, at::Tensor> gradients, values;
-};
-
+// After three steps.
 Outcome train(const Case& c, int64_t global_batch, double max_grad_norm) {
-  Outcome outcome;
-  const program::Layout layout = layout_for(c, global_batch);
-  lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
-    Groups groups(world, layout);
-    Executor executor({.layout = layout, .max_grad_norm = max_grad_norm}, groups);
-    for (int64_t step = 0; step < 3; ++step) {
-      const StepResult result = executor.step(microbatches(layout, world.rank(), step), step + 1, 1e-3);
-      if (world.rank() == 0) outcome.steps.push_back(result);
-    }
-    for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
-      const at::Tensor gradient = executor.whole_gradient(param), value = executor.whole_value(param);
-      if (world.rank() != 0) continue;
-      const std::string& name = executor.store().table()[static_cast<size_t>(param)].name;
-      outcome.gradients[name] = gradient.clone();
-      outcome.values[name] = value.clone();
-    }
-  });
-  return outcome;
+  return engine::testing::train_layout(layout_for(c, global_batch), {.steps = 3, .max_grad_norm = max_grad_norm});
 }
 
 std::string text(const Case& c) {

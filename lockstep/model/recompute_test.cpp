@@ -23,21 +23,7 @@ struct Case {
   int64_t seq = 7;
 };
 
-arch::ModelConfig model_of(const Case& c) {
-  arch::ModelConfig model{.family = c.family,
-                          .layers = 3,
-                          .hidden = 24,
-                          .heads = 6,
-                          .kv_heads = 6,
-                          .head_size = 4,
-                          .ffn = 40,
-                          .vocab_size = 53,
-                          .max_seq_len = 128,
-                          .dropout = c.dropout};
-  if (c.family != Family::kGpt2) model.kv_heads = 2, model.head_size = 6;
-  model.qk_norm = c.family == Family::kQwen3;
-  return model;
-}
+arch::ModelConfig model_of(const Case& c) { return testing::few_blocks(c.family, 3, c.dropout); }
 
 using Choices = std::vector<Recompute>;
 

@@ -28,18 +28,7 @@ struct Case {
 };
 
 arch::ModelConfig model_of(const Case& c) {
-  arch::ModelConfig model{.family = c.family,
-                          .layers = 2,
-                          .hidden = 24,
-                          .heads = 6,
-                          .kv_heads = 6,
-                          .head_size = 4,
-                          .ffn = 40,
-                          .vocab_size = 53,
-                          .max_seq_len = 128,
-                          .dropout = c.dropout};
-  if (c.family != Family::kGpt2) model.kv_heads = 2, model.head_size = 6;
-  model.qk_norm = c.family == Family::kQwen3;
+  arch::ModelConfig model = testing::few_blocks(c.family, 2, c.dropout);
   model.tied = false;  // else the head's F and the embedding's W add to one buffer in turns
   return model;
 }

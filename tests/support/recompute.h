@@ -6,9 +6,27 @@
 #include <vector>
 
 #include "lockstep/arch/cost.h"
+#include "lockstep/arch/model_config.h"
 #include "lockstep/nn/layer.h"
 
 namespace lockstep::testing {
+
+// A small model of the family: heads that share keys and values in all but gpt2, normed ones in qwen3.
+inline arch::ModelConfig few_blocks(arch::Family family, int64_t layers, double dropout) {
+  arch::ModelConfig model{.family = family,
+                          .layers = layers,
+                          .hidden = 24,
+                          .heads = 6,
+                          .kv_heads = 6,
+                          .head_size = 4,
+                          .ffn = 40,
+                          .vocab_size = 53,
+                          .max_seq_len = 128,
+                          .dropout = dropout};
+  if (family != arch::Family::kGpt2) model.kv_heads = 2, model.head_size = 6;
+  model.qk_norm = family == arch::Family::kQwen3;
+  return model;
+}
 
 // What F of a layer leaves behind, and RECOMPUTE before its backward.
 class KeptLayer {
