@@ -1,6 +1,7 @@
 // The mathematics of the CUDA kernels, put together on the CPU as a kernel does it, against autograd and LibTorch.
 #include "lockstep/nn/cuda_math.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/full.h>
@@ -19,6 +20,11 @@
 namespace lockstep::nn::cuda {
 namespace {
 
+class Math : public testing::Test {
+ protected:
+  void SetUp() override { at::manual_seed(1234); }
+};
+
 at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).requires_grad_(true); }
 
 // What autograd gives for `input` when `output` gets `dy`.
@@ -35,14 +41,14 @@ void expect_near(const std::vector<float>& values, const at::Tensor& expected, f
 
 const float* data(const at::Tensor& tensor) { return tensor.const_data_ptr<float>(); }
 
-TEST(Math, GeluBackward) {
+TEST_F(Math, GeluBackward) {
   const at::Tensor x = at::randn({500}).mul_(4).requires_grad_(true), dy = at::randn({500});
   std::vector<float> values;
   for (int i = 0; i < 500; ++i) values.push_back(gelu_backward(data(dy)[i], data(x)[i]));
   expect_near(values, gradient(at::gelu(x, "tanh"), x, dy));
 }
 
-TEST(Math, SwiGluAndItsBackward) {
+TEST_F(Math, SwiGluAndItsBackward) {
   const at::Tensor gate = at::randn({500}).mul_(4).requires_grad_(true), up = leaf({500}), dy = at::randn({500});
   const at::Tensor y = at::silu(gate).mul(up);
   std::vector<float> forward, dgate, dup;
@@ -57,7 +63,7 @@ TEST(Math, SwiGluAndItsBackward) {
   expect_near(dup, gradient(y, up, dy));
 }
 
-TEST(Math, RotationTurnsByTheAngle) {
+TEST_F(Math, RotationTurnsByTheAngle) {
   for (const float angle : {0.0f, 0.3f, 2.0f, -1.1f}) {
     const Pair turned = rotate({3.0f, 4.0f}, std::cos(angle), std::sin(angle));
     EXPECT_NEAR(std::hypot(turned.first, turned.second), 5.0f, 1e-5f);
@@ -90,8 +96,8 @@ void expect_norm_backward(bool layer_norm) {
   expect_near(values, gradient(y, x, dy), 5e-6f);
 }
 
-TEST(Math, LayerNormBackward) { expect_norm_backward(true); }
-TEST(Math, RmsNormBackward) { expect_norm_backward(false); }
+TEST_F(Math, LayerNormBackward) { expect_norm_backward(true); }
+TEST_F(Math, RmsNormBackward) { expect_norm_backward(false); }
 
 // A row of logits dealt out to `threads` as cross_entropy.cu does, `width` at a time, then merged in pairs.
 SoftmaxSum sum_of(const std::vector<float>& row, size_t threads, size_t width) {
@@ -105,7 +111,7 @@ SoftmaxSum sum_of(const std::vector<float>& row, size_t threads, size_t width) {
   return of_thread[0];
 }
 
-TEST(Math, CrossEntropyInOnePass) {
+TEST_F(Math, CrossEntropyInOnePass) {
   for (const int64_t size : {1, 7, 64, 1000})
     for (const double spread : {1.0, 60.0}) {
       const at::Tensor logits = at::randn({1, size}).mul_(spread).requires_grad_(true);
@@ -126,7 +132,7 @@ TEST(Math, CrossEntropyInOnePass) {
     }
 }
 
-TEST(Math, ASoftmaxThatIsNotFiniteIsNotHidden) {
+TEST_F(Math, ASoftmaxThatIsNotFiniteIsNotHidden) {
   const SoftmaxSum masked = sum_of({-INFINITY, 2.0f, -INFINITY, 1.0f}, 2, 1);
   EXPECT_FLOAT_EQ(cross_entropy(2.0f, masked), std::log(1 + std::exp(-1.0f)));
   for (const float bad : {NAN, INFINITY})
@@ -136,7 +142,7 @@ TEST(Math, ASoftmaxThatIsNotFiniteIsNotHidden) {
   EXPECT_FALSE(std::isfinite(cross_entropy(-INFINITY, sum_of({-INFINITY, -INFINITY}, 2, 1))));
 }
 
-TEST(Math, AdamWIsLibTorchs) {
+TEST_F(Math, AdamWIsLibTorchs) {
   constexpr int64_t size = 100;
   at::Tensor value = at::randn({size}), m = at::randn({size}).mul_(0.1), v = at::randn({size}).square_();
   for (int step_number = 1; step_number <= 3; ++step_number) {
