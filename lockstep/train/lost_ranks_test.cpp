@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
 #include <map>
+#include <set>
 
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
@@ -29,6 +31,7 @@ using program::Action;
 using program::ActionKind;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
 constexpr int kRanks = 3;
@@ -93,63 +96,149 @@ int run_rank(const std::vector<std::string>& given) {
 }
 
 struct Outcome {
-  int code = 0;
-  std::string text;  // what a person sees
+  int code = -1;
+  std::string text{};  // what a person sees
 };
+
+constexpr std::chrono::milliseconds kGrace{2000};
+constexpr int kStopDeadline = 8;  // seconds until a stopped rank is lost: more than ranks are apart on a loaded machine
+constexpr size_t kAtOnce = 4;     // runs: one with a stopped rank mostly waits
 
 Outcome launch_ranks(const std::vector<std::string>& arguments) {
   const int report = memfd_create("report", MFD_CLOEXEC);
-  const int terminal = dup(STDERR_FILENO);
   dup2(report, STDERR_FILENO);
-  const int code = launch::launch_local(
-      {.ranks = kRanks, .arguments = arguments, .grace = std::chrono::seconds(4), .error_fd = report});
-  dup2(terminal, STDERR_FILENO);
-  close(terminal);
-  std::string text(static_cast<size_t>(lseek(report, 0, SEEK_END)), '\0');
-  EXPECT_EQ(pread(report, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  Outcome outcome;
+  outcome.code = launch::launch_local({.ranks = kRanks, .arguments = arguments, .grace = kGrace, .error_fd = report});
+  outcome.text.resize(static_cast<size_t>(lseek(report, 0, SEEK_END)));
+  if (pread(report, outcome.text.data(), outcome.text.size(), 0) < 0) outcome.text = "nothing can be read";
   close(report);
-  return {code, text};
+  if (waitpid(-1, nullptr, WNOHANG) != -1) outcome.text += "\na process is left";
+  return outcome;
 }
 
 struct Fault {
   std::string place;
   int signal = SIGKILL;
   std::string layout = "zero = 0";
+  bool again = false;  // the run is started once more: where it leaves something of its own on the disk, or for its layout
   // The run has a checkpoint before it happens.
   bool later() const { return layout != "zero = 0" || place == "checkpoint load"; }
+  std::string name() const {
+    std::string text =
+        cat(place, signal == SIGKILL ? "_killed" : "_stopped", layout == "zero = 0" ? "" : cat("_", layout));
+    for (char& c : text) c = c == ' ' || c == '.' || c == '=' ? '_' : c;
+    return text;
+  }
+};
+std::vector<Fault> faults();
+
+// Everything below root() is of this start of the test: NAME/ for a run, NAME.code and NAME.text for its outcome.
+fs::path root() {
+  static const fs::path path = fs::temp_directory_path() / cat("lockstep-lost-ranks-", getpid());
+  return path;
+}
+Fault nowhere(const std::string& layout) { return {.place = "nowhere", .layout = layout}; }
+std::string kind_of(const char* kind, const std::string& layout) { return cat(kind, "-", join(split(layout, ' '), "-")); }
+
+void write_tokens(const fs::path& folder) {
+  fs::create_directories(folder);
+  data::TokenFileWriter writer(folder / "tokens", 512);
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < 4000; ++i) ids.push_back(i * i % 509);
+  writer.add_document(ids);
+  writer.finish();
+}
+
+void run(const std::string& name, int steps, const Fault& fault, int seconds, const char* again = "") {
+  const Outcome outcome = launch_ranks({(root() / name).string(), cat(steps), fault.place, cat(fault.signal), cat(seconds), fault.layout});
+  write_file(root() / cat(name, again, ".text"), outcome.text);
+  write_file(root() / cat(name, again, ".code"), cat(outcome.code));
+}
+
+Outcome outcome_of(const std::string& name) {
+  if (!fs::exists(root() / cat(name, ".code"))) return {.text = "there was no such run"};
+  return {std::stoi(read_file(root() / cat(name, ".code"))), read_file(root() / cat(name, ".text"))};
+}
+
+// What the fault left on the disk, in words: "step 2" where all is well.
+std::string left_in(const std::string& name) {
+  const checkpoint::Latest latest = checkpoint::find_latest(root() / name / "run" / "checkpoints");
+  std::string text = cat("step ", latest.step);
+  for (const checkpoint::StepFolder& folder : latest.skipped) text += cat(", not whole: ", folder.path.string());
+  if (!latest.path) return text;
+  for (const std::string& line : checkpoint::verify_sums(*latest.path, checkpoint::read_manifest(*latest.path)))
+    text += cat("\n", line);
+  return text;
+}
+
+// A fault from its beginning to its end, in a process of its own.
+void break_and_go_on(const Fault& fault) {
+  const std::string name = fault.name();
+  // Who is killed is noticed at once, long before this deadline; who is stopped only by it.
+  run(name, 4, fault, fault.signal == SIGSTOP ? kStopDeadline : 600);
+  write_file(root() / cat(name, ".left"), left_in(name));
+  if (fault.again) run(name, 4, nowhere(fault.layout), 600, "-again");
+}
+
+// Several at a time, each in a process of its own: launch_local needs one with a single thread.
+class Processes {
+ public:
+  void start(const std::function<void()>& act) {
+    while (running_.size() >= kAtOnce) wait_for_one();
+    std::fflush(nullptr);
+    const pid_t child = fork();
+    if (child != 0) {
+      running_.insert(child);
+      return;
+    }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    try {
+      act();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+    }
+    _exit(0);
+  }
+  void wait() {
+    while (!running_.empty()) wait_for_one();
+  }
+
+ private:
+  void wait_for_one() { running_.erase(waitpid(-1, nullptr, 0)); }
+  std::set<pid_t> running_;
 };
 
 class LostRanks : public ::testing::TestWithParam<Fault> {
  protected:
+  // Makes all runs, since most of their time is waiting; the tests look at what came of them.
   static void SetUpTestSuite() {
-    fs::remove_all(root());
-    for (const char* layout : {"zero = 0", "zero = 3", "pp = 3"}) {
-      prepare(whole(layout));
-      const Outcome outcome = run(whole(layout), 4, {.place = "nowhere", .layout = layout}, 600);
-      ASSERT_EQ(outcome.code, 0) << outcome.text;
+    fs::create_directories(root());
+    Processes processes;
+    for (const char* layout : {"zero = 0", "zero = 3", "pp = 3"})
+      for (const auto& [kind, steps] : {std::pair{"half", 2}, {"whole", 4}}) {
+        write_tokens(root() / kind_of(kind, layout));
+        processes.start([=, name = kind_of(kind, layout), steps = steps] { run(name, steps, nowhere(layout), 600); });
+      }
+    processes.wait();
+    for (const Fault& fault : faults()) {
+      write_tokens(root() / fault.name());
+      if (fault.later()) {
+        fs::create_directories(root() / fault.name() / "run");
+        fs::copy(root() / kind_of("half", fault.layout) / "run" / "checkpoints",
+                 root() / fault.name() / "run" / "checkpoints", fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+      }
+      processes.start([=] { break_and_go_on(fault); });
     }
+    processes.wait();
   }
   static void TearDownTestSuite() { fs::remove_all(root()); }
 
-  static fs::path root() { return fs::temp_directory_path() / cat("lockstep-lost-ranks-", getpid()); }
-  static fs::path whole(const std::string& layout) { return root() / cat("whole-", join(split(layout, ' '), "-")); }
-  static void prepare(const fs::path& folder) {
-    fs::create_directories(folder);
-    data::TokenFileWriter writer(folder / "tokens", 512);
-    std::vector<int32_t> ids;
-    for (int32_t i = 0; i < 4000; ++i) ids.push_back(i * i % 509);
-    writer.add_document(ids);
-    writer.finish();
-  }
-  static Outcome run(const fs::path& folder, int steps, const Fault& fault, int seconds) {
-    return launch_ranks({folder.string(), cat(steps), fault.place, cat(fault.signal), cat(seconds), fault.layout});
-  }
   // Content of the tensors of the last step.
-  static std::map<std::string, std::string> tensors(const fs::path& folder) {
+  static std::map<std::string, std::string> tensors(const std::string& name) {
     std::map<std::string, std::string> files;
-    const fs::path step = folder / "run" / "checkpoints" / checkpoint::step_name(4);
+    const fs::path step = root() / name / "run" / "checkpoints" / checkpoint::step_name(4);
     for (const auto& entry : fs::recursive_directory_iterator(step))
-      if (entry.path().extension() == ".safetensors") files[entry.path().filename().string()] += read_file(entry.path().string());
+      if (entry.path().extension() == ".safetensors") files[entry.path().filename().string()] += read_file(entry.path());
     return files;
   }
 };
@@ -162,14 +251,10 @@ std::vector<std::string> shared_memory_files() {
 }
 
 TEST_P(LostRanks, AreNamedNothingStaysAndTheRunGoesOn) {
-  const Fault fault = GetParam(), nowhere{.place = "nowhere", .layout = fault.layout};
-  const fs::path folder = root() / cat(join(split(fault.place, ' '), "-"), "-", fault.signal, "-", join(split(fault.layout, ' '), "-"));
-  prepare(folder);
-  if (fault.later()) {
-    ASSERT_EQ(run(folder, 2, nowhere, 600).code, 0);
-  }
-  // Who is killed is noticed at once, long before this deadline; who is stopped only by it.
-  const Outcome outcome = run(folder, 4, fault, fault.signal == SIGSTOP ? 8 : 600);
+  const Fault fault = GetParam();
+  const Outcome whole = outcome_of(kind_of("whole", fault.layout));
+  ASSERT_EQ(whole.code, 0) << whole.text;
+  const Outcome outcome = outcome_of(fault.name());
   EXPECT_EQ(outcome.code, static_cast<int>(ExitCode::kPeerLost)) << outcome.text;
   if (fault.signal == SIGKILL) {
     EXPECT_THAT(outcome.text, HasSubstr("rank 1 was ended by signal 9 (Killed)\n"));
@@ -177,46 +262,39 @@ TEST_P(LostRanks, AreNamedNothingStaysAndTheRunGoesOn) {
   // Rank, collective and number in one line.
   EXPECT_THAT(outcome.text, ContainsRegex("error LS300[23]: rank [0-9].*[a-z_]+ #[0-9]+ '[^']+'")) << fault.place;
   EXPECT_THAT(outcome.text, ContainsRegex("rank 1 (\\(process [0-9]+\\) died|never entered|does not go on with|has closed)"));
-  int status = 0;
-  EXPECT_EQ(waitpid(-1, &status, WNOHANG), -1) << "a process is left";
+  EXPECT_THAT(outcome.text, Not(HasSubstr("a process is left")));
   EXPECT_THAT(shared_memory_files(), ::testing::IsEmpty());
-
   if (fault.later()) {
-    const checkpoint::Latest latest = checkpoint::find_latest(folder / "run" / "checkpoints");
-    EXPECT_EQ(latest.step, 2);
-    EXPECT_THAT(latest.skipped, ::testing::IsEmpty());
-    EXPECT_THAT(checkpoint::verify_sums(*latest.path, checkpoint::read_manifest(*latest.path)), ::testing::IsEmpty());
+    EXPECT_EQ(read_file(root() / cat(fault.name(), ".left")), "step 2");
   }
-
-  const Outcome again = run(folder, 4, nowhere, 600);
+  if (!fault.again) return;
+  const Outcome again = outcome_of(cat(fault.name(), "-again"));
   EXPECT_EQ(again.code, 0) << again.text;
-  EXPECT_TRUE(tensors(folder) == tensors(whole(fault.layout))) << "another outcome than that of the unbroken run";
+  EXPECT_TRUE(tensors(fault.name()) == tensors(kind_of("whole", fault.layout))) << "another outcome than that of the unbroken run";
 }
 
 std::vector<Fault> faults() {
   std::vector<Fault> all;
+  for (const char* place : {"F", "reduce_grad bucket 0", "STEP", "checkpoint write", "checkpoint load"})
+    all.push_back({.place = place, .signal = SIGSTOP});
   for (const char* place : {"F", "B", "REDUCE_GRAD", "reduce_grad bucket 0", "loss", "STEP", "checkpoint prepare",
                             "checkpoint write", "checkpoint publish", "checkpoint load"})
     all.push_back({.place = place});
-  for (const char* place : {"F", "reduce_grad bucket 0", "STEP", "checkpoint write", "checkpoint load"})
-    all.push_back({.place = place, .signal = SIGSTOP});
   // While a layer's parameters are being gathered, are there and used, and are dropped.
+  for (const char* place : {"unshard blocks.1", "B"}) all.push_back({.place = place, .signal = SIGSTOP, .layout = "zero = 3"});
   for (const char* place : {"UNSHARD", "unshard blocks.1", "F", "B", "RESHARD", "SHARD_GRAD", "reduce_grad bucket 0", "NORM"})
     all.push_back({.place = place, .layout = "zero = 3"});
-  for (const char* place : {"unshard blocks.1", "B"}) all.push_back({.place = place, .signal = SIGSTOP, .layout = "zero = 3"});
   // In a pipeline of three, with neighbours on both sides.
+  all.push_back({.place = "B", .signal = SIGSTOP, .layout = "pp = 3"});
   for (const char* place : {"F", "send_f stage 1", "recv_b stage 1", "SEND_B", "LOSS"})
     all.push_back({.place = place, .layout = "pp = 3"});
-  all.push_back({.place = "B", .signal = SIGSTOP, .layout = "pp = 3"});
+  for (Fault& fault : all)
+    fault.again = fault.place.starts_with("checkpoint") || fault.place == "F" || fault.place == "NORM";
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Everywhere, LostRanks, ::testing::ValuesIn(faults()), [](const auto& info) {
-  std::string name = cat(info.param.place, info.param.signal == SIGKILL ? "_killed" : "_stopped",
-                         info.param.layout == "zero = 0" ? "" : cat("_", info.param.layout));
-  for (char& c : name) c = c == ' ' || c == '.' || c == '=' ? '_' : c;
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Everywhere, LostRanks, ::testing::ValuesIn(faults()),
+                         [](const auto& info) { return info.param.name(); });
 
 }  // namespace
 }  // namespace lockstep::train
