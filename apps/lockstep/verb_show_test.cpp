@@ -95,6 +95,31 @@ TEST(Show, ShardsAndTheirTraffic) {
   EXPECT_EQ(shard["same_on"], Json::array({1, 3}));
 }
 
+TEST(Show, TheTrafficOfEachStage) {
+  const std::string layout = " -n 4 --parallel.pp=2 --train.micro_batch=1 --train.global_batch=4 --model.preset=gpt2-test";
+  const std::string text = show("traffic" + layout).output;
+  EXPECT_THAT(text, HasSubstr("rank 0, stage 0: embed..b0"));
+  EXPECT_THAT(text, HasSubstr("rank 1: as on rank 0, each with its own peers\n\nrank 2, stage 1: b1..head"));
+  EXPECT_THAT(text, HasSubstr("rank 3: as on rank 2"));
+  EXPECT_THAT(text, HasSubstr("one synchronisation of the gradients of each stage over n = 2 ranks"));
+  const std::string last = show("traffic --rank 3" + layout).output;
+  EXPECT_THAT(last, HasSubstr("rank 3, stage 1: b1..head"));
+  EXPECT_THAT(last, Not(HasSubstr("rank 0")));
+  const Json json = parse_json(show("traffic --json" + layout).output, "traffic");
+  EXPECT_EQ(json["alike"], Json({{0, 1}, {2, 3}}));
+  EXPECT_EQ(json["ranks"][3]["stages"], Json::array({1}));
+  // The unit of the tied embedding, 512 words and 64 positions, is in both stages.
+  const int64_t first = json["ranks"][0]["parameters"], second = json["ranks"][2]["parameters"];
+  EXPECT_EQ(first + second, 84288 + (512 + 64) * 48);
+  const Json of_ranks = json["synchronisation"]["of_ranks"];
+  ASSERT_EQ(of_ranks.size(), 2u);
+  EXPECT_EQ(of_ranks[1]["rank"], 2);
+  EXPECT_EQ(of_ranks[1]["fp32"]["ring_link_bytes"], 4.0 * static_cast<double>(second));
+  const Json sharded = parse_json(show("traffic --json --parallel.zero=1" + layout).output, "traffic")["sharding"];
+  EXPECT_EQ(sharded["of_ranks"].size(), 2u);
+  EXPECT_EQ(sharded["of_ranks"][1]["stages"].size(), 3u);
+}
+
 TEST(Show, Json) {
   const std::string layout = " --json -n 2 --model.preset=gpt2-test";
   const Json program = parse_json(show("program" + layout).output, "program");

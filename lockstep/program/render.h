@@ -11,6 +11,9 @@ namespace lockstep::program {
 // "embed", "b0" .. "b11", "head": the layers of a model with `num_layers` layers in all.
 std::string layer_label(int layer, int num_layers);
 
+// The layers that a rank holds: "embed..b1", or of several stages "embed..b0, b3..head".
+std::string layers_text(const Layout& layout, int rank);
+
 // "F b3 m1", "REDUCE_GRAD head", "PUSH b5..b3" (the layers of the bucket), "REDUCE_GRAD b3 m1", "UNSHARD b3", "STEP";
 // "FETCH b3" moves its parameters, "FETCH state of b3" those of the optimizer, "FETCH input of b3 m1" an activation.
 std::string action_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers);
@@ -54,10 +57,14 @@ std::string kept_table(const Layout& layout, int rank);
 std::string draw_memory(const Program& program, const Layout& layout, int rank, int columns = 100);
 // The predicted ledger of one rank, a row per site; with `buckets` a row for each bucket.
 std::string ledger_table(const Program& program, const Layout& layout, int rank, bool buckets);
-// One synchronisation of the gradients of this model over the data axes by both kinds of data parallelism: the
-// literature's formulas beside what the ledgers predict, and the same for fp16 gradients.
-std::string traffic_summary(const Layout& layout);
-// With several shards: what a rank sends in a step of zero 1, 2 and 3, formulas beside predictions (traffic.h).
-std::string sharding_summary(const Program& program, const Layout& layout);
+// The same for each group of `ranks` that make the same calls (traffic.h), with the ranks of the group.
+std::string ledger_tables(const Program& program, const Layout& layout, const std::vector<int>& ranks, bool buckets);
+// A pipeline stage by stage: what it holds, and how much its ranks send in a step of each kind of site.
+std::string stages_table(const Program& program, const Layout& layout, const std::vector<int>& ranks);
+// One synchronisation of the gradients that each of `ranks` holds over the data axes by both kinds of data parallelism:
+// the literature's formulas beside what the ledgers predict; of one rank the same for fp16 gradients.
+std::string traffic_summary(const Layout& layout, const std::vector<int>& ranks);
+// With several shards: what each of `ranks` sends in a step of zero 1, 2 and 3, formulas beside predictions (traffic.h).
+std::string sharding_summary(const Program& program, const Layout& layout, const std::vector<int>& ranks);
 
 }  // namespace lockstep::program

@@ -11,23 +11,6 @@ constexpr size_t kMostGroups = 8;
 constexpr int kMostNodes = 16;
 constexpr int kMostRanks = 1024;  // whose traffic is summed
 
-// "0..1, 4..5".
-std::string ranges_text(const std::vector<int>& numbers) {
-  std::vector<std::string> texts;
-  for (size_t i = 0; i < numbers.size();) {
-    size_t end = i + 1;
-    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    texts.push_back(end == i + 1 ? cat(numbers[i]) : cat(numbers[i], "..", numbers[end - 1]));
-    i = end;
-  }
-  if (texts.size() > kMostGroups) {
-    const std::string last = texts.back();
-    texts.resize(kMostGroups);
-    texts.push_back("... " + last);
-  }
-  return join(texts, ", ");
-}
-
 // What a server's ranks are of: "pp0..1 of dp0, pp0 of dp1"; the data coordinate where there are several.
 std::string holds_text(const Layout& layout, const std::vector<int>& ranks) {
   const bool copies = layout.mesh.degree(mesh::kDataAxes) > 1;

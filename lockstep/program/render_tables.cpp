@@ -17,7 +17,8 @@ constexpr MemoryCategory kCategories[] = {MemoryCategory::kParameters, MemoryCat
                                           MemoryCategory::kOptimizer, MemoryCategory::kActivations,
                                           MemoryCategory::kBuffers};
 
-// "embed..b1", or of several stages "embed..b0, b3..head".
+}  // namespace
+
 std::string layers_text(const Layout& layout, int rank) {
   std::vector<std::string> texts;
   const std::vector<int> layers = layout.layers_of(rank);
@@ -30,8 +31,6 @@ std::string layers_text(const Layout& layout, int rank) {
   }
   return join(texts, ", ");
 }
-
-}  // namespace
 
 std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks, int max_rows) {
   const bool stages = layout.pipeline.ranks > 1;

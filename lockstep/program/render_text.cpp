@@ -57,4 +57,21 @@ std::string rank_list(const std::vector<int>& ranks) {
   return join(texts, ", ");
 }
 
+std::string ranges_text(const std::vector<int>& numbers) {
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    texts.push_back(end == i + 1 ? cat(numbers[i]) : cat(numbers[i], "..", numbers[end - 1]));
+    i = end;
+  }
+  constexpr size_t kMostGroups = 8;
+  if (texts.size() > kMostGroups) {
+    const std::string last = texts.back();
+    texts.resize(kMostGroups);
+    texts.push_back("... " + last);
+  }
+  return join(texts, ", ");
+}
+
 }  // namespace lockstep::program

@@ -19,5 +19,7 @@ std::string decimal_bytes(double bytes);
 std::string decimal_bytes(int64_t bytes);
 // "0..3", "0, 2, 4".
 std::string rank_list(const std::vector<int>& ranks);
+// "0..1, 4..5"; of many stretches the first ones and the last: "..., ... 30..31".
+std::string ranges_text(const std::vector<int>& numbers);
 
 }  // namespace lockstep::program

@@ -179,7 +179,7 @@ TEST(ShardingPredictTest, OneShardIsDataParallelism) {
 
 TEST(ShardingTrafficTest, FormulasMeetPredictions) {
   const Layout layout = layout_of(2, {.replicate = 2, .shard = 4}, 2);
-  const std::vector<StageTraffic> stages = sharding_traffic(layout);
+  const std::vector<StageTraffic> stages = sharding_traffic(layout, {0})[0];
   ASSERT_EQ(stages.size(), 3u);
   double parameters = static_cast<double>(arch::num_parameters(layout.model));
   for (const StageTraffic& stage : stages) {
@@ -192,7 +192,7 @@ TEST(ShardingTrafficTest, FormulasMeetPredictions) {
                     stages[static_cast<size_t>(zero)].formula_bytes,
                 1, 0.002);
   EXPECT_LT(static_cast<double>(stages[2].predicted_bytes), stages[2].formula_bytes);
-  const ReplicaTraffic sums = replica_traffic(build_program(layout), layout);
+  const ReplicaTraffic sums = replica_traffic(build_program(layout), layout, 0);
   EXPECT_DOUBLE_EQ(sums.formula_bytes, parameters / 4 * 4);
   EXPECT_NEAR(static_cast<double>(sums.predicted_bytes) / sums.formula_bytes, 1, 0.002);
 }
@@ -200,7 +200,7 @@ TEST(ShardingTrafficTest, FormulasMeetPredictions) {
 // A deep model with a small vocabulary comes close to 3 P.
 TEST(ShardingTrafficTest, ADeepModelSendsThreeTimesItsParameters) {
   Layout layout = layout_of(3, {.shard = 8}, 1, "gpt-100b");
-  const StageTraffic stage = sharding_traffic(layout)[2];
+  const StageTraffic stage = sharding_traffic(layout, {0})[0][2];
   EXPECT_EQ(stage.gathers + stage.reduces, 3);
   EXPECT_NEAR(static_cast<double>(stage.predicted_bytes) / stage.formula_bytes, 1, 0.01);
 }
