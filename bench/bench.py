@@ -25,7 +25,7 @@ from gemm import products_of
 from programs import BenchError, Setting, peer_allocator
 from tables import markdown
 from token_files import write_random_tokens
-from training import Measurements, Rounds, case_row, check_twins, comparison, measure, measure_memory
+from training import Measurements, Rounds, against_theory, case_row, check_twins, comparison, measure, measure_memory
 
 CORES = 2  # one rank with two threads, or several ranks with one
 PROGRAMS = {"adamw": "bench_adamw", "collectives": "bench_collectives", "tokenizer": "bench_tokenize"}  # that a group needs beside `lockstep`
@@ -112,6 +112,7 @@ def training_report(rows, products, measurements, setting):
     limits = measurements.limits
     return {
         "comparisons": [comparison(row, measurements, setting) for row in rows],
+        "pipelines": [against_theory(row.ours, row.bases[1], measurements) for row in rows if row.ours.pp > 1],
         "cases": [case_row(case, measurements) for case in cases_of(rows)],
         "gemm": [
             {"model": p.model, "tokens": p.tokens, "precision": p.precision, "rate": limits.rate(p), "shapes": limits.shapes(p)}

@@ -14,6 +14,7 @@ from pathlib import Path
 from cases import CHANGES, PIPELINE_PEERS, VOCABULARY
 
 PEERS = Path(__file__).parent / "peers"
+TRACED = 2  # steps, of a pipeline
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
 
 
@@ -42,6 +43,7 @@ class Result:
     exposed: dict = field(default_factory=dict)  # Lockstep, rank 0: what it waited for -> its share of each timed step
     data_wait: float | None = None  # Lockstep: share of the timed steps spent fetching the batch
     peak_bytes: int | None = None  # Lockstep: what it measured of the rank that had most allocated at once
+    pipeline: dict | None = None  # Lockstep in stages: what `lockstep show program --measured` says of traced steps after the timed ones
     report: dict | None = None  # the PyTorch twin's report
 
 
@@ -150,6 +152,36 @@ def watch(process, metrics, steps, deadline):
             return rows[:steps], faults[:steps]
 
 
+def cores():
+    return sorted(os.sched_getaffinity(0))
+
+
+def pin_ranks(launcher, ranks):
+    """Each rank on a core of its own, with all its threads; those it starts later follow. Nothing where there are fewer cores."""
+    if not 1 < ranks <= len(cores()):
+        return
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    for core, child in zip(cores(), sorted(map(int, children))):  # started in the order of their ranks
+        for thread in os.listdir(f"/proc/{child}/task"):
+            os.sched_setaffinity(int(thread), {core})
+
+
+def wait_for(process, path, deadline):
+    end = time.monotonic() + deadline
+    while not path.exists():
+        if process.poll() is not None:
+            raise BenchError(f"exit {process.returncode} before there was {path.name}")
+        if time.monotonic() > end:
+            raise BenchError(f"no {path.name} after {deadline:.0f} s")
+        time.sleep(0.01)
+
+
+def traced_numbers(directory, ranks, setting):
+    """Traced steps in numbers, and simulated with the times of their actions."""
+    command = [setting.program("lockstep"), "show", "program", str(directory / "config.resolved.toml"), "-n", str(ranks)]
+    return json.loads(run([*command, "--measured", str(directory / "trace"), "--json"], dict(os.environ), setting.deadline))
+
+
 def exposed_shares(rows):
     """{what rank 0 waited for: its share of each step}, from perf/exposed_comm/*; 0 where a step has none."""
     prefix = "perf/exposed_comm/"
@@ -158,18 +190,26 @@ def exposed_shares(rows):
 
 
 def run_lockstep(case, setting):
-    """Ends the program once its steps are done: the checkpoint at the end of a run is not measured."""
+    """Ends the program once its steps are done: the checkpoint at the end of a run is not measured. In a pipeline steps after
+    the timed ones are traced."""
     directory = setting.scratch / "run"
     shutil.rmtree(directory, ignore_errors=True)
     steps = setting.warmup + case.work.steps
     command = [setting.program("lockstep"), "train", "-n", str(case.ranks), *lockstep_options(case, setting)]
     command += [f"--run.dir={directory}", f"--train.steps={steps + 100_000}", "--train.log_every=1"]
     command += ["--train.eval_every=0", "--checkpoint.every=0", "--checkpoint.resume=none"]
+    command += [f"--trace.steps={steps + 1}-{steps + TRACED}"] if case.pp > 1 else []
+    metrics = directory / "metrics.jsonl"
     with tempfile.TemporaryFile("w+") as output:
         begin = time.time()
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         try:
-            rows, faults = watch(process, directory / "metrics.jsonl", steps, setting.deadline)
+            if case.pp > 1:
+                watch(process, metrics, 1, setting.deadline)
+                pin_ranks(process.pid, case.ranks)
+            rows, faults = watch(process, metrics, steps, setting.deadline)
+            if case.pp > 1:
+                wait_for(process, directory / "report.html", setting.deadline)
         except BenchError as error:
             output.seek(0)
             raise BenchError(f"{error}: {' '.join(command)}\n{tail(output.read())}") from None
@@ -183,6 +223,7 @@ def run_lockstep(case, setting):
         exposed=exposed_shares(timed),
         startup=rows[0]["time"] - rows[0]["perf/step_ms"] / 1000 - begin,
         data_wait=sum(row["data/wait"] * row["perf/step_ms"] for row in timed) / seconds,
+        pipeline=traced_numbers(directory, case.ranks, setting) if case.pp > 1 else None,
         peak_bytes=round(max(row["mem/peak_gib"] for row in rows) * 2**30),
     )
 
@@ -200,7 +241,8 @@ def torch_script(case):
     if case.pp > 1:
         schedule = PIPELINE_PEERS[(case.schedule, case.virtual_stages)]
         blocks = ",".join(map(str, case.blocks()))
-        return "train_pp_torch.py", ["--schedule", schedule, "--microbatches", case.microbatches, "--blocks", blocks]
+        pinned = ["--pin"] if case.ranks <= len(cores()) else []
+        return "train_pp_torch.py", ["--schedule", schedule, "--microbatches", case.microbatches, "--blocks", blocks, *pinned]
     if case.tp > 1:
         return "train_tp_torch.py", ["--tp", case.tp]
     return "train_torch.py", ["--precision", case.precision]

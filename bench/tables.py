@@ -1,5 +1,7 @@
 """The report as Markdown: what docs/benchmarks.md shows."""
 
+from cases import PIPELINE_MARKS
+
 
 def table(heads, rows):
     if not rows:
@@ -104,8 +106,34 @@ def pipeline(report):
             f"{row['busiest_rank_bytes'] / 1e6:.0f} MB a step", number(row["peer_ms"]), ratio(row["times_as_fast"]),
         ]
         for row in report["comparisons"]
-        if row["pp"] > 1
+        if row["pp"] > 1 and "peer" in row
     ]
+    return table(heads, rows)
+
+
+def at_most(value, mark, digits):
+    return f"{mark:.{digits}f} {'reached' if value <= mark else f'missed by {value - mark:.{digits}f}'}"
+
+
+def theory(report):
+    """Marks hold where every stage has a core; simulations know nothing of ranks that share one."""
+    heads = ["schedule", "pp", "ms", "bubble", "ideal ms", "of ideal", "mark", "simulated ms", "of measured", "mark"]
+    heads += ["replayed", "overhead us", "median", "mark"]
+    rows = []
+    for row in report["pipelines"]:
+        own_core = row["pp"] <= report["machine"]["cores"]
+        over, share = row.get("over_ideal"), row["simulated_share"]
+        off = abs(share["ratio"] - 1)
+        rows.append(
+            [
+                row["schedule"], str(row["pp"]), number(row["measured_ms"]),
+                "-" if row["bubble"] is None else f"{row['bubble']:.1%}", number(row.get("ideal_ms")), ratio(over) if over else "-",
+                at_most(over["ratio"], PIPELINE_MARKS["theory"], 2) if over and own_core else "-",
+                number(row["simulated_ms"]), ratio(share), at_most(off, PIPELINE_MARKS["simulated"], 2) if own_core else "-",
+                f"{row['replayed_share']['ratio']:.2f}", number(row["overhead_us"], 1), number(row["overhead_median_us"], 1),
+                at_most(row["overhead_us"], PIPELINE_MARKS["overhead_us"], 0) if own_core else "-",
+            ]
+        )
     return table(heads, rows)
 
 
@@ -275,6 +303,7 @@ PARTS = (
     ("What ranks cost PyTorch", ddp),
     ("One copy of the model on several ranks of one thread", tensor),
     ("One copy of the model in stages on several ranks of one thread", pipeline),
+    ("Pipelines against theory", theory),
     ("States shared out", zero),
     ("What a rank has allocated at most", memory),
     ("Blocks that keep less for their backward", recompute),

@@ -144,6 +144,28 @@ def spread(ratios):
     return {"ratio": median(ratios), "smallest": min(ratios), "largest": max(ratios)}
 
 
+def against_theory(case, one_thread, measurements):
+    """A pipeline beside what its schedule allows, and beside its simulation; medians over the rounds. Ideal: the work of one rank
+    with one thread, dealt out to the stages, and the bubble of the schedule's closed form."""
+    rounds, alone = measurements.rounds[case], measurements.rounds[one_thread]
+    bubble = next(iter(rounds.values())).pipeline.get("bubble_formula")
+    both = [(rounds[number], alone[number]) for number in rounds if number in alone]
+    numbers = [result.pipeline for result in rounds.values()]
+    found = {"schedule": case.schedule, "pp": case.pp, "layout": case.layout(), "work": case.work.name(), "bubble": bubble}
+    found["measured_ms"] = measurements.step(case) * 1000
+    if bubble is not None:
+        ideal = [median(one.step_seconds) / case.pp / (1 - bubble) for _, one in both]
+        found["ideal_ms"] = median(ideal) * 1000
+        found["over_ideal"] = spread([median(ours.step_seconds) / best for (ours, _), best in zip(both, ideal)])
+    found["simulated_ms"] = median(number["typical"]["step"] for number in numbers) * 1000
+    found["simulated_share"] = spread([result.pipeline["typical"]["step"] / median(result.step_seconds) for result in rounds.values()])
+    found["replayed_share"] = spread([number["simulated"]["step"] / number["measured"]["step"] for number in numbers])
+    found["bubble_simulated"] = median(number["typical"]["bubble"] for number in numbers)
+    found["overhead_us"] = median(number["measured"]["overhead"]["worst_rank"] for number in numbers) * 1e6
+    found["overhead_median_us"] = median(number["measured"]["overhead"]["median"] for number in numbers) * 1e6
+    return found
+
+
 def comparison(row, measurements, setting):
     """Ours beside the fastest peer and beside our own bases."""
     ours, best = row.ours, measurements.fastest(row.peers)

@@ -31,13 +31,26 @@ constexpr int kGridColumns = 60;  // of a step in seconds, about
 }
 
 // The last step traced in --measured FOLDER.
-plan::Measured measured_step(const CommandLine& command_line, const Layout& layout, const Program& program) {
+struct MeasuredSteps {
+  plan::Measured last{};
+  plan::Typical typical{};
+};
+
+// The last step traced in --measured FOLDER, and what all of them say together.
+MeasuredSteps measured_steps(const CommandLine& command_line, const Layout& layout, const Program& program) {
   const std::filesystem::path folder = command_line.value("measured");
   const std::vector<int64_t> steps = plan::traced_steps(folder);
   if (steps.empty())
     refuse(cat("--measured ", folder.string(), ": no traced step in it"), "RUN/trace of a run that had [trace] steps");
-  const std::vector<plan::StepTrace> traces = plan::read_step(folder, steps.back(), program);
-  return {.step = steps.back(), .spans = plan::measured_spans(program, layout, traces)};
+  MeasuredSteps result{.typical = {.steps = steps}};
+  std::vector<plan::ActionTimes> times;
+  for (const int64_t step : steps) {
+    const std::vector<plan::StepTrace> traces = plan::read_step(folder, step, program);
+    result.last = {.step = step, .spans = plan::measured_spans(program, layout, traces), .overhead = plan::overhead(traces)};
+    times.push_back(plan::measured_times(program, layout, result.last.spans));
+  }
+  result.typical.use = plan::simulate(program, layout, plan::typical_times(program, times)).use;
+  return result;
 }
 
 plan::ActionTimes times_of(const CommandLine& command_line, const Layout& layout, const Program& program,
@@ -89,7 +102,9 @@ std::string grid(const Layout& layout, const Program& program, const plan::Simul
 }  // namespace
 
 bool draws_step(const CommandLine& command_line) {
-  return std::any_of(kDrawings.begin(), kDrawings.end(), [&](const char* flag) { return command_line.has(flag); });
+  const auto there = [&](const char* flag) { return command_line.has(flag); };
+  return std::any_of(kDrawings.begin(), kDrawings.end(), there) ||
+         (command_line.json && std::any_of(kTimes.begin(), kTimes.end(), there));
 }
 
 void check_drawing(const CommandLine& command_line, const std::string& what) {
@@ -97,30 +112,40 @@ void check_drawing(const CommandLine& command_line, const std::string& what) {
     if (command_line.has(flag) && what != "program")
       refuse(cat("--", flag, " draws a program, and not ", what), "lockstep show program");
   for (const char* flag : kTimes)
+    if (command_line.has(flag) && what != "program")
+      refuse(cat("--", flag, " says how long the actions of a program take, and this is ", what), "lockstep show program");
+  for (const char* flag : kTimes)
     if (command_line.has(flag) && !draws_step(command_line))
       refuse(cat("--", flag, " says how long actions take, and nothing is drawn with it"),
-             "add --grid, --svg FILE, --html FILE or --trace FILE");
+             "add --grid, --svg FILE, --html FILE, --trace FILE or --json");
   for (const char* flag : {"rank", "draw", "full"})
     if (draws_step(command_line) && command_line.has(flag))
       refuse(cat("--", flag, " is of the list of actions, and the drawing over time shows all ranks"), cat("leave --", flag, " out"));
   if (what == "schedules" && command_line.json)
     refuse("--json with schedules", "lockstep show program --json tells one schedule");
-  if (draws_step(command_line) && command_line.json)
-    refuse("--json is of the list of actions", "--trace FILE writes the times of all actions as JSON");
+  if (command_line.has("grid") && command_line.json)
+    refuse("--grid is text, --json is not", "leave one of them out; --trace FILE writes the times of all actions as JSON");
 }
 
 std::string step_page(const CommandLine& command_line, const Layout& layout, const Program& program) {
   std::optional<plan::Measured> measured;
-  if (command_line.has("measured")) measured = measured_step(command_line, layout, program);
+  std::optional<plan::Typical> typical;
+  if (command_line.has("measured")) {
+    MeasuredSteps steps = measured_steps(command_line, layout, program);
+    measured = std::move(steps.last);
+    typical = std::move(steps.typical);
+  }
   const plan::ActionTimes times = times_of(command_line, layout, program, measured);
   const plan::Simulation simulation = plan::simulate(program, layout, times);
+  const plan::ReportInput report{
+      .program = program, .layout = layout, .simulation = simulation, .times = times, .measured = measured, .typical = typical};
   std::string text;
   if (command_line.has("grid")) text += grid(layout, program, simulation, times) + "\n";
-  text += summary(layout, simulation, times);
+  text += command_line.json ? plan::step_numbers(report).dump(2) + "\n" : summary(layout, simulation, times);
   const auto write = [&](const char* flag, const auto& content) {
     if (!command_line.has(flag)) return;
     write_file(command_line.value(flag), content());
-    text += cat("written: ", command_line.value(flag), "\n");
+    if (!command_line.json) text += cat("written: ", command_line.value(flag), "\n");
   };
   write("svg", [&] {
     plan::GanttOptions options{.title = cat(program::schedule_name(layout.pipeline.kind), ": ", program::describe(layout)),
@@ -130,9 +155,7 @@ std::string step_page(const CommandLine& command_line, const Layout& layout, con
       options.memory.push_back(program::memory_timeline(layout, program, rank));
     return plan::gantt_svg(program, layout, simulation.spans, options);
   });
-  write("html", [&] {
-    return plan::report_html({.program = program, .layout = layout, .simulation = simulation, .times = times, .measured = measured});
-  });
+  write("html", [&] { return plan::report_html(report); });
   write("trace", [&] {
     return plan::chrome_trace(program, layout, measured ? measured->spans : simulation.spans, !measured && times.in_units);
   });

@@ -8,12 +8,12 @@
 
 namespace lockstep::apps {
 
-// One of --grid, --svg, --html, --trace is there.
+// One of --grid, --svg, --html, --trace is there, or --json with --costs or --measured.
 bool draws_step(const CommandLine& command_line);
 // ConfigError LS1004 where one of them, --costs or --measured stands beside what it does not go with.
 void check_drawing(const CommandLine& command_line, const std::string& what);
 // Simulates the step with the times that --costs or --measured say, else of equal stages; writes the files that were asked
-// for; what to print.
+// for; what to print: a summary, or with --json the numbers of plan::step_numbers().
 std::string step_page(const CommandLine& command_line, const program::Layout& layout, const program::Program& program);
 std::string schedules_page(const program::Layout& layout);
 

@@ -175,7 +175,7 @@ int verb_show(const CommandLine& command_line) {
   const Shown shown = prepare(command_line);
   std::string text;
   if (draws_step(command_line)) {
-    text = header(shown) + step_page(command_line, shown.layout, shown.program);
+    text = (command_line.json ? "" : header(shown)) + step_page(command_line, shown.layout, shown.program);
   } else if (what == "schedules") {
     text = schedules_page(shown.layout);
   } else if (command_line.json) {

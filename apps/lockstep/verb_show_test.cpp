@@ -156,6 +156,13 @@ TEST(Show, DrawsAStepOverTime) {
   EXPECT_THAT(read_file(file("a.svg")), HasSubstr("</svg>"));
   EXPECT_THAT(read_file(file("a.html")), HasSubstr("<b>15 ms</b>"));
   EXPECT_GT(read_json(file("a.json"))["traceEvents"].size(), 20u);
+  const Json numbers = parse_json(show(cat("program --json", layout, " --costs ", costs)).output, "numbers");
+  EXPECT_NEAR(numbers["simulated"]["step"].get<double>(), 15e-3, 1e-12);
+  EXPECT_NEAR(numbers["bubble_formula"].get<double>(), 0.2, 1e-12);
+  EXPECT_EQ(numbers["schedule"], "1f1b");
+  EXPECT_FALSE(numbers.contains("measured"));
+  EXPECT_THAT(show(cat("program --json --grid", layout)).output, HasSubstr("LS1004"));
+  EXPECT_THAT(show(cat("memory --json --costs ", costs, layout)).output, HasSubstr("this is memory"));
   EXPECT_THAT(show(cat("program", layout, " --costs ", costs)).output, HasSubstr("nothing is drawn with it"));
   EXPECT_THAT(show(cat("memory --grid", layout)).output, HasSubstr("draws a program, and not memory"));
   EXPECT_THAT(show(cat("program --grid --rank 0", layout)).output, HasSubstr("LS1004"));

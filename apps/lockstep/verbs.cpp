@@ -90,7 +90,7 @@ const std::vector<Verb>& verbs() {
       {.name = "show",
        .help = "print what will run: the program of a rank, who holds what, predicted memory and traffic",
        .usage = "program|layout|block|memory|traffic|schedules [run.toml...] [-n N] [--rank R]\n"
-                "         show program --grid | --svg FILE | --html FILE | --trace FILE [--costs FILE] [--measured FOLDER]",
+                "         show program --grid | --svg FILE | --html FILE | --trace FILE | --json [--costs FILE] [--measured FOLDER]",
        .flags = {{"rank", "R", "this rank alone"},
                  {"full", "", "every layer of a long program, every bucket of the traffic, by itself"},
                  {"draw", "", "with program: a drawing of computing and communication over time"},

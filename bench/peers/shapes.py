@@ -36,7 +36,8 @@ SHAPES = {
     "gpt2-10m": Shape("gpt2", layers=4, hidden=384, heads=12, ffn=1536, vocab_size=8192, max_seq_len=512),
     "llama-15m": Shape("llama", layers=6, hidden=288, heads=6, ffn=768, vocab_size=32000, max_seq_len=256),
 }
-SHAPES["gpt2-10m-8l"] = replace(SHAPES["gpt2-10m"], layers=8)  # a block for each of 8 stages
+# For pipelines: the head costs as much as a block, so that 2, 4 and 8 stages are cut into equal parts.
+SHAPES["gpt2-10m-15l"] = replace(SHAPES["gpt2-10m"], layers=15, vocab_size=4864)
 SHAPES["llama-15m-12h"] = replace(SHAPES["llama-15m"], heads=12)  # heads that divide by 4 ranks
 
 

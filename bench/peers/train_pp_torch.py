@@ -51,6 +51,7 @@ def parse_arguments():
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--blocks", required=True, help="of every stage: 3,2,2,1")
+    parser.add_argument("--pin", action="store_true", help="each rank on a core of its own")
     parser.add_argument("--threads", type=int, default=1, help="of one rank")
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5, help="timed steps after the warm-up")
@@ -168,6 +169,8 @@ def timed_steps(arguments, pipeline):
 
 def train(rank, arguments, port):
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if arguments.pin:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=arguments.ranks)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1234)  # every rank makes the whole model, so that both copies of the embedding are one

@@ -43,7 +43,7 @@ at::Tensor Executor::take_input(const Action& action) {
 }
 
 void Executor::trace_next_step(std::chrono::steady_clock::time_point start) {
-  recorder_ = std::make_unique<StepRecorder>(options_.layout, program_, groups_, start);
+  recorder_ = std::make_unique<StepRecorder>(options_.layout, program_, groups_, waits_, start);
 }
 
 plan::StepTrace Executor::take_trace() {

@@ -8,6 +8,7 @@
 
 #include "lockstep/program/passes.h"
 #include "lockstep/program/predict.h"
+#include "lockstep/program/verify.h"
 
 namespace lockstep::engine {
 namespace {
@@ -27,16 +28,37 @@ std::vector<std::string> sites_of(const program::Layout& layout, const program::
 }  // namespace
 
 StepRecorder::StepRecorder(const program::Layout& layout, const program::Program& program, Groups& groups,
-                           Clock::time_point start)
-    : layout_(layout), program_(program), groups_(groups), start_(start) {
+                           const ExposedWaits& waits, Clock::time_point start)
+    : layout_(layout), program_(program), groups_(groups), waits_(waits), start_(start) {
   for (const auto& [name, group] : groups_.all()) group->time_calls();
   trace_.rank = groups_.rank();
   trace_.world_size = layout.mesh.world_size();
   trace_.actions = static_cast<int>(program.ranks.at(static_cast<size_t>(trace_.rank)).size());
+  trace_.records.reserve(static_cast<size_t>(trace_.actions));
+}
+
+void StepRecorder::begin() {
+  entered_ = begun_ = Clock::now();
+  waited_before_ = waits_.total();
+  waited_ = 0;
+}
+
+void StepRecorder::ready() {
+  begun_ = Clock::now();
+  waited_ = waits_.total() - waited_before_;
 }
 
 void StepRecorder::end(size_t action) {
-  trace_.records.push_back({.action = static_cast<int>(action), .start = seconds(begun_), .end = seconds(Clock::now())});
+  const Clock::time_point now = Clock::now();
+  const bool hands_over = program::is_transfer(program_.ranks[static_cast<size_t>(trace_.rank)][action].kind);
+  if (hands_over) waited_ = waits_.total() - waited_before_;
+  const double own = seconds(hands_over ? now : begun_) - seconds(entered_);
+  const double between = ended_ ? seconds(entered_) - seconds(*ended_) : 0;
+  trace_.records.push_back({.action = static_cast<int>(action),
+                            .start = seconds(begun_),
+                            .end = seconds(now),
+                            .overhead = between + std::max(0.0, own - waited_)});
+  ended_ = Clock::now();
 }
 
 // Calls of one site follow each other in the order of the list.

@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <cstddef>
+#include <optional>
 
+#include "lockstep/engine/exposed_waits.h"
 #include "lockstep/engine/groups.h"
 #include "lockstep/plan/step_trace.h"
 #include "lockstep/program/program.h"
@@ -15,11 +17,13 @@ class StepRecorder {
   using Clock = std::chrono::steady_clock;
 
   // Times are counted from `start`, one moment for all ranks. From here on the groups keep the times of their calls.
-  StepRecorder(const program::Layout& layout, const program::Program& program, Groups& groups, Clock::time_point start);
+  // `waits`: where the engine adds up what it waited for.
+  StepRecorder(const program::Layout& layout, const program::Program& program, Groups& groups, const ExposedWaits& waits,
+               Clock::time_point start);
 
   // An action begins; what it uses is there; it has been run.
-  void begin() { begun_ = Clock::now(); }
-  void ready() { begun_ = Clock::now(); }
+  void begin();
+  void ready();
   void end(size_t action);
 
   // With the calls that actions made; collective over nothing, but waits for this rank's calls in flight.
@@ -31,8 +35,13 @@ class StepRecorder {
   const program::Layout& layout_;
   const program::Program& program_;
   Groups& groups_;
+  const ExposedWaits& waits_;
   const Clock::time_point start_;
-  Clock::time_point begun_{};
+  std::optional<Clock::time_point> ended_;  // the action before
+  Clock::time_point entered_{};             // the action at hand: begin()
+  Clock::time_point begun_{};               // and the last of begin() and ready()
+  double waited_before_ = 0;                // waits_.total() when it was entered
+  double waited_ = 0;                       // in it, until it began
   plan::StepTrace trace_;
 };
 

@@ -5,8 +5,10 @@
 #include <tuple>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/text.h"
 #include "lockstep/plan/cost_file.h"
 #include "lockstep/plan/matching.h"
+#include "lockstep/plan/median.h"
 #include "lockstep/plan/uses.h"
 #include "lockstep/program/memory.h"
 #include "lockstep/program/passes.h"
@@ -202,6 +204,25 @@ ActionTimes measured_times(const Program& program, const Layout& layout, const S
     for (const ActionRef& ref : meeting.actions) set(ref, std::max(0.0, end - begin));
   }
   times.source = "measured";
+  return times;
+}
+
+ActionTimes typical_times(const Program& program, const std::vector<ActionTimes>& steps) {
+  const auto key = [](const Action& action) {
+    return std::tuple(action.kind, action.stage, action.layer, action.bucket, action.unit, static_cast<int>(action.moved));
+  };
+  ActionTimes times;
+  for (size_t rank = 0; rank < program.ranks.size(); ++rank) {
+    const std::vector<Action>& actions = program.ranks[rank];
+    std::map<std::tuple<ActionKind, int, int, int, int, int>, std::vector<double>> found;
+    for (const ActionTimes& step : steps)
+      for (size_t i = 0; i < actions.size(); ++i) found[key(actions[i])].push_back(step.seconds.at(rank).at(i));
+    std::map<std::tuple<ActionKind, int, int, int, int, int>, double> typical;
+    for (auto& [what, seconds] : found) typical[what] = median(std::move(seconds));
+    std::vector<double>& row = times.seconds.emplace_back();
+    for (const Action& action : actions) row.push_back(typical.at(key(action)));
+  }
+  times.source = cat("medians over ", steps.size(), steps.size() == 1 ? " step" : " steps");
   return times;
 }
 

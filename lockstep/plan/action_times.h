@@ -29,4 +29,8 @@ ActionTimes cost_times(const program::Program& program, const program::Layout& l
 // waited for it until that went on; a collective from when the last rank came.
 ActionTimes measured_times(const program::Program& program, const program::Layout& layout, const Spans& measured);
 
+// Medians of measured times over microbatches and steps (at least one): what a rank does of one kind for one layer, stage,
+// bucket or unit takes the same whenever it does it.
+ActionTimes typical_times(const program::Program& program, const std::vector<ActionTimes>& steps);
+
 }  // namespace lockstep::plan

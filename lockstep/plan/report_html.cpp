@@ -46,6 +46,17 @@ details{margin:14px 0}summary{cursor:pointer}
 
 std::string percent(double share) { return decimal(100 * share, 1) + " %"; }
 
+program::ScheduleInput schedule_of(const program::Layout& layout) {
+  return {.kind = layout.pipeline.kind,
+          .ranks = layout.pipeline.ranks,
+          .virtual_stages = layout.pipeline.virtual_stages,
+          .microbatches = static_cast<int>(layout.num_microbatches())};
+}
+
+OrderedJson use_json(const Utilisation& use) {
+  return {{"step", use.step_seconds}, {"bubble", use.bubble()}, {"idle", use.idle()}, {"busy", use.busy}};
+}
+
 class Report {
  public:
   explicit Report(const ReportInput& input) : in_(input) {
@@ -64,12 +75,7 @@ class Report {
  private:
   const Utilisation& use() const { return in_.simulation.use; }
   std::string time(double seconds) const { return time_text(seconds, in_.times.in_units); }
-  program::ScheduleInput schedule() const {
-    return {.kind = in_.layout.pipeline.kind,
-            .ranks = in_.layout.pipeline.ranks,
-            .virtual_stages = in_.layout.pipeline.virtual_stages,
-            .microbatches = static_cast<int>(in_.layout.num_microbatches())};
-  }
+  program::ScheduleInput schedule() const { return schedule_of(in_.layout); }
 
   std::string cards() const {
     std::string html = "<div class=\"cards\">";
@@ -82,6 +88,8 @@ class Report {
     if (const auto formula = bubble_share(schedule()))
       card(percent(*formula), cat("bubble, ", bubble_formula(in_.layout.pipeline.kind), " of equal stages"));
     if (in_.measured) card(percent(measured_.bubble()), "bubble, measured");
+    if (in_.measured && in_.measured->overhead && in_.measured->overhead->actions > 0)
+      card(time_text(in_.measured->overhead->mean, false), "of the engine per action");
     int64_t most = 0;
     for (const program::MemoryTimeline& timeline : memory_) most = std::max(most, peak_bytes(timeline));
     card(program::bytes_text(most), "device memory, predicted");
@@ -147,18 +155,8 @@ class Report {
                escaped(grid_text(in_.program, in_.layout, in_.simulation.spans, {.unit = unit, .width = 160})), "</pre></details>\n");
   }
 
-  static OrderedJson use_json(const Utilisation& use) {
-    return {{"step", use.step_seconds}, {"bubble", use.bubble()}, {"idle", use.idle()}, {"busy", use.busy}};
-  }
   std::string data() const {
-    OrderedJson json = {{"layout", program::describe(in_.layout)},
-                        {"schedule", program::schedule_name(in_.layout.pipeline.kind)},
-                        {"unit", in_.times.in_units ? "unit" : "s"},
-                        {"times", in_.times.source},
-                        {"simulated", use_json(use())}};
-    if (const auto formula = bubble_share(schedule())) json["bubble_formula"] = *formula;
-    if (in_.measured) json["measured"] = use_json(measured_);
-    std::string text = json.dump();
+    std::string text = step_numbers(in_).dump();
     for (size_t at = 0; (at = text.find("</", at)) != std::string::npos; at += 3) text.replace(at, 2, "<\\/");
     return cat("<script type=\"application/json\" id=\"data\">", text, "</script>\n");
   }
@@ -169,6 +167,31 @@ class Report {
 };
 
 }  // namespace
+
+OrderedJson step_numbers(const ReportInput& input) {
+  const program::ScheduleInput schedule = schedule_of(input.layout);
+  OrderedJson json = {{"layout", program::describe(input.layout)},
+                      {"schedule", program::schedule_name(schedule.kind)},
+                      {"ranks", schedule.ranks},
+                      {"virtual_stages", schedule.virtual_stages},
+                      {"microbatches", schedule.microbatches},
+                      {"unit", input.times.in_units ? "unit" : "s"},
+                      {"times", input.times.source},
+                      {"simulated", use_json(input.simulation.use)}};
+  if (const auto formula = bubble_share(schedule)) json["bubble_formula"] = *formula;
+  if (input.measured) {
+    json["measured"] = use_json(utilisation(input.program, input.measured->spans));
+    json["measured"]["number"] = input.measured->step;
+    if (const auto& found = input.measured->overhead)
+      json["measured"]["overhead"] = {
+          {"actions", found->actions}, {"mean", found->mean}, {"median", found->median}, {"worst_rank", found->worst_rank}};
+  }
+  if (input.typical) {
+    json["typical"] = use_json(input.typical->use);
+    json["typical"]["steps"] = input.typical->steps;
+  }
+  return json;
+}
 
 std::string report_html(const ReportInput& input) { return Report(input).text(); }
 

@@ -9,6 +9,7 @@
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
 #include "lockstep/plan/matching.h"
+#include "lockstep/plan/median.h"
 
 namespace lockstep::plan {
 namespace {
@@ -29,7 +30,7 @@ void check(const StepTrace& trace, std::string_view origin) {
   for (const ActionRecord& record : trace.records) {
     if (record.action < next || record.action >= trace.actions)
       refuse(origin, cat("action ", record.action, " after ", next - 1, " of ", trace.actions));
-    if (!std::isfinite(record.start) || !std::isfinite(record.end) || record.end < record.start)
+    if (!std::isfinite(record.start) || !std::isfinite(record.end) || !std::isfinite(record.overhead) || record.end < record.start)
       refuse(origin, cat("action ", record.action, " runs from ", record.start, " to ", record.end));
     next = record.action + 1;
   }
@@ -52,7 +53,8 @@ std::string step_trace_name(int64_t step, int rank) { return cat("step-", step, 
 std::string step_trace_json(const StepTrace& trace) {
   OrderedJson json = {{"format", kFormat},           {"step", trace.step},       {"rank", trace.rank},
                       {"world_size", trace.world_size}, {"actions", trace.actions}, {"records", OrderedJson::array()}};
-  for (const ActionRecord& record : trace.records) json["records"].push_back({record.action, record.start, record.end});
+  for (const ActionRecord& record : trace.records)
+    json["records"].push_back({record.action, record.start, record.end, record.overhead});
   return json.dump() + "\n";
 }
 
@@ -66,7 +68,8 @@ StepTrace parse_step_trace(std::string_view text, std::string_view origin) {
     trace.world_size = json.at("world_size").get<int>();
     trace.actions = json.at("actions").get<int>();
     for (const Json& record : json.at("records"))
-      trace.records.push_back({record.at(0).get<int>(), record.at(1).get<double>(), record.at(2).get<double>()});
+      trace.records.push_back({record.at(0).get<int>(), record.at(1).get<double>(), record.at(2).get<double>(),
+                               record.size() > 3 ? record.at(3).get<double>() : 0});  // older traces have none
   } catch (const Json::exception& error) {
     refuse(origin, error.what());
   }
@@ -89,6 +92,24 @@ std::vector<StepTrace> read_step(const std::filesystem::path& folder, int64_t st
     traces.push_back(std::move(trace));
   }
   return traces;
+}
+
+Overhead overhead(const std::vector<StepTrace>& traces) {
+  Overhead result;
+  std::vector<double> all;
+  double sum = 0;
+  for (const StepTrace& trace : traces) {
+    double of_rank = 0;
+    for (const ActionRecord& record : trace.records) of_rank += record.overhead;
+    for (const ActionRecord& record : trace.records) all.push_back(record.overhead);
+    if (!trace.records.empty()) result.worst_rank = std::max(result.worst_rank, of_rank / static_cast<double>(trace.records.size()));
+    sum += of_rank;
+  }
+  if (all.empty()) return result;
+  result.actions = static_cast<int>(all.size());
+  result.mean = sum / static_cast<double>(all.size());
+  result.median = median(std::move(all));
+  return result;
 }
 
 std::vector<int64_t> traced_steps(const std::filesystem::path& folder) {

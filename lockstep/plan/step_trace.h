@@ -16,10 +16,15 @@ namespace lockstep::plan {
 //   communication       from when it was started (RECV: posted; collectives: this rank came to it), to when it was seen to
 //                       be complete
 //   all others          from their start to their end
+// overhead: what this rank's thread spent on no work of the model and not waiting, since the action before it ended: the way
+// from one action to the next; before F, B, I, W and RECOMPUTE what it takes to find out that all is there; of SEND and RECV
+// also their own call, which starts them, without the transfer itself, which another thread does. All else that an action
+// does counts as its work.
 struct ActionRecord {
   int action = 0;  // index in the rank's list
   double start = 0;
   double end = 0;
+  double overhead = 0;  // seconds
   bool operator==(const ActionRecord&) const = default;
 };
 
@@ -39,6 +44,14 @@ StepTrace parse_step_trace(std::string_view text, std::string_view origin);
 // The traces of all ranks of a step in `folder` (RUN/trace), by rank; DataError LS1203 for a missing file, LS1260 for one of
 // another step or program.
 std::vector<StepTrace> read_step(const std::filesystem::path& folder, int64_t step, const program::Program& program);
+// The overhead of an action: all ranks, and the rank whose mean is largest. Nothing recorded: 0.
+struct Overhead {
+  int actions = 0;  // recorded
+  double mean = 0;  // seconds
+  double median = 0;
+  double worst_rank = 0;  // its mean
+};
+Overhead overhead(const std::vector<StepTrace>& traces);
 // The steps in `folder` of which there is a trace of rank 0, ascending.
 std::vector<int64_t> traced_steps(const std::filesystem::path& folder);
 

@@ -12,9 +12,12 @@ namespace lockstep::plan {
 namespace {
 
 TEST(StepTrace, ThereAndBack) {
-  const StepTrace trace{.step = 10, .rank = 1, .world_size = 2, .actions = 5, .records = {{0, 0.125, 0.25}, {3, 1e-7, 2}}};
+  const StepTrace trace{.step = 10, .rank = 1, .world_size = 2, .actions = 5, .records = {{0, 0.125, 0.25}, {3, 1e-7, 2, 3e-6}}};
   EXPECT_EQ(parse_step_trace(step_trace_json(trace), "x"), trace);
   EXPECT_EQ(step_trace_name(10, 1), "step-10-rank-1.json");
+  // Traces written before there was an overhead.
+  const std::string old = R"({"format": "lockstep step trace 1", "step": 1, "rank": 0, "world_size": 1, "actions": 1, "records": [[0, 1, 2]]})";
+  EXPECT_EQ(parse_step_trace(old, "x").records.at(0), (ActionRecord{0, 1, 2}));
 }
 
 TEST(StepTrace, RefusesOthers) {
@@ -29,6 +32,15 @@ TEST(StepTrace, RefusesOthers) {
   refused(trace);
   trace.records[1] = {1, 2, 1};
   refused(trace);
+}
+
+TEST(StepTrace, OverheadOfAnAction) {
+  EXPECT_EQ(overhead({}).actions, 0);
+  const Overhead found = overhead({{.records = {{0, 0, 1, 2e-6}, {1, 1, 2, 4e-6}}}, {.rank = 1, .records = {{0, 0, 1, 9e-6}}}});
+  EXPECT_EQ(found.actions, 3);
+  EXPECT_NEAR(found.mean, 5e-6, 1e-15);
+  EXPECT_NEAR(found.median, 4e-6, 1e-15);
+  EXPECT_NEAR(found.worst_rank, 9e-6, 1e-15);
 }
 
 // What a simulation says, written as a trace and taken as measurement, gives the same simulation again.
@@ -53,6 +65,28 @@ TEST(StepTrace, MeasuredTimesReproduceTheirStep) {
   const Simulation again = simulate(program, layout, measured_times(program, layout, measured));
   EXPECT_NEAR(again.use.step_seconds, simulation.use.step_seconds, 1e-9);
   EXPECT_NEAR(utilisation(program, measured).bubble(), simulation.use.bubble(), 1e-9);
+}
+
+// Of five microbatches in two steps: one slow F, and a W that takes longer from step to step.
+TEST(StepTrace, TypicalTimesAreMediansOverMicrobatchesAndSteps) {
+  const PipelineCase of{.kind = program::ScheduleKind::kZbH1, .ranks = 2, .microbatches = 5};
+  const program::Layout layout = pipeline_layout(of);
+  const program::Program program =
+      program::transfer_activations(program::expand_layers(program::schedule(layout), layout), layout);
+  const ActionTimes plain = unit_times(program, layout);
+  std::vector<ActionTimes> steps = {plain, plain};
+  for (size_t i = 0; i < program.ranks[0].size(); ++i) {
+    const program::Action& action = program.ranks[0][i];
+    if (action.kind == program::ActionKind::kForward && action.microbatch == 2) steps[0].seconds[0][i] = 50;
+    if (action.kind == program::ActionKind::kBackwardWeight) steps[1].seconds[0][i] *= 3;
+  }
+  const ActionTimes typical = typical_times(program, steps);
+  EXPECT_EQ(typical.source, "medians over 2 steps");
+  EXPECT_EQ(typical.seconds[1], plain.seconds[1]);
+  for (size_t i = 0; i < program.ranks[0].size(); ++i) {
+    const double factor = program.ranks[0][i].kind == program::ActionKind::kBackwardWeight ? 2 : 1;  // between 1 and 3
+    EXPECT_NEAR(typical.seconds[0][i], factor * plain.seconds[0][i], 1e-12) << i;
+  }
 }
 
 }  // namespace

@@ -51,7 +51,8 @@ std::optional<std::string> StepTracer::after(int64_t step) {
 std::string StepTracer::draw(int64_t step) const {
   const program::Program& program = executor_.program();
   const program::Layout& layout = executor_.layout();
-  const plan::Spans spans = plan::measured_spans(program, layout, plan::read_step(directory_.trace(), step, program));
+  const std::vector<plan::StepTrace> traces = plan::read_step(directory_.trace(), step, program);
+  const plan::Spans spans = plan::measured_spans(program, layout, traces);
   const std::filesystem::path chrome = directory_.trace() / cat("step-", step, ".chrome.json");
   write_file(chrome, plan::chrome_trace(program, layout, spans, false));
   if (step != steps_.last) return cat("traced step ", step, ": ", chrome.string());
@@ -62,7 +63,7 @@ std::string StepTracer::draw(int64_t step) const {
                                                                 .layout = layout,
                                                                 .simulation = simulation,
                                                                 .times = times,
-                                                                .measured = plan::Measured{step, spans},
+                                                                .measured = plan::Measured{step, spans, plan::overhead(traces)},
                                                                 .title = directory_.root().filename().string()}));
   const double measured = plan::utilisation(program, spans).step_seconds;
   return cat("traced step ", step, ": ", format_duration(measured), " measured, ",

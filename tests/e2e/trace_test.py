@@ -29,13 +29,30 @@ class TraceTest(support.LockstepTest):
                 self.assertEqual((trace["step"], trace["rank"], trace["world_size"]), (step, rank, 8))
                 self.check_records(trace)
             self.check_chrome(json.loads((folder / "trace" / f"step-{step}.chrome.json").read_text()))
+        self.check_numbers(folder)
+
+    def check_numbers(self, folder):
+        """Of the traces, simulated again by another process."""
+        result = self.lockstep("show", "program", str(folder / "config.resolved.toml"), "-n", "8", "--measured", str(folder / "trace"), "--json")
+        self.assertEqual(result.code, 0, result)
+        numbers = json.loads(result.out)
+        self.assertEqual((numbers["ranks"], numbers["microbatches"], numbers["unit"]), (2, 4, "s"))
+        self.assertEqual((numbers["measured"]["number"], numbers["typical"]["steps"]), (4, [3, 4]))
+        self.assertAlmostEqual(numbers["bubble_formula"], 1 / 5)
+        for name in ("simulated", "measured", "typical"):
+            self.assertGreater(numbers[name]["step"], max(numbers[name]["busy"]))
+        overhead = numbers["measured"]["overhead"]
+        self.assertGreater(overhead["actions"], 8)
+        self.assertLess(0, overhead["mean"])
+        self.assertLessEqual(overhead["mean"], overhead["worst_rank"])
 
     def check_records(self, trace):
         numbers = [record[0] for record in trace["records"]]
         self.assertEqual(numbers, sorted(set(numbers)))
         self.assertLess(numbers[-1], trace["actions"])
-        for _, start, end in trace["records"]:
+        for _, start, end, overhead in trace["records"]:
             self.assertLessEqual(start, end)
+            self.assertGreaterEqual(overhead, 0)
 
     def check_chrome(self, events):
         events = events["traceEvents"] if isinstance(events, dict) else events
