@@ -1,7 +1,10 @@
 #include "lockstep/program/step_cost.h"
 
+#include <algorithm>
+
 #include "lockstep/program/memory.h"
 #include "lockstep/program/predict.h"
+#include "lockstep/program/traffic.h"
 
 namespace lockstep::program {
 namespace {
@@ -20,6 +23,15 @@ double moved_bytes(const Layout& layout, const arch::FlatLayout& flat, const arc
     if (unit.layer == action.unit)
       return static_cast<double>(unit.numel()) / flat.shards * static_cast<double>(layout.element_size());
   return 0;
+}
+
+// Of the time of a stage, beside it.
+double fill(const Layout& layout) {
+  const Pipeline& pipeline = layout.pipeline;
+  const double share = static_cast<double>(pipeline.ranks - 1) /
+                       static_cast<double>(pipeline.virtual_stages * layout.num_microbatches());
+  if (pipeline.kind == ScheduleKind::kZbH1) return share / 3;
+  return pipeline.kind == ScheduleKind::kZbH2 || pipeline.kind == ScheduleKind::kZbV ? 0 : share;
 }
 
 }  // namespace
@@ -53,6 +65,14 @@ double seconds(const StepCost& cost, config::Device device) {
   const Machine& machine = device == config::Device::kCuda ? kCuda : kCpu;
   return cost.flops / machine.flops + cost.pointwise / machine.memory + cost.network / machine.network +
          cost.host / machine.host + cost.actions * machine.action;
+}
+
+double step_seconds(const Layout& layout, const Program& program, int rank, config::Device device) {
+  if (layout.pipeline.ranks == 1) return seconds(step_cost(layout, program, rank), device);
+  double slowest = 0;
+  for (const int of_stage : stage_ranks(layout))
+    slowest = std::max(slowest, seconds(step_cost(layout, program, of_stage), device));
+  return slowest * (1 + fill(layout));
 }
 
 }  // namespace lockstep::program

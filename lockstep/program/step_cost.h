@@ -22,4 +22,8 @@ StepCost step_cost(const Layout& layout, const Program& program, int rank);
 //   cuda    300e12        2e12         50e9       25e9        10 us
 double seconds(const StepCost& cost, config::Device device);
 
+// A whole step: that of `rank`; in a pipeline of its slowest stage, and (p - 1) / (v m) of that while it fills and drains
+// (Narayanan et al. 2021, section 2.2), a third where W fills two thirds (ZB-H1, Qi et al. 2024), nothing where it fills all.
+double step_seconds(const Layout& layout, const Program& program, int rank, config::Device device);
+
 }  // namespace lockstep::program

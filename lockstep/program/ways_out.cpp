@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <tuple>
 
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
 #include "lockstep/program/placement.h"
 #include "lockstep/program/step_cost.h"
+#include "lockstep/program/traffic.h"
 
 namespace lockstep::program {
 namespace {
@@ -64,16 +66,34 @@ void add_offload(const RunConfig& config, std::vector<Change>& changes) {
   changes.push_back({cat("memory.offload = ", quoted(words)), [words](RunConfig& c) { c.memory.offload.list = words; }});
 }
 
-void add_tensor(const RunConfig& config, int world_size, std::vector<Change>& changes) {
-  for (int tp = 2 * config.parallel.tp; tp * config.parallel.pp <= world_size; tp *= 2) {
-    const int dp = world_size / (tp * config.parallel.pp);
-    const auto make = [tp, dp](RunConfig& c) {
-      c.parallel.tp = tp;
-      c.parallel.dp = dp;
-      c.parallel.dp_shard = c.parallel.dp_replicate = 0;
-    };
-    changes.push_back({cat("parallel.tp = ", tp, config.parallel.dp > 0 ? cat(" and dp = ", dp) : ""), make});
+// Other degrees for the same ranks: the data axes give what tp and pp take, and with them the keys that were set.
+Change other_degrees(const RunConfig& config, const std::string& text, int tp, int pp, int data) {
+  RunConfig changed = config;
+  config::ParallelSection& to = changed.parallel;
+  Change change{.text = text, .make = nullptr};
+  const auto set = [&](const char* key, int& degree, int wanted) {
+    if (degree != 0 && degree != wanted) change.text += cat(" and ", key, " = ", wanted);
+    if (degree != 0) degree = wanted;
+  };
+  set("dp", to.dp, data);
+  set("dp_shard", to.dp_shard, std::gcd(to.dp_shard, data));
+  set("dp_replicate", to.dp_replicate, to.dp_shard > 0 ? data / to.dp_shard : std::gcd(to.dp_replicate, data));
+  to.tp = tp;
+  to.pp = pp;
+  if (pp != config.parallel.pp && !to.layers_per_stage.list.empty()) {
+    change.text += " without layers_per_stage";
+    to.layers_per_stage.list.clear();
   }
+  change.make = [to](RunConfig& c) { c.parallel = to; };
+  return change;
+}
+
+void add_degrees(const RunConfig& config, int world_size, std::vector<Change>& changes) {
+  const int tp = config.parallel.tp, pp = config.parallel.pp;
+  for (int more = 2 * tp; more * pp <= world_size; more *= 2)
+    changes.push_back(other_degrees(config, cat("parallel.tp = ", more), more, pp, world_size / (more * pp)));
+  for (int more = 2 * pp; more * tp <= world_size; more *= 2)
+    changes.push_back(other_degrees(config, cat("parallel.pp = ", more), tp, more, world_size / (more * tp)));
 }
 
 std::vector<Change> changes_of(const RunConfig& config, int world_size) {
@@ -82,7 +102,7 @@ std::vector<Change> changes_of(const RunConfig& config, int world_size) {
   add_zero(config, changes);
   add_micro_batch(config, changes);
   add_offload(config, changes);
-  add_tensor(config, world_size, changes);
+  add_degrees(config, world_size, changes);
   if (config.train.precision == config::Precision::kFp32)
     changes.push_back({"train.precision = \"bf16\" (other rounding)",
                        [](RunConfig& c) { c.train.precision = config::Precision::kBf16; }, false});
@@ -99,6 +119,13 @@ bool host_has_room(const Layout& layout) {
   return true;
 }
 
+// Of the stage that needs most.
+int64_t most_of_stages(const Layout& layout, const Program& program) {
+  int64_t most = 0;
+  for (const int rank : stage_ranks(layout)) most = std::max(most, predict_memory(layout, program, rank).peak);
+  return most;
+}
+
 int64_t limit_of(const Layout& layout) { return layout.device_limit > 0 ? layout.device_limit : INT64_MAX; }
 
 }  // namespace
@@ -107,7 +134,7 @@ std::vector<WayOut> ways_out(const config::RunConfig& config, const Layout& layo
   const int world_size = layout.mesh.world_size();
   const Program program = build_program(layout);
   const int64_t peak = predict_memory(layout, program, rank).peak;
-  const double now = seconds(step_cost(layout, program, rank), config.train.device);
+  const double now = step_seconds(layout, program, rank, config.train.device);
   std::vector<WayOut> ways;
   for (const Change& change : changes_of(config, world_size)) {
     RunConfig changed = config;
@@ -117,11 +144,13 @@ std::vector<WayOut> ways_out(const config::RunConfig& config, const Layout& layo
     other.threads = layout.threads;
     if (!host_has_room(other)) continue;
     const Program plan = build_program(other);
-    WayOut way{.change = change.text, .peak = predict_memory(other, plan, rank).peak};
+    const bool pipeline = other.pipeline.ranks > 1, same_stages = other.pipeline.ranks == layout.pipeline.ranks;
+    const int64_t most = pipeline ? most_of_stages(other, plan) : 0;
+    WayOut way{.change = change.text, .peak = same_stages ? predict_memory(other, plan, rank).peak : most};
     way.saved = peak - way.peak;
-    way.slower = seconds(step_cost(other, plan, rank), config.train.device) / now - 1;
+    way.slower = step_seconds(other, plan, rank, config.train.device) / now - 1;
     way.same_numbers = change.same_numbers;
-    way.fits = way.peak <= limit_of(layout);
+    way.fits = std::max(most, way.peak) <= limit_of(layout);
     if (way.saved > 0) ways.push_back(std::move(way));
   }
   std::stable_sort(ways.begin(), ways.end(), [](const WayOut& a, const WayOut& b) {

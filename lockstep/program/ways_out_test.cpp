@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "lockstep/base/text.h"
 #include "lockstep/program/step_cost.h"
 
@@ -61,6 +63,79 @@ TEST(WaysOut, AreWhatTheChangedConfigurationWouldNeed) {
   for (const WayOut& way : ways) EXPECT_GT(way.saved, 0) << way.change;
 }
 
+int64_t most_of(const config::RunConfig& config, int ranks) {
+  const Layout layout = layout_of(config, ranks);
+  const Program program = build_program(layout);
+  int64_t most = 0;
+  for (int rank = 0; rank < ranks; ++rank) most = std::max(most, predict_memory(layout, program, rank).peak);
+  return most;
+}
+
+const WayOut* find_way(const std::vector<WayOut>& ways, const std::string& change) {
+  const auto found = std::find_if(ways.begin(), ways.end(), [&](const WayOut& way) { return way.change == change; });
+  return found == ways.end() ? nullptr : &*found;
+}
+
+TEST(WaysOut, MoreStagesAreJudgedByTheOneThatNeedsMost) {
+  config::RunConfig config = configuration();
+  config.model.layers = 6;
+  config.train.global_batch = 16;
+  config::RunConfig cut = config;
+  cut.parallel.pp = 2;
+  const int64_t most = most_of(cut, 4);
+  ASSERT_LT(most, peak_of(config, 4));
+  for (const int64_t limit : {most, most - 1}) {
+    config.memory.device_limit.count = limit;
+    const std::vector<WayOut> ways = ways_out(config, layout_of(config, 4), 0, 100);
+    const WayOut* way = find_way(ways, "parallel.pp = 2");
+    ASSERT_NE(way, nullptr);
+    EXPECT_EQ(way->peak, most);
+    EXPECT_EQ(way->saved, peak_of(config, 4) - most);
+    EXPECT_EQ(way->fits, limit == most);
+    EXPECT_NE(find_way(ways, "parallel.pp = 4"), nullptr);
+    EXPECT_EQ(find_way(ways, "parallel.pp = 8"), nullptr);
+  }
+  // From 2 stages to 4, with the keys that were set.
+  config.memory.device_limit.count = 0;
+  config.parallel = {};
+  config.parallel.pp = 2;
+  config.parallel.dp = 2;
+  config.parallel.layers_per_stage.list = {3, 3};
+  const std::vector<WayOut> ways = ways_out(config, layout_of(config, 4), 0, 100);
+  cut = config;
+  cut.parallel.pp = 4;
+  cut.parallel.dp = 1;
+  cut.parallel.layers_per_stage.list.clear();
+  const WayOut* way = find_way(ways, "parallel.pp = 4 and dp = 1 without layers_per_stage");
+  ASSERT_NE(way, nullptr) << join(changes(ways), "; ");
+  EXPECT_EQ(way->peak, most_of(cut, 4));
+  // Of a change that leaves the stages: that of the rank, but it fits only where it fits every stage.
+  cut = config;
+  cut.train.micro_batch = 1;
+  const Layout layout = layout_of(cut, 4);
+  const Program program = build_program(layout);
+  config.memory.device_limit.count = most_of(cut, 4) - 1;
+  for (const int rank : {0, 2}) {
+    const std::vector<WayOut> same = ways_out(config, layout_of(config, 4), rank, 100);
+    const WayOut* smaller = find_way(same, "train.micro_batch = 1");
+    ASSERT_NE(smaller, nullptr);
+    EXPECT_EQ(smaller->peak, predict_memory(layout, program, rank).peak);
+    EXPECT_FALSE(smaller->fits);
+  }
+}
+
+TEST(WaysOut, DegreesThatWereSetFollow) {
+  config::RunConfig config = configuration();
+  config.model.layers = 6;
+  config.parallel.zero = 1;
+  config.parallel.dp_shard = 4;
+  config.parallel.dp_replicate = 2;
+  config.train.micro_batch = 1;
+  const std::vector<std::string> named = changes(ways_out(config, layout_of(config, 8), 0, 100));
+  EXPECT_THAT(named, ::testing::Contains("parallel.pp = 2 and dp_replicate = 1"));
+  EXPECT_THAT(named, ::testing::Contains("parallel.pp = 4 and dp_shard = 2 and dp_replicate = 1"));
+}
+
 TEST(WaysOut, ThoseThatFitComeFirstTheFastestOfThemAhead) {
   config::RunConfig config = configuration();
   config.memory.device_limit.count = peak_of(config, 2) - 1;
@@ -107,6 +182,25 @@ TEST(DeviceLimit, ThePredictedPeakOfTheRankThatNeedsMostDecides) {
     for (const char* word : {"parameters", "gradients", "optimizer", "activations", "buffers", "peak", "cheapest ways out"})
       EXPECT_THAT(error.message().what, HasSubstr(word));
   }
+}
+
+// The slowest stage, and (p - 1) / m of it.
+TEST(StepCost, OfAPipelineHasTheTimeInWhichItFills) {
+  config::RunConfig config = configuration();
+  config.parallel.pp = 2;
+  config.train.micro_batch = 1;
+  const auto cpu = config::Device::kCpu;
+  for (const auto& [schedule, fill] : {std::pair{"1f1b", 1.0 / 8}, {"zb-h1", 1.0 / 24}, {"zb-h2", 0.0}}) {
+    config.parallel.schedule = schedule;
+    const Layout layout = layout_of(config, 2);
+    const Program program = build_program(layout);
+    const double slowest = std::max(seconds(step_cost(layout, program, 0), cpu), seconds(step_cost(layout, program, 1), cpu));
+    EXPECT_DOUBLE_EQ(step_seconds(layout, program, 0, cpu), slowest * (1 + fill)) << schedule;
+  }
+  config = configuration();
+  const Layout alone = layout_of(config, 2);
+  const Program program = build_program(alone);
+  EXPECT_EQ(step_seconds(alone, program, 1, cpu), seconds(step_cost(alone, program, 1), cpu));
 }
 
 TEST(StepCost, CountsProductsTrafficAndWhatIsComputedAgain) {
