@@ -28,6 +28,7 @@ CallQueue::~CallQueue() {
 
 std::shared_ptr<Work::State> CallQueue::push(Call call) {
   auto state = std::make_shared<Work::State>();
+  state->transport = transport_.get();
   const std::lock_guard lock(mutex_);
   entries_.push_back({std::move(call), state});
   changed_.notify_all();
@@ -38,10 +39,12 @@ std::shared_ptr<Work::State> CallQueue::run_here(Call call) {
   const auto began = std::chrono::steady_clock::now();
   Entry entry{std::move(call), std::make_shared<Work::State>()};
   std::unique_lock lock(mutex_);
+  transport_->add_awaiting(1);
   ++callers_;
   changed_.wait(lock, [this] { return entries_.empty() && !busy_; });
   --callers_;
   run_entry(entry, lock);
+  if (!failure_) transport_->add_awaiting(-1);
   // The progress thread sleeps: waking it for nothing costs as much as a small call.
   if (!entries_.empty() || closing_ || callers_ > 0) changed_.notify_all();
   entry.state->exposed_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -50,9 +53,11 @@ std::shared_ptr<Work::State> CallQueue::run_here(Call call) {
 
 void CallQueue::wait_for_calls() {
   std::unique_lock lock(mutex_);
+  transport_->add_awaiting(1);
   ++callers_;
   changed_.wait(lock, [this] { return entries_.empty() && !busy_; });
   --callers_;
+  if (!failure_) transport_->add_awaiting(-1);
 }
 
 program::Ledger CallQueue::take_ledger() {

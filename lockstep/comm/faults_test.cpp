@@ -4,12 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <thread>
 
 #include "lockstep/base/text.h"
+#include "support/fork_ranks.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::comm {
@@ -18,6 +17,8 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::code_of;
+using testing::fork_ranks;
 using testing::run_ranks;
 
 at::Tensor ones(int64_t numel) {
@@ -259,33 +260,6 @@ TEST(World, SaysWhenTheRegionIsFull) {
                 for (int i = 0; i < 100; ++i) world.communicator({0, 1}, "again");
               }),
               AllOf(HasSubstr("LS3006"), HasSubstr("no room for another group")));
-}
-
-// Runs `body` as `n` forked processes over a memfd; what they exit with.
-std::vector<pid_t> fork_ranks(int n, const launch::SharedRegion& region, const std::function<int(World&)>& body,
-                              const SharedMemoryOptions& options = {}) {
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < n; ++rank) {
-    children.push_back(fork());
-    if (children.back() != 0) continue;
-    int code = 70;
-    try {
-      const auto mine =
-          std::make_shared<const launch::SharedRegion>(launch::SharedRegion::from_descriptor(dup(region.descriptor())));
-      SharedMemoryWorld world(mine, rank, n, options);
-      code = body(world);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-    }
-    _exit(code);
-  }
-  return children;
-}
-
-int code_of(pid_t pid) {
-  int status = 0;
-  waitpid(pid, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
 TEST(Processes, AllReduceOverAMemfd) {

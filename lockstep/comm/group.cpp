@@ -25,46 +25,46 @@ int group_rank(const std::string& axis, const std::vector<int>& ranks, int rank,
   return static_cast<int>(own - ranks.begin());
 }
 
-int member_at_fault(int peer, int size, const std::function<int(int)>& waits_for) {
-  int member = peer;
-  for (int step = 0; step < size; ++step) {
-    const int next = waits_for(member);
-    if (next < 0) return member;
-    member = next;
-  }
-  return peer;
-}
+namespace {
 
-PeerLostError lost_member(const MemberReport& lost, const MemberReport& own, const std::string& group,
-                          double waited_seconds) {
+// What the rank has to do with the call that lacks it.
+std::string state_text(const MemberReport& lost, const MemberReport& own, const std::string& call) {
   using State = MemberReport::State;
-  const std::string call = cat(own.call, " of group ", group);
-  std::string what = cat("rank ", lost.rank);
   switch (lost.state) {
     case State::kDied:
-      what += cat(" (process ", lost.pid, ") died; ", call, " lacks it");
-      break;
+      return cat(" (process ", lost.pid, ") died; ", call, " lacks it");
     case State::kNeverJoined:
-      what += cat(" never joined the job; ", call, " lacks it");
-      break;
+      return cat(" never joined the job; ", call, " lacks it");
     case State::kNeverMadeGroup:
-      what += cat(" has not made the group yet; ", call, " lacks it");
-      break;
+      return cat(" has not made the group yet; ", call, " lacks it");
     case State::kSilent:
-      what += cat(" does not answer (stopped, or its host is lost); ", call, " lacks it");
-      break;
+      return cat(" does not answer (stopped, or its host is lost); ", call, " lacks it");
     case State::kClosed:
-      what += cat(" has closed the group; ", call, " lacks it");
-      break;
+      return cat(" has closed the group; ", call, " lacks it");
     case State::kThere:
-      what += cat(lost.sequence < own.sequence ? " never entered " : " does not go on with ", call);
       break;
   }
+  return cat(lost.sequence < own.sequence ? " never entered " : " does not go on with ", call);
+}
+
+}  // namespace
+
+PeerLostError lost_member(const MemberReport& lost, const MemberReport& own, const std::string& group,
+                          double waited_seconds, const std::vector<Waiting>& chain) {
+  using State = MemberReport::State;
+  const bool elsewhere = !chain.empty() && chain.back().group != chain.front().group;
+  const std::string call =
+      elsewhere ? cat(chain.back().call, " of rank ", chain.back().rank) : cat(own.call, " of group ", group);
+  std::string what = cat("rank ", lost.rank);
+  what += elsewhere && lost.state == State::kThere ? cat(" keeps rank ", chain.back().rank, " waiting in ", chain.back().call)
+                                                   : state_text(lost, own, call);
+  if (lost.stopped) what += cat("; its process ", lost.pid, " is stopped");
   if (!lost.call.empty())
     what += cat(lost.inside ? "; last seen when it entered " : "; last seen when it left ", lost.call, " ",
                 format_duration(lost.seconds_ago), " ago");
   else if (lost.state == State::kThere || lost.state == State::kClosed)
-    what += "; it has made no call on this group";
+    what += elsewhere ? "; it has made no call" : "; it has made no call on this group";
+  if (chain.size() > 1) what += cat("\n  ", waits_text(chain));
   what += cat("\n  rank ", own.rank, " has waited ", format_duration(waited_seconds));
   return PeerLostError(
       {.code = "LS3002", .what = what, .way_out = cat("the log of rank ", lost.rank, " may say why")});

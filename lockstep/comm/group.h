@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/waits.h"
 
 namespace lockstep::comm {
 
@@ -22,20 +22,19 @@ struct MemberReport {
   enum class State { kThere, kNeverJoined, kNeverMadeGroup, kSilent, kClosed, kDied };
   int rank = 0;  // in the world
   State state = State::kThere;
-  int64_t pid = 0;              // where it died
+  int64_t pid = 0;              // where it died or is stopped
   int64_t sequence = 0;         // collectives entered on this group
   bool inside = false;          // of the last call
   std::string call{};           // the last one; empty: none so far, or not known of one that is dead or silent
   double seconds_ago = 0;       // when it entered or left it
+  bool stopped = false;         // its process is, by SIGSTOP or a debugger
 };
 
-// Whom everybody waits for in the end: `peer`, or the one that it waits for itself. A circle blames the peer.
-// `waits_for(r)`: the member that r waits for, -1 for nobody.
-int member_at_fault(int peer, int size, const std::function<int(int)>& waits_for);
-
 // LS3002: "rank 2 never entered all_reduce #4 'grad' of group dp[0,1,2]; last seen when it left all_reduce #3 ...".
+// `chain`: how this rank comes to wait for `lost` (follow_waits); where its last wait is on another group than this
+// rank's own, `lost` tells of all groups: "rank 2 keeps rank 1 waiting in recv #7 'recv_b stage 1' from rank 2; ...".
 PeerLostError lost_member(const MemberReport& lost, const MemberReport& own, const std::string& group,
-                          double waited_seconds);
+                          double waited_seconds, const std::vector<Waiting>& chain = {});
 
 // LS3003: rank `by` has stopped the job while `own` was in its call.
 PeerLostError stopped_by(int by, const std::string& reason, const MemberReport& own, const std::string& group);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,10 +26,17 @@ class JobBoard {
 
   // Of this rank, on the group of that name; stays here until publish(). Nothing goes back to an earlier collective.
   void set(const std::string& group, const Progress& progress);
+  // Whom this rank waits for there (world rank, -1: nobody), and `change` more of its threads that cannot go on until a call
+  // of that group is done.
+  void set_wait(const std::string& group, int waits_for);
+  void add_awaiting(const std::string& group, int change);
   void publish();  // once a second: a rank whose note stays the same is silent
 
-  // What is known of `rank` on that group: kNeverJoined where it has published nothing.
+  // What is known of `rank` on that group (of the key of its name): kNeverJoined where it has published nothing.
   MemberReport report(int rank, const std::string& group);
+  MemberReport report(int rank, uint64_t group);
+  std::vector<GroupWait> waits(int rank);  // by what it published last; empty where it has published nothing
+  static uint64_t key(const std::string& group);
   // Which publish() of that rank the store holds; 0: none.
   int64_t beat(int rank);
 
@@ -43,6 +51,8 @@ class JobBoard {
   struct Doing {
     Progress progress;
     Deadline changed{};
+    int waits_for = -1;
+    int awaiting = 0;  // threads
   };
   std::string own_note(int64_t number) const;
 
@@ -57,5 +67,13 @@ class JobBoard {
 // publish() has not come since `beats` were taken; none where all are there and alive.
 std::optional<MemberReport> missing_member(JobBoard& board, const std::string& group, const std::vector<int>& ranks,
                                            const MemberReport& own, const std::map<int, int64_t>& beats);
+
+// How `first` comes to wait for the rank that is missing (follow_waits), and what is known of that one. A rank that is
+// among `silent` is missing, whatever it said last.
+struct Missing {
+  std::vector<Waiting> chain;
+  MemberReport report;
+};
+Missing follow_on_board(JobBoard& board, const Waiting& first, const std::set<int>& silent);
 
 }  // namespace lockstep::comm

@@ -46,6 +46,12 @@ void play(const std::string& part, World& world) {
     if (rank == 1) raise(SIGSTOP);
     group->all_reduce(ones(10), {.site = "loss"}).wait();
   }
+  if (part == "chain") {
+    const auto to = rank > 0 ? world.communicator({rank, rank - 1}, "pp") : nullptr;
+    const auto from = rank < 2 ? world.communicator({rank + 1, rank}, "pp") : nullptr;
+    if (rank == 2) raise(SIGSTOP);
+    from->recv(ones(1), 0, {.site = "recv_b"}).wait();
+  }
   if (part == "left" && rank == 0) group->recv(ones(1), 1, {.site = "act"}).wait();
   if (part == "killed") {
     if (rank == 2) raise(SIGKILL);
@@ -62,7 +68,8 @@ void play(const std::string& part, World& world) {
   if (part == "slow end" && rank == 1) std::this_thread::sleep_for(milliseconds(2000));
 }
 
-milliseconds deadline_of(const std::string& part) {
+milliseconds deadline_of(const std::string& part, int rank) {
+  if (part == "chain") return milliseconds(rank == 0 ? 500 : 60000);
   if (part == "slow end") return milliseconds(1000);
   return milliseconds(part == "busy" || part == "stopped" ? 500 : 60000);
 }
@@ -76,7 +83,7 @@ int run_rank(const launch::Identity& me, const std::string& part) {
       std::this_thread::sleep_for(milliseconds(2000));
       return 0;
     }
-    const MpiOptions options{.deadline = deadline_of(part),
+    const MpiOptions options{.deadline = deadline_of(part, me.rank),
                              .start_deadline = milliseconds(part == "never starts" ? 1000 : 60000)};
     world = join_mpi(part == "wrong rank" ? me.rank + 1 : me.rank, me.world_size, options);
     play(part, *world);
@@ -132,6 +139,16 @@ TEST(MpiFaults, AStoppedRankDoesNotAnswer) {
   EXPECT_EQ(outcome.code, static_cast<int>(ExitCode::kPeerLost)) << outcome.text;
   EXPECT_THAT(outcome.text, HasSubstr("LS3002: rank 1 does not answer (stopped, or its host is lost); all_reduce #2 "
                                       "'loss' of group dp[0,1] lacks it"));
+}
+
+TEST(MpiFaults, AStoppedRankIsNamedByOneThatWaitsForItsNeighbour) {
+  const Outcome outcome = mpirun(3, "chain");
+  EXPECT_EQ(outcome.code, static_cast<int>(ExitCode::kPeerLost)) << outcome.text;
+  EXPECT_THAT(outcome.text,
+              AllOf(HasSubstr("rank 0 says: error LS3002: rank 2 does not answer (stopped, or its host is lost); recv #1 'recv_b' "
+                              "from rank 2 of rank 1 lacks it"),
+                    HasSubstr("rank 0 waits for rank 1 (recv #1 'recv_b' from rank 1), which waits for rank 2 (recv #1 "
+                              "'recv_b' from rank 2)")));
 }
 
 TEST(MpiFaults, ARankThatLeftIsNoticedLongBeforeTheDeadline) {

@@ -169,8 +169,7 @@ void MpiJob::handle(const MpiApi::Arrived& arrived) {
     case MpiLetter::Kind::kAsk: {
       MpiLetter answer = *letter;
       answer.kind = MpiLetter::Kind::kAnswer;
-      const auto group = groups_.find(letter->group);
-      if (group != groups_.end()) answer.status = group->second->status();
+      answer.status = own_status(letter->group);
       lock.unlock();
       return post(arrived.from, answer);
     }
@@ -179,6 +178,15 @@ void MpiJob::handle(const MpiApi::Arrived& arrived) {
       break;
   }
   changed_.notify_all();
+}
+
+MpiMember::Status MpiJob::own_status(uint64_t key) const {
+  const auto group = groups_.find(key);
+  MpiMember::Status status = group == groups_.end() ? MpiMember::Status{} : group->second->status();
+  std::vector<GroupWait> waits;
+  for (const auto& [of, member] : groups_) waits.push_back(member->wait(of));
+  status.kept_by = kept_by(waits, key).value_or(GroupWait{});
+  return status;
 }
 
 void MpiJob::post(int rank, const MpiLetter& letter) {

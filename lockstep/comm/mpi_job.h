@@ -43,7 +43,8 @@ class MpiJob : public std::enable_shared_from_this<MpiJob> {
   std::shared_ptr<MpiMember> open_group(uint64_t key);
   void close_group(uint64_t key, const std::vector<int>& peers);  // and tells them
   void forget_group(uint64_t key);                                // without a word
-  // What they say; those that have not answered in time are not in the result. Called by a rank that gives up.
+  // What they say of that group, and why they do not come to it; those that have not answered in time are not in the
+  // result. Called by a rank that gives up, of its own groups and those of others.
   std::map<int, MpiMember::Status> ask(uint64_t key, const std::vector<int>& ranks);
 
   std::optional<MpiMember::Status> closed(uint64_t key, int rank) const;  // its last, where it has closed the group
@@ -73,6 +74,7 @@ class MpiJob : public std::enable_shared_from_this<MpiJob> {
   void handle_mail();
   void handle(const MpiApi::Arrived& letter);
   void post(int rank, const MpiLetter& letter);
+  MpiMember::Status own_status(uint64_t key) const;  // with mutex_
   bool deliver();  // all letters are on their way
 
   std::unique_ptr<MpiApi> api_;

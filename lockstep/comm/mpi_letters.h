@@ -9,6 +9,7 @@
 #include <string>
 
 #include "lockstep/comm/transport.h"
+#include "lockstep/comm/waits.h"
 
 namespace lockstep::comm {
 
@@ -18,18 +19,21 @@ class MpiMember {
   struct Status {
     bool known = false;  // the rank has made the group
     Progress progress;
-    int waits_for = -1;      // group rank; -1: nobody
-    double seconds_ago = 0;  // when it entered or left its last call
+    double seconds_ago = 0;    // when it entered or left its last call
+    GroupWait kept_by{};       // why it does not come (waits.h); waits_for is -1 where it is kept by nobody
   };
   void publish(const Progress& progress);
-  void wait_for(int member) { waits_for_ = member; }
+  void wait_for(int rank) { waits_for_ = rank; }  // in the world; -1: nobody
+  void add_awaiting(int change) { awaiting_ += change; }
   Status status() const;
+  GroupWait wait(uint64_t key) const;
 
  private:
   mutable std::mutex mutex_;
   Progress progress_;
   std::chrono::steady_clock::time_point changed_at_ = std::chrono::steady_clock::now();
   std::atomic<int> waits_for_ = -1;
+  std::atomic<int> awaiting_ = 0;  // threads
 };
 
 struct MpiLetter {
@@ -40,7 +44,7 @@ struct MpiLetter {
   MpiMember::Status status{};  // of kAnswer and kClosed: the last
   std::string text{};          // of kAbort: the reason
 
-  // For ranks whose machines are of one kind; texts are cut to 2 KiB, so that a letter leaves at once.
+  // For ranks whose machines are of one kind; a text is cut to 1 KiB, so that a letter leaves at once.
   std::string bytes() const;
   static std::optional<MpiLetter> read(const std::string& bytes);  // none where it is too short
 };

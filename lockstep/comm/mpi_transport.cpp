@@ -138,7 +138,7 @@ void MpiTransport::pause(Wait& wait, int peer) {
     sched_yield();
     return;
   }
-  member_->wait_for(peer);
+  member_->wait_for(world_rank(peer));
   if (now >= wait.deadline) throw lost(peer, wait.began);
   if (now >= wait.next_look) look_around(wait, peer, now);
   if (!light_sleep_) {  // of this thread, which runs all calls of the group: by default a sleep takes 50 us longer
@@ -186,10 +186,10 @@ MemberReport MpiTransport::own_report() const {
   return {.rank = world_rank(group_.rank), .sequence = progress_.sequence, .call = progress_.call};
 }
 
-MemberReport MpiTransport::report_of(int rank, std::optional<MpiMember::Status> status) const {
+MemberReport MpiTransport::report_of(int rank, uint64_t group, std::optional<MpiMember::Status> status) const {
   using State = MemberReport::State;
   MemberReport report{.rank = rank};
-  const auto last = job_->closed(group_.key, rank);
+  const auto last = job_->closed(group, rank);
   if (job_->has_died(rank)) {
     report.state = State::kDied;
     report.pid = job_->pid(rank);
@@ -210,19 +210,25 @@ MemberReport MpiTransport::report_of(int rank, std::optional<MpiMember::Status> 
 }
 
 PeerLostError MpiTransport::lost(int peer, Deadline began, const std::string& mpi_says) const {
-  const std::map<int, MpiMember::Status> answers =
-      mpi_says.empty() ? job_->ask(group_.key, group_.ranks) : std::map<int, MpiMember::Status>{};
-  const auto answer_of = [&](int member) {
-    const auto found = answers.find(world_rank(member));
-    return found == answers.end() ? std::nullopt : std::optional(found->second);
+  std::map<uint64_t, std::map<int, std::optional<MpiMember::Status>>> answers;  // by group and rank; none: silent
+  const auto answer_of = [&](int rank, uint64_t group) {
+    auto& of_group = answers[group];
+    if (mpi_says.empty() && !of_group.contains(rank)) {
+      const std::map<int, MpiMember::Status> said = job_->ask(group, {rank});
+      of_group[rank] = said.contains(rank) ? std::optional(said.at(rank)) : std::nullopt;
+    }
+    return of_group[rank];
   };
-  const int member = member_at_fault(peer, size(), [&](int other) {
-    if (other == group_.rank) return peer;
-    const auto answer = answer_of(other);
-    return answer && answer->known ? answer->waits_for : -1;
+  const Waiting first{
+      .rank = world_rank(group_.rank), .waits_for = world_rank(peer), .group = group_.key, .call = progress_.call};
+  const std::vector<Waiting> chain = follow_waits(first, [&](const Waiting& wait) -> std::optional<GroupWait> {
+    const auto answer = answer_of(wait.waits_for, wait.group);
+    if (!answer || answer->kept_by.waits_for < 0 || job_->closed(wait.group, wait.waits_for)) return std::nullopt;
+    return answer->kept_by;
   });
-  const PeerLostError error =
-      lost_member(report_of(world_rank(member), answer_of(member)), own_report(), group_.name, seconds(Clock::now() - began));
+  const Waiting& last = chain.back();
+  const PeerLostError error = lost_member(report_of(last.waits_for, last.group, answer_of(last.waits_for, last.group)),
+                                          own_report(), group_.name, seconds(Clock::now() - began), chain);
   if (mpi_says.empty()) return error;
   Message message = error.message();
   message.what += cat("\n  MPI says: ", mpi_says);

@@ -37,6 +37,7 @@ class MpiTransport : public Transport {
   void send_recv(int to, std::span<const std::byte> out, int from, size_t in_size, const Consumer& consume,
                  Deadline deadline) override;
   void publish(const Progress& progress) override;
+  void add_awaiting(int change) override { member_->add_awaiting(change); }
   void cancel() override { cancelled_ = true; }
 
  private:
@@ -80,7 +81,7 @@ class MpiTransport : public Transport {
   void check_stopped() const;
   bool gone(int member) const;
   MemberReport own_report() const;
-  MemberReport report_of(int rank, std::optional<MpiMember::Status> status) const;
+  MemberReport report_of(int rank, uint64_t group, std::optional<MpiMember::Status> status) const;
   PeerLostError lost(int peer, Deadline began, const std::string& mpi_says = "") const;
   int world_rank(int member) const { return group_.ranks[static_cast<size_t>(member)]; }
 

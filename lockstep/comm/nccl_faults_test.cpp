@@ -79,6 +79,22 @@ TEST(Deadline, OnTheDeviceItSaysWhatTheOthersDid) {
                     HasSubstr("still inside")));
 }
 
+TEST(Deadline, OnTheHostARankIsNamedByOneThatWaitsForItsNeighbour) {
+  std::string message;
+  run_nccl_ranks(3, milliseconds(2500), [&](World& world, FakeDevice& device) {
+    const int rank = world.rank();
+    const auto from = rank < 2 ? world.communicator({rank + 1, rank}, "pp") : nullptr;
+    const auto to = rank > 0 ? world.communicator({rank, rank - 1}, "pp") : nullptr;
+    if (rank < 2) {
+      const std::string said = message_of([&] { from->recv(on_host(), 0, {.site = "recv_b"}).wait(); });
+      if (rank == 0) message = said;
+    }
+    meet(device, "end", 3);
+  });
+  EXPECT_THAT(message, AllOf(HasSubstr("LS3002"), HasSubstr("rank 2 keeps rank 1 waiting in recv #1 'recv_b' from rank 2"),
+                             HasSubstr("rank 0 waits for rank 1 (recv #1 'recv_b' from rank 1), which waits for rank 2")));
+}
+
 TEST(Deadline, AGroupThatARankDoesNotMake) {
   std::string message;
   run_nccl_ranks(2, milliseconds(2500), [&](World& world, FakeDevice& device) {

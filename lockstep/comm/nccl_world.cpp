@@ -22,6 +22,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kLook{10};
 constexpr milliseconds kBeat{1000};
+constexpr milliseconds kSilence{2200};  // without a beat: the rank is stopped or lost
 
 // The thread that looks after the groups of this rank.
 class NcclWatch {
@@ -174,8 +175,27 @@ class NcclWorld : public World {
             .address = options_.address,
             .token = options_.token,
             .report = [board = board_, name](int rank) { return board->report(rank, name); },
+            .missing = [this](const Waiting& first) { return missing(first); },
             .stopped = [this] { return watch_.stopped(); },
-            .note = [board = board_, name](const Progress& progress) { board->set(name, progress); }};
+            .note = [board = board_, name](const Progress& progress) { board->set(name, progress); },
+            .note_wait = [board = board_, name](int waits_for) { board->set_wait(name, waits_for); },
+            .note_awaiting = [board = board_, name](int change) { board->add_awaiting(name, change); }};
+  }
+
+  // Looks first whose notes still change: a rank that is stopped says for ever for whom it waits.
+  Missing missing(const Waiting& first) {
+    const auto beats = [this] {
+      std::map<int, int64_t> all;
+      for (int rank = 0; rank < size_; ++rank) all[rank] = board_->beat(rank);
+      return all;
+    };
+    const std::map<int, int64_t> before = beats();
+    for (const auto until = steady_clock::now() + kSilence; steady_clock::now() < until; std::this_thread::sleep_for(kLook))
+      if (const auto problem = watch_.stopped()) throw *problem;
+    std::set<int> silent;
+    for (const auto& [rank, beat] : beats())
+      if (rank != rank_ && beat == before.at(rank)) silent.insert(rank);
+    return follow_on_board(*board_, first, silent);
   }
 
   // Its first member draws the id of a group and leaves it in the store.

@@ -5,6 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <string>
 
 namespace lockstep::comm {
 
@@ -15,6 +18,15 @@ bool process_ended(pid_t pid) {
   const bool ended = poll(&watched, 1, 0) == 1;
   close(descriptor);
   return ended;
+}
+
+// proc(5): "PID (NAME) STATE ..."; the name may hold anything.
+bool process_stopped(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
+  return text[name_end + 2] == 'T' || text[name_end + 2] == 't';
 }
 
 }  // namespace lockstep::comm

@@ -79,6 +79,8 @@ struct Member {
   std::atomic<int32_t> waits_for;  // group rank + 1, negative where for room to send to it; 0: for nobody
   std::atomic<int32_t> left;       // the communicator is closed
   std::atomic<int64_t> board_sequence;  // the last collective that was made on the board
+  std::atomic<int32_t> world_rank;  // + 1; written by every member
+  std::atomic<int32_t> awaited;     // threads of the rank that cannot go on until a call of this group is done
   SharedText<256> call;
   // The board: notices put up so far, and how many members sleep until the next one is.
   alignas(kLine) std::atomic<uint32_t> notices;

@@ -4,12 +4,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdlib>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
-#include "lockstep/comm/process.h"
+#include "lockstep/comm/shared_waits.h"
 
 namespace lockstep::comm {
 namespace {
@@ -49,7 +50,9 @@ void ring_bell(Member& member) {
 }
 
 SharedGroup::SharedGroup(std::shared_ptr<const launch::SharedRegion> region, Options options)
-    : region_(std::move(region)), options_(std::move(options)) {}
+    : region_(std::move(region)), options_(std::move(options)) {
+  for (int rank = 0; rank < size(); ++rank) member(rank).world_rank.store(world_rank(rank) + 1);
+}
 
 void SharedGroup::publish(const Progress& progress) {
   Member& mine = me();
@@ -88,13 +91,8 @@ std::chrono::milliseconds SharedGroup::slice(const Wait& wait) {
   return std::clamp(std::chrono::ceil<milliseconds>(wait.deadline - Clock::now()), milliseconds(0), kSlice);
 }
 
-bool SharedGroup::died(int member) const {
-  const int32_t pid = record(member).pid.load();
-  return record(member).state.load() == RankState::kJoined && pid != getpid() && process_ended(pid);
-}
-
 bool SharedGroup::gone(int rank) const {
-  return member(rank).left.load() != 0 || record(rank).state.load() == RankState::kLeft || died(rank);
+  return member(rank).left.load() != 0 || record(rank).state.load() == RankState::kLeft || has_died(*region_, world_rank(rank));
 }
 
 void SharedGroup::check_abort() const {
@@ -109,38 +107,22 @@ void SharedGroup::wait_for(int peer, bool its_bytes) {
   me().waits_for.store(its_bytes ? peer + 1 : -(peer + 1));
 }
 
-// A member that was stopped in its sleep still says for whom it waits, though the bytes have come.
-int SharedGroup::waits_for(int rank) const {
-  const int said = member(rank).waits_for.load();
-  if (said == 0) return -1;
-  const int peer = std::abs(said) - 1;
-  const Ring& ring = said > 0 ? block().ring(peer, rank) : block().ring(rank, peer);
-  const auto in_ring = static_cast<int64_t>(ring.head.load() - ring.tail.load());
-  const bool could_go_on = said > 0 ? in_ring > 0 : in_ring < block().ring_bytes;
-  return could_go_on ? -1 : peer;
-}
-
 PeerLostError SharedGroup::lost(int peer, Deadline began) const {
-  const int at_fault = member_at_fault(peer, size(), [this](int other) { return waits_for(other); });
-  return lost_member(report(at_fault), report(rank()), options_.name,
-                     std::chrono::duration<double>(Clock::now() - began).count());
+  const SharedWaits waits(*region_);
+  const uint64_t key = waits.key_of(block());
+  const std::vector<Waiting> chain =
+      waits.follow({.rank = world_rank(rank()), .waits_for = world_rank(peer), .group = key, .call = call_});
+  const int at_fault = chain.back().waits_for;
+  const auto found = std::find(options_.ranks.begin(), options_.ranks.end(), at_fault);
+  const MemberReport about = chain.back().group == key && found != options_.ranks.end()
+                                 ? report(static_cast<int>(found - options_.ranks.begin()))
+                                 : waits.report(at_fault);
+  return lost_member(about, report(rank()), options_.name, std::chrono::duration<double>(Clock::now() - began).count(), chain);
 }
 
 MemberReport SharedGroup::report(int rank) const {
-  using State = MemberReport::State;
-  const Member& about = member(rank);
-  MemberReport report{.rank = world_rank(rank),
-                      .pid = record(rank).pid.load(),
-                      .sequence = about.sequence.load(),
-                      .inside = about.inside.load() != 0,
-                      .call = rank == options_.rank ? call_ : about.call.get(),
-                      .seconds_ago = static_cast<double>(now_ns() - about.changed_at.load()) * 1e-9};
-  if (died(rank))
-    report.state = State::kDied;
-  else if (record(rank).state.load() == RankState::kUnknown)
-    report.state = State::kNeverJoined;
-  else if (about.left.load() != 0 || record(rank).state.load() == RankState::kLeft)
-    report.state = State::kClosed;
+  MemberReport report = SharedWaits(*region_).report(world_rank(rank), member(rank));
+  if (rank == options_.rank) report.call = call_;
   return report;
 }
 

@@ -47,6 +47,7 @@ class SharedGroup {
   int64_t sequence() const { return sequence_; }
 
   void publish(const Progress& progress);
+  void add_awaiting(int change) { me().awaited.fetch_add(change, std::memory_order_relaxed); }
   void cancel();  // by any thread
   void close();   // tells the peers that this member has left
 
@@ -69,12 +70,10 @@ class SharedGroup {
     return header_of(*region_).ranks[static_cast<size_t>(world_rank(member))];
   }
   int world_rank(int member) const { return options_.ranks[static_cast<size_t>(member)]; }
-  bool died(int member) const;
   bool gone(int member) const;
   void check_abort() const;
-  int waits_for(int rank) const;  // a member; -1: for nobody
   PeerLostError lost(int peer, Deadline began) const;
-  MemberReport report(int rank) const;
+  MemberReport report(int member) const;
 
   std::shared_ptr<const launch::SharedRegion> region_;
   Options options_;

@@ -106,6 +106,7 @@ class SharedMemoryTransport : public Transport {
   std::string backend() const override { return "shared_memory"; }
   Board* board() override { return &board_; }
   void publish(const Progress& progress) override { group_.publish(progress); }
+  void add_awaiting(int change) override { group_.add_awaiting(change); }
   void cancel() override { group_.cancel(); }
 
   void send(int peer, std::span<const std::byte> bytes, Deadline deadline) override {

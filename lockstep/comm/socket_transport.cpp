@@ -97,6 +97,9 @@ class SocketTransport : public Transport {
     call_ = progress.call;
     if (group_.note) group_.note(progress);
   }
+  void add_awaiting(int change) override {
+    if (group_.note_awaiting) group_.note_awaiting(change);
+  }
   void cancel() override { cancelled_ = true; }
 
  private:
@@ -178,6 +181,7 @@ class SocketTransport : public Transport {
         if (received == in_size) ends[1].fd = -1;
       }
     }
+    note_wait(-1);
   }
 
   void push(int peer, std::span<const std::byte>& out, const Wait& wait) {
@@ -209,6 +213,7 @@ class SocketTransport : public Transport {
     }
     const Deadline now = Clock::now();
     if (now >= wait.deadline) throw lost(peer, wait, State::kThere);
+    if (now - wait.began > kSlice) note_wait(peer);
     const auto left = std::chrono::ceil<milliseconds>(wait.deadline - now);
     poll(ends, ends ? count : 0, static_cast<int>(std::min(ends ? kSlice : milliseconds(10), left).count()));
   }
@@ -221,11 +226,27 @@ class SocketTransport : public Transport {
       if (const std::optional<PeerLostError> problem = group_.stopped()) return *problem;
       poll(nullptr, 0, 20);
     }
-    const int world_rank = group_.ranks[static_cast<size_t>(peer)];
-    MemberReport report = group_.report ? group_.report(world_rank) : MemberReport{.rank = world_rank};
-    if (state == State::kClosed) report.state = state;
-    const MemberReport own{.rank = group_.ranks[static_cast<size_t>(rank())], .sequence = report.sequence, .call = call_};
-    return lost_member(report, own, group_.name, std::chrono::duration<double>(Clock::now() - wait.began).count());
+    const Waiting first{.rank = world_rank(rank()),
+                        .waits_for = world_rank(peer),
+                        .group = JobBoard::key(group_.name),
+                        .call = call_};
+    Missing missing{.chain = {first}, .report = {.rank = first.waits_for}};
+    if (state == State::kThere && group_.missing)
+      missing = group_.missing(first);
+    else if (group_.report)
+      missing.report = group_.report(first.waits_for);
+    if (state == State::kClosed) missing.report.state = state;
+    const MemberReport own{.rank = first.rank, .sequence = missing.report.sequence, .call = call_};
+    return lost_member(missing.report, own, group_.name, std::chrono::duration<double>(Clock::now() - wait.began).count(),
+                       missing.chain);
+  }
+
+  int world_rank(int member) const { return group_.ranks[static_cast<size_t>(member)]; }
+  // For the others' messages; -1: for nobody.
+  void note_wait(int peer) {
+    if (!group_.note_wait || peer == noted_) return;
+    noted_ = peer;
+    group_.note_wait(peer < 0 ? -1 : world_rank(peer));
   }
 
   std::shared_ptr<Store> store_;
@@ -233,6 +254,7 @@ class SocketTransport : public Transport {
   Descriptor listener_;
   std::vector<Descriptor> links_;  // by group rank
   std::string call_ = "a call";
+  int noted_ = -1;  // whom we have said to wait for
   std::atomic<bool> cancelled_ = false;
   alignas(64) std::array<std::byte, 65536> buffer_;
 };

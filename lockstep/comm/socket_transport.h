@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/group.h"
+#include "lockstep/comm/job_board.h"
 #include "lockstep/comm/rendezvous.h"
 #include "lockstep/comm/transport.h"
 
@@ -23,11 +23,15 @@ struct SocketGroup {
   std::string address;     // number of this host's interface, as the others reach it: we listen there alone
   std::string token;       // a secret of the job; who connects and does not know it is sent away
 
-  // Filled by the backend: what it knows of a member (by world rank), why the job was stopped where it was, and where to
-  // note what this rank does.
+  // Filled by the backend: what it knows of a member (by world rank), who is missing where a wait has been in vain (it may
+  // take a few seconds), why the job was stopped where it was, and where to note what this rank does, for whom (world
+  // rank, -1: nobody) it waits, and how many more of its threads cannot go on until a call here is done.
   std::function<MemberReport(int rank)> report{};
+  std::function<Missing(const Waiting& first)> missing{};
   std::function<std::optional<PeerLostError>()> stopped{};
   std::function<void(const Progress&)> note{};
+  std::function<void(int waits_for)> note_wait{};
+  std::function<void(int change)> note_awaiting{};
 };
 
 // Listens when it is made. EnvironmentError LS3043 where the system refuses that.

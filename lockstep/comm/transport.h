@@ -45,6 +45,9 @@ class Transport {
 
   virtual Board* board() { return nullptr; }  // null: the backend has none
   virtual void publish(const Progress& progress) = 0;
+  // `change` more threads of this rank cannot go on until a call of this group is done; a failed call leaves them
+  // counted. By any thread.
+  virtual void add_awaiting(int change) = 0;
   // Ends the wait of this rank, now and later, with LS3003. May be called by any thread.
   virtual void cancel() = 0;
   virtual std::string backend() const = 0;  // "shared_memory"

@@ -8,6 +8,8 @@ void Work::wait() {
   std::unique_lock lock(state_->mutex);
   if (!state_->done) {
     const auto began = std::chrono::steady_clock::now();
+    ++state_->waiting;
+    state_->transport->add_awaiting(1);
     state_->changed.wait(lock, [this] { return state_->done; });
     state_->exposed_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   }

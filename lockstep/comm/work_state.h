@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "lockstep/comm/communicator.h"
+#include "lockstep/comm/transport.h"
 
 namespace lockstep::comm {
 
@@ -16,11 +17,14 @@ struct Work::State {
   std::exception_ptr failure;
   double exposed_seconds = 0;
   std::shared_ptr<NativeWork> native;  // set: the call is the backend's, and the rest is not used
+  Transport* transport = nullptr;      // there until the call is done; null: nobody can wait for it
+  int waiting = 0;                     // threads
 
   void finish(std::exception_ptr problem) {
     const std::lock_guard lock(mutex);
     done = true;
     failure = std::move(problem);
+    if (waiting > 0 && !failure) transport->add_awaiting(-waiting);
     changed.notify_all();
   }
 };
