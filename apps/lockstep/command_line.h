@@ -94,6 +94,15 @@ struct Verb;
 // value, LS1005 bad value.
 CommandLine parse_command_line(const Verb& verb, const std::vector<std::string>& arguments);
 
+// ConfigError LS1004 where something was written that is neither a configuration file nor a flag.
+inline void refuse_words(const CommandLine& command_line) {
+  const std::vector<std::string> words = command_line.words();
+  if (words.empty()) return;
+  throw ConfigError({.code = "LS1004",
+                     .what = "lockstep " + command_line.verb + " does not know '" + words[0] + "'",
+                     .way_out = "a configuration is a file that ends in .toml; lockstep " + command_line.verb + " --help tells more"});
+}
+
 // The configuration of the command line's files and overrides; ConfigError LS1004 where it names no file.
 inline config::LoadedConfig load_config(const CommandLine& command_line) {
   const auto files = command_line.config_files();

@@ -26,6 +26,19 @@ constexpr std::array<const char*, 2> kTimes = {"costs", "measured"};
 constexpr int kColumns = 120;
 constexpr int kGridColumns = 60;  // of a step in seconds, about
 
+struct Use {
+  const char* flag;
+  std::vector<std::string> pages;
+};
+const std::vector<Use>& uses() {
+  static const std::vector<Use> table = {{"draw", {"program"}},
+                                         {"full", {"program", "traffic"}},
+                                         {"timeline", {"memory"}},
+                                         {"ranks-per-node", {"layout"}},
+                                         {"rank", {"program", "layout", "block", "memory", "traffic"}}};
+  return table;
+}
+
 [[noreturn]] void refuse(const std::string& what, const std::string& way_out) {
   throw ConfigError({.code = "LS1004", .what = what, .way_out = way_out});
 }
@@ -107,6 +120,8 @@ bool draws_step(const CommandLine& command_line) {
          (command_line.json && std::any_of(kTimes.begin(), kTimes.end(), there));
 }
 
+namespace {
+
 void check_drawing(const CommandLine& command_line, const std::string& what) {
   for (const char* flag : kDrawings)
     if (command_line.has(flag) && what != "program")
@@ -118,6 +133,8 @@ void check_drawing(const CommandLine& command_line, const std::string& what) {
     if (command_line.has(flag) && !draws_step(command_line))
       refuse(cat("--", flag, " says how long actions take, and nothing is drawn with it"),
              "add --grid, --svg FILE, --html FILE, --trace FILE or --json");
+  if (command_line.has("costs") && command_line.has("measured") && !command_line.has("html") && !command_line.has("trace"))
+    refuse("--measured beside --costs is drawn by --html and --trace alone", "leave one of the two out");
   for (const char* flag : {"rank", "draw", "full"})
     if (draws_step(command_line) && command_line.has(flag))
       refuse(cat("--", flag, " is of the list of actions, and the drawing over time shows all ranks"), cat("leave --", flag, " out"));
@@ -125,6 +142,21 @@ void check_drawing(const CommandLine& command_line, const std::string& what) {
     refuse("--json with schedules", "lockstep show program --json tells one schedule");
   if (command_line.has("grid") && command_line.json)
     refuse("--grid is text, --json is not", "leave one of them out; --trace FILE writes the times of all actions as JSON");
+}
+
+}  // namespace
+
+void check_flags(const CommandLine& command_line, const std::string& what) {
+  for (const Use& use : uses())
+    if (command_line.has(use.flag) && std::find(use.pages.begin(), use.pages.end(), what) == use.pages.end())
+      refuse(cat("--", use.flag, " goes with ", join(use.pages, " or "), ", and not with ", what),
+             cat("lockstep show ", use.pages[0], ", or leave --", use.flag, " out"));
+  if (command_line.has("ranks-per-node") && command_line.has("rank"))
+    refuse("--ranks-per-node places all ranks, and --rank shows one", "leave one of the two out");
+  for (const char* flag : {"draw", "full"})
+    if (command_line.has(flag) && command_line.json)
+      refuse(cat("--", flag, " is of the text, and --json has all of it"), "leave one of the two out");
+  check_drawing(command_line, what);
 }
 
 std::string step_page(const CommandLine& command_line, const Layout& layout, const Program& program) {

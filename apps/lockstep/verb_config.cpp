@@ -11,6 +11,10 @@ namespace lockstep::apps {
 int verb_config(const CommandLine& command_line) {
   const std::string what = join(command_line.words(), " ");
   if (what == "docs") {
+    if (!command_line.config_files().empty() || !command_line.overrides.empty() || command_line.ranks)
+      throw ConfigError({.code = "LS1004",
+                         .what = "lockstep config docs is the same for every configuration and number of ranks",
+                         .way_out = "lockstep config show prints yours"});
     std::fputs(config::config_reference_markdown().c_str(), stdout);
     return 0;
   }

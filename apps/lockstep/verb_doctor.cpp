@@ -164,7 +164,8 @@ Finding input_file(const std::string& key, const std::string& path, const std::s
 // What a configuration needs: that it loads and fits, its files, its device.
 std::vector<Finding> configuration(const CommandLine& command_line) {
   std::vector<Finding> findings;
-  const std::string file = command_line.config_files().front().string();
+  const auto files = command_line.config_files();
+  const std::string file = files.empty() ? "--section.field=value" : files.front().string();
   const auto bad = [](const char* name, const Error& error) {
     return Finding{.name = name, .ok = false, .found = error.what(), .mend = "edit it; docs/config.md lists the keys"};
   };
@@ -221,10 +222,16 @@ void print_json(const std::vector<Finding>& findings, bool ok) {
 }  // namespace
 
 int verb_doctor(const CommandLine& command_line) {
+  refuse_words(command_line);
+  const bool configured = !command_line.config_files().empty() || !command_line.overrides.empty();
+  if (command_line.ranks && !configured)
+    throw ConfigError({.code = "LS1004",
+                       .what = cat("-n ", *command_line.ranks, " is of a configuration, and none was named"),
+                       .way_out = "lockstep doctor run.toml -n N"});
   std::vector<Finding> findings = {cores(), cpu_features(), memory(), shared_memory()};
   const auto add = [&](std::vector<Finding> more) { findings.insert(findings.end(), more.begin(), more.end()); };
   add(runtime());
-  if (!command_line.config_files().empty()) add(configuration(command_line));
+  if (configured) add(configuration(command_line));
 
   const bool ok = std::all_of(findings.begin(), findings.end(), [](const Finding& finding) { return finding.ok; });
   command_line.json ? print_json(findings, ok) : print_text(findings);

@@ -108,6 +108,7 @@ std::vector<std::string> train_arguments(const CommandLine& command_line) {
 // data may be on another machine.
 int verb_launch(const CommandLine& command_line) {
   const System& system = system_of(command_line);
+  refuse_words(command_line);
   const config::LoadedConfig loaded = load_config(command_line);
   const config::RunConfig& config = loaded.config;
   const int ranks = command_line.ranks.value_or(config::ranks_wanted(config));

@@ -171,7 +171,7 @@ int verb_show(const CommandLine& command_line) {
                        .what = cat("lockstep show '", join(words, " "), "'"),
                        .way_out = "write one of program, layout, block, memory, traffic, schedules"});
   }
-  check_drawing(command_line, what);
+  check_flags(command_line, what);
   const Shown shown = prepare(command_line);
   std::string text;
   if (draws_step(command_line)) {

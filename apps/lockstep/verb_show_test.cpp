@@ -74,6 +74,39 @@ TEST(Show, RefusesWhatItCannotShow) {
   EXPECT_THAT(show("layout --model.preset=gpt2-10m").output, HasSubstr("LS1114"));
 }
 
+// No flag is accepted and left unread.
+TEST(Show, RefusesFlagsThatThePageDoesNotRead) {
+  const std::string layout = " -n 2 --model.preset=gpt2-test";
+  const auto refused = [&](const std::string& arguments, const std::string& words) {
+    const Outcome outcome = show(arguments + layout);
+    EXPECT_EQ(outcome.code, 2) << arguments;
+    EXPECT_THAT(outcome.output, HasSubstr("LS1004")) << arguments;
+    EXPECT_THAT(outcome.output, HasSubstr(words)) << arguments;
+  };
+  for (const char* what : {"program", "block", "memory", "traffic", "schedules"})
+    refused(cat(what, " --ranks-per-node 4"), cat("--ranks-per-node goes with layout, and not with ", what));
+  for (const char* what : {"program", "layout", "block", "traffic", "schedules"})
+    refused(cat(what, " --timeline"), cat("--timeline goes with memory, and not with ", what));
+  for (const char* what : {"layout", "block", "memory", "traffic", "schedules"})
+    refused(cat(what, " --draw"), cat("--draw goes with program, and not with ", what));
+  for (const char* what : {"layout", "block", "memory", "schedules"})
+    refused(cat(what, " --full"), cat("--full goes with program or traffic, and not with ", what));
+  refused("schedules --rank 1", "and not with schedules");
+  refused("layout --rank 1 --ranks-per-node 4", "--rank shows one");
+  refused("traffic --json --full", "--json has all of it");
+  refused("program --json --draw", "--json has all of it");
+  refused("program --grid --costs c.toml --measured runs", "drawn by --html and --trace alone");
+  for (const char* fine : {"layout --ranks-per-node 4 --json", "memory --timeline --json --rank 1", "traffic --full --rank 1"})
+    EXPECT_EQ(show(fine + layout).code, 0) << fine;
+}
+
+TEST(Show, AnUnsetKeyIsCalledSo) {
+  const std::string refused =
+      show("layout -n 3 --model.preset=gpt2-test --parallel.zero=1 --parallel.dp_shard=2 --parallel.dp_replicate=1").output;
+  EXPECT_THAT(refused, HasSubstr("parallel.tp (not set)  [mesh] dp(2) = 2, but 3 ranks were started"));
+  EXPECT_THAT(refused, Not(HasSubstr("default")));
+}
+
 TEST(Show, ShardsAndTheirTraffic) {
   const std::string layout = " -n 4 --model.preset=llama-test --parallel.zero=3 --parallel.dp_shard=2";
   const std::string table = show("layout" + layout).output;

@@ -162,7 +162,8 @@ void refuse_layout(const LoadedConfig& loaded, const std::vector<LayoutProblem>&
   size_t what_width = 0;
   for (const LayoutProblem& problem : problems) {
     const auto origin = loaded.origin.find(problem.key);
-    places.push_back(origin == loaded.origin.end() ? problem.key : origin->second);
+    const bool unset = origin != loaded.origin.end() && origin->second.starts_with("default");
+    places.push_back(origin == loaded.origin.end() ? problem.key : unset ? problem.key + " (not set)" : origin->second);
     place_width = std::max(place_width, places.back().size());
     what_width = std::max(what_width, problem.what.size());
   }

@@ -284,7 +284,8 @@ TEST(CheckLayout, NamesTheLineAValueCameFrom) {
     check_layout(loaded, 1);
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("\n  run.toml:2  [mesh] dp(3) = 3, but 1 rank was started"));
+    EXPECT_THAT(error.what(), ::testing::ContainsRegex("\n  run.toml:2 +\\[mesh\\] dp.3. = 3, but 1 rank was started"));
+    EXPECT_THAT(error.what(), HasSubstr("\n  train.global_batch (not set)  global_batch(32)"));
   }
 }
 

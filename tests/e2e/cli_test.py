@@ -69,6 +69,14 @@ class CoreTest(support.LockstepTest):
         self.assertEqual(result.code, 2, result)
         self.assertIn("global_batch(9)", result.err)
 
+    def test_what_nobody_would_read_is_refused(self):
+        for words in (["train", "run.toml", "extra"], ["verify", "run.toml", "extra"], ["doctor", "extra"], ["doctor", "-n", 2],
+                      ["launch", "run.toml", "extra", "--print", "slurm"], ["config", "docs", "run.toml"], ["config", "docs", "-n", 2],
+                      ["show", "memory", "run.toml", "--draw"]):
+            result = self.core(*words)
+            self.assertEqual(result.code, 2, result)
+            self.assertIn("LS1004", result.err)
+
     def test_what_computes_says_what_is_missing(self):
         result = self.core("train", "run.toml")
         self.assertEqual(result.code, 3, result)

@@ -24,6 +24,11 @@ infer::GenerateOptions sampling_of(const CommandLine& command_line) {
   require(sampling.min_p >= 0 && sampling.min_p <= 1, "--min-p: 0 to 1 is needed");
   require(sampling.repetition_penalty > 0 && sampling.repetition_penalty <= 100,
           "--repetition-penalty: above 0 and at most 100 is needed");
+  for (const char* flag : {"top-k", "top-p", "min-p"})
+    if (command_line.has(flag) && sampling.temperature == 0)
+      throw ConfigError({.code = "LS1004",
+                         .what = std::string("--") + flag + " is of sampling, and without --temperature nothing is sampled",
+                         .way_out = "add --temperature 1, or leave it out"});
   return {.sampling = sampling};
 }
 

@@ -42,14 +42,17 @@ std::string named_model(const CommandLine& command_line) {
   if (names.size() + by_config != 1)
     throw ConfigError({.code = "LS1004",
                        .what = cat("lockstep ", command_line.verb, " needs one run, step, run.toml or hf:DIR")});
-  if (by_config) return load_config(command_line).config.run.dir;
   for (const config::Override& change : command_line.overrides) {
-    if (change.key != "parallel.tp")
+    if (by_config && change.key != "parallel.tp" && change.key != "run.dir" && change.key != "run.name")
+      throw ConfigError({.code = "LS1002",
+                         .what = cat("--", change.key, " changes nothing: of run.toml only the run directory is read"),
+                         .way_out = "the checkpoint says what the model is"});
+    if (!by_config && change.key != "parallel.tp")
       throw ConfigError({.code = "LS1002",
                          .what = cat("--", change.key, " changes a run.toml, and none was named"),
                          .way_out = "the checkpoint says what the model is"});
   }
-  return names[0];
+  return by_config ? load_config(command_line).config.run.dir : names[0];
 }
 
 }  // namespace
