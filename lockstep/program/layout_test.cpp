@@ -70,7 +70,7 @@ TEST(Layout, NamesWhereAProblemOfTheModelCameFrom) {
 TEST(Layout, WhatTheScheduleRefusesStandsBesideTheRest) {
   const std::string message = refusal(loaded("pp = 2\nschedule = \"interleaved\"\nlayers_per_stage = \"2*4\"", 3), 2);
   EXPECT_THAT(message, HasSubstr("(2 problems, nothing was started)"));
-  EXPECT_THAT(message, HasSubstr("run.toml:4  layers_per_stage = \"2*4\" has 8 blocks, but model.layers = 4"));
+  EXPECT_THAT(message, ::testing::ContainsRegex("\n  run.toml:4 +layers_per_stage = \"2[*]4\" has 8 blocks, but model.layers = 4"));
   EXPECT_THAT(message, HasSubstr("microbatches(3) % pp(2) = 1"));
   EXPECT_THAT(message, HasSubstr("use 2 or 4 microbatches: global_batch 4 or 8"));
 }
