@@ -1,29 +1,18 @@
 // The keys of pipelines, and what is refused of them together.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include "lockstep/base/error.h"
-#include "lockstep/config/check.h"
 #include "lockstep/config/fields.h"
-#include "lockstep/config/load.h"
+#include "lockstep/config/test_refusals.h"
 
 namespace lockstep::config {
 namespace {
 
+using config::testing::expect_refused_alone;
+using config::testing::layout_refusal;
+using config::testing::read;
+using config::testing::refusal;
+using config::testing::Refused;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-RunConfig read(std::string_view text) { return load_config_text(text, "run.toml").config; }
-
-std::string refusal(std::string_view text) {
-  try {
-    load_config_text(text, "run.toml");
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
-}
 
 TEST(PipelineConfig, ReadsTheKeys) {
   const RunConfig config = read("[parallel]\npp = 4\nschedule = \"interleaved\"\nvirtual_stages = 2\n"
@@ -107,35 +96,6 @@ TEST(PipelineConfig, WhatTheKeysChoose) {
   EXPECT_EQ(file.file, "a/b.csv");
 }
 
-// What a world of `ranks` refuses of the text; one global batch of 48 fits them all.
-std::string layout_refusal(const std::string& text, int ranks) {
-  LoadedConfig loaded = load_config_text(text, "run.toml");
-  loaded.config.train.global_batch = 48;
-  loaded.config.train.micro_batch = 1;
-  try {
-    check_layout(loaded, ranks);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
-}
-
-struct Refused {
-  const char* text;
-  int ranks;
-  const char* place;
-  const char* what;
-  const char* way_out;
-};
-
-void expect_refused(const Refused& refused) {
-  const std::string message = layout_refusal(refused.text, refused.ranks);
-  EXPECT_THAT(message, HasSubstr("LS1101: this layout does not fit the launch (1 problem,")) << refused.text;
-  EXPECT_THAT(message, HasSubstr(refused.place));
-  EXPECT_THAT(message, HasSubstr(refused.what));
-  EXPECT_THAT(message, HasSubstr(refused.way_out));
-}
-
 TEST(CheckPipeline, RanksOfAllAxes) {
   EXPECT_EQ(ranks_wanted(read("[parallel]\ntp = 2\npp = 3\ndp = 2")), 12);
   EXPECT_EQ(data_parallel_size(read("[parallel]\ntp = 2\npp = 2"), 8), 2);
@@ -155,7 +115,7 @@ TEST(CheckPipeline, RanksOfAllAxes) {
       {"[parallel]\npp = 4", 1, "run.toml:2", "[mesh] pp(4) x dp(1) = 4, but 1 rank was started", "pp=1 would fit, or -n 4"},
       {"[parallel]\ntp = 2\npp = 2", 7, "run.toml:3", "= 4, but 7 ranks were started", "use -n 4"},
   };
-  for (const Refused& refused : all) expect_refused(refused);
+  for (const Refused& refused : all) expect_refused_alone(refused);
   for (const char* fits : {"pp = 4", "pp = 2\ndp = 2", "tp = 2\npp = 2", "pp = 2\nzero = 3", "pp = 2\ndata_parallel = \"parameter_server\""})
     EXPECT_EQ(layout_refusal(std::string("[parallel]\n") + fits, 4), "accepted") << fits;
 }
@@ -179,7 +139,7 @@ TEST(CheckPipeline, StagesAndLayers) {
       {"[model]\nlayers = 4\n[parallel]\npp = 3\nlayers_per_stage = [2, 0, 2]", 3, "run.toml:5",
        "stage 1 of layers_per_stage = \"2,0,2\" has no layer", "use \"1*2,2\", or leave it out"},
   };
-  for (const Refused& refused : all) expect_refused(refused);
+  for (const Refused& refused : all) expect_refused_alone(refused);
   for (const char* fits : {"pp = 4", "pp = 6", "pp = 3\nschedule = \"zb-v\"", "pp = 2\nlayers_per_stage = [0, 4]",
                            "pp = 3\nlayers_per_stage = [0, 4, 0]", "pp = 6\nlayers_per_stage = \"0,1*4,0\"",
                            "pp = 2\nschedule = \"interleaved\"\nlayers_per_stage = \"1*4\""})
@@ -201,7 +161,7 @@ TEST(CheckPipeline, Schedules) {
       {"[parallel]\nlayers_per_stage = [12]", 2, "run.toml:2", "layers_per_stage = \"12\" cuts a pipeline, but pp = 1",
        "use pp 2 or more, or leave it out"},
   };
-  for (const Refused& refused : all) expect_refused(refused);
+  for (const Refused& refused : all) expect_refused_alone(refused);
   for (const char* fits : {"schedule = \"1f1b\"", "virtual_stages = 1", "pp = 2\nschedule = \"zb-h1\"\nvirtual_stages = 1",
                            "pp = 2\nschedule = \"zb-v\"\nvirtual_stages = 2"})
     EXPECT_EQ(layout_refusal(std::string("[parallel]\n") + fits, 2), "accepted") << fits;

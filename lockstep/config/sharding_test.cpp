@@ -1,42 +1,16 @@
 // The keys of sharding, offload and recomputation, and what is refused of them together.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include "lockstep/base/error.h"
-#include "lockstep/config/check.h"
-#include "lockstep/config/load.h"
+#include "lockstep/config/test_refusals.h"
 
 namespace lockstep::config {
 namespace {
 
+using config::testing::expect_refused;
+using config::testing::layout_refusal;
+using config::testing::read;
+using config::testing::refusal;
+using config::testing::Refused;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-RunConfig read(std::string_view text) {
-  return load_config_text(text, "run.toml").config;
-}
-
-std::string refusal(std::string_view text) {
-  try {
-    load_config_text(text, "run.toml");
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
-}
-
-// What a world of `ranks` refuses of the text; one global batch of 48 fits them all.
-std::string layout_refusal(const std::string& text, int ranks) {
-  LoadedConfig loaded = load_config_text(text, "run.toml");
-  loaded.config.train.global_batch = 48;
-  loaded.config.train.micro_batch = 1;
-  try {
-    check_layout(loaded, ranks);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
-}
 
 TEST(ShardingConfig, ReadsTheKeys) {
   const RunConfig config = read(R"(
@@ -106,22 +80,6 @@ TEST(ShardingConfig, DataDegrees) {
   for (const char* fits : {"zero = 3", "fsdp = true\nzero = 3", "zero = 1\ndp_shard = 2", "zero = 3\ndp_replicate = 2",
                            "zero = 2\ndp_replicate = 2\ndp_shard = 2\ndp = 4", "dp_replicate = 4"})
     EXPECT_EQ(layout_refusal(std::string("[parallel]\n") + fits, 4), "accepted") << fits;
-}
-
-struct Refused {
-  const char* text;
-  int ranks;
-  const char* place;
-  const char* what;
-  const char* way_out;
-};
-
-void expect_refused(const Refused& refused) {
-  const std::string message = layout_refusal(refused.text, refused.ranks);
-  EXPECT_THAT(message, HasSubstr("LS1101"));
-  EXPECT_THAT(message, HasSubstr(refused.place));
-  EXPECT_THAT(message, HasSubstr(refused.what));
-  EXPECT_THAT(message, HasSubstr(refused.way_out));
 }
 
 TEST(ShardingConfig, EveryProblemOfShardingIsNamed) {
