@@ -1,21 +1,17 @@
 #include "lockstep/arch/cost.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "lockstep/arch/cost_sizes.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::arch {
 namespace {
-
-constexpr std::string_view kWeightGradient = ".dw";
 
 // y = x W^T for all tokens, and its two gradients.
 void add_linear(const std::string& name, const Sizes& s, int64_t in, int64_t out, LayerCost& cost) {
   cost.forward.push_back({.name = name, .m = s.tokens, .n = out, .k = in});
   cost.backward.push_back({.name = name + ".dx", .m = s.tokens, .n = in, .k = out});
-  cost.backward.push_back({.name = cat(name, kWeightGradient), .m = out, .n = in, .k = s.tokens});
+  cost.backward.push_back({.name = name + ".dw", .m = out, .n = in, .k = s.tokens, .in_weight = true});
 }
 
 // Flash attention: two products forward; backward those of q, k, v and of the probabilities, and the scores once more.
@@ -51,12 +47,12 @@ void block_work(const Sizes& s, LayerCost& cost) {
   }
 }
 
-// All three products run in forward: see nn/head.h.
+// All three products run in I: see nn/head.h.
 void head_work(const Sizes& s, LayerCost& cost) {
   const ModelConfig& m = s.model;
-  cost.forward = {{.name = "logits", .m = s.tokens, .n = m.vocab_size, .k = m.hidden},
-                  {.name = "logits.dx", .m = s.tokens, .n = m.hidden, .k = m.vocab_size},
-                  {.name = "logits.dw", .m = m.vocab_size, .n = m.hidden, .k = s.tokens}};
+  cost.backward = {{.name = "logits", .m = s.tokens, .n = m.vocab_size, .k = m.hidden},
+                   {.name = "logits.dx", .m = s.tokens, .n = m.hidden, .k = m.vocab_size},
+                   {.name = "logits.dw", .m = m.vocab_size, .n = m.hidden, .k = s.tokens}};
   const int64_t passes = 2;  // softmax cross-entropy: read and write
   cost.memory_traffic = 4 * s.hidden + passes * s.tokens * m.vocab_size * s.input.element_size;
 }
@@ -79,7 +75,7 @@ double LayerCost::backward_flops() const {
 double LayerCost::weight_flops() const {
   double sum = 0;
   for (const Gemm& gemm : backward)
-    if (gemm.name.ends_with(kWeightGradient)) sum += gemm.flops();
+    if (gemm.in_weight) sum += gemm.flops();
   return sum;
 }
 

@@ -14,6 +14,7 @@ struct Gemm {
   std::string name;  // "qkv", "scores"
   int64_t m = 0, n = 0, k = 0;
   int64_t count = 1;  // batched
+  bool in_weight = false;  // of action W
   double flops() const {
     return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(count);
   }
@@ -21,16 +22,17 @@ struct Gemm {
 
 // What one layer does for one microbatch of [B, S] tokens on one rank. Scratch inside kernels is that of the CPU's.
 struct LayerCost {
-  std::vector<Gemm> forward;   // GEMMs of the forward pass; attention's causal half counted as such
+  // GEMMs of F, attention's causal half counted as such. The head's F makes none: its I makes loss and gradients (nn/head.h).
+  std::vector<Gemm> forward;
   std::vector<Gemm> backward;  // of both backward parts together
   std::vector<Gemm> recompute;  // of RECOMPUTE, under CostInput::recompute
-  int64_t memory_traffic = 0;  // bytes of pointwise work, forward
+  int64_t memory_traffic = 0;  // bytes of pointwise work, forward; of the head: of the loss
   int64_t recompute_traffic = 0;  // the same of RECOMPUTE
   int64_t kept = 0;            // bytes alive for backward after forward, under CostInput::recompute: everything in its
                                // Saved, so a block's and the head's input x is in it and the output is not (it is the
                                // next layer's input).
                                // Tokens and targets belong to the microbatch and are not counted.
-  int64_t output = 0;          // bytes of the layer's output: the activation handed on, and of its gradient
+  int64_t output = 0;          // bytes of the layer's output: the activation handed on, and of its gradient. The head has none.
   int64_t forward_workspace = 0;   // peak inside a training forward, less x, kept (x in it counted once) and output
   int64_t restored = 0;            // bytes that RECOMPUTE adds to `kept`, under CostInput::recompute
   int64_t recompute_workspace = 0;  // peak inside RECOMPUTE, less kept and restored

@@ -58,7 +58,7 @@ inline void dropout_backward(const Sizes& s, Memory& memory) {
 // Of what is there behind I, which belongs to others.
 struct Others {
   int64_t dx = 0;
-  int64_t dy = 0;
+  int64_t dy = 0;  // of the head: the loss
 };
 
 // Held and workspace of I alone: `memory` has walked over it. before: with dx.

@@ -51,22 +51,22 @@ void head_memory(const Sizes& s, LayerCost& cost) {
   const ModelConfig& m = s.model;
   const int64_t tp = s.input.tensor.size;
   const int64_t rows = std::min(head_chunk_rows(mesh::padded_part(s.vocab_size, tp)), s.tokens);  // of a chunk
-  const int64_t dh = s.sequence ? s.whole : s.hidden;  // gradient of the norm's output
-  cost.kept = s.hidden + s.statistics + dh;            // with x
-  cost.output = 4;
-  Memory forward(s.hidden);
-  norm_forward(s, forward);
-  forward.take(s.whole);
-  forward.take(rows * m.vocab_size * s.input.element_size);  // the logits, overwritten with their gradient
-  if (tp > 1) forward.take(4 * 3 * rows * (1 + tp));          // softmax, of this rank and of all
-  if (!s.fp32) forward.scratch(2 * m.vocab_size * m.hidden + kPackingBytes);
-  forward.scratch(rows * m.hidden * s.input.element_size + (s.fp32 ? 0 : kPackingBytes));  // their rows' gradient
-  cost.forward_workspace = forward.peak() - cost.kept;
+  cost.kept = s.hidden;  // x
+  constexpr int64_t kLoss = 4;
   Memory backward(cost.kept);
+  norm_forward(s, backward);
+  if (s.sequence) backward.take(s.whole), backward.drop(s.hidden);
+  backward.take(kLoss);
+  const int64_t logits = rows * m.vocab_size * s.input.element_size;  // overwritten with their gradient
+  backward.take(logits);
+  if (tp > 1) backward.scratch(4 * 3 * rows * (1 + tp));  // softmax, of this rank and of all
+  if (!s.fp32) backward.scratch(2 * m.vocab_size * m.hidden + kPackingBytes);
+  backward.scratch(rows * m.hidden * s.input.element_size + (s.fp32 ? 0 : kPackingBytes));  // their rows' gradient
+  backward.drop(logits);
   if (s.sequence) backward.take(s.hidden), backward.drop(s.whole);
   norm_backward_input(s, backward);
   const int64_t before = cost.kept + s.hidden;  // with dx
-  apart(backward, before, {.dx = s.hidden}, cost);
+  apart(backward, before, {.dx = s.hidden, .dy = kLoss}, cost);
   Memory weight(cost.held);
   norm_backward_weight(s, weight);
   cost.weight_workspace = weight.peak() - cost.held;

@@ -83,10 +83,14 @@ TEST(LayerCost, HeadHoldsAChunkOfLogits) {
   EXPECT_EQ(head_chunk_rows(8192), 512);
   EXPECT_EQ(head_chunk_rows(128256), 256);
   const LayerSpec head = layer_table(llama3()).back();
-  const int64_t small = layer_cost(llama3(), head, {.batch = 1, .seq_len = 4096}).forward_workspace;
-  const int64_t large = layer_cost(llama3(), head, {.batch = 8, .seq_len = 4096}).forward_workspace;
-  EXPECT_LE(small, 4 * 256 * (128256 + 4096));  // the logits and the gradient of their rows
-  EXPECT_LE(large, small);
+  // Beside the norm's output and statistics, of all rows.
+  const auto workspace = [&](int64_t batch) {
+    return layer_cost(llama3(), head, {.batch = batch, .seq_len = 4096}).input_workspace - 4 * batch * 4096 * (4096 + 1);
+  };
+  constexpr int64_t kLoss = 4;
+  EXPECT_LE(workspace(1), 4 * 256 * (128256 + 4096) + kLoss);  // the logits and the gradient of their rows
+  EXPECT_LE(workspace(8), workspace(1));
+  EXPECT_EQ(layer_cost(llama3(), head, {.batch = 8, .seq_len = 4096}).forward_workspace, 0);
 }
 
 // Korthikanti et al. 2022, equation 1: 34 bytes a token and column in half precision with dropout, but for the scores,

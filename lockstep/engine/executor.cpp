@@ -220,12 +220,7 @@ void Executor::forward(const Action& action) {
     if (recompute == arch::Recompute::kSelective) layer.forget(*saved);
   }
   note_workspace(memory_->live(kStepMemory));
-  if (action.layer + 1 == static_cast<int>(layers_.size())) {
-    losses_[static_cast<size_t>(action.microbatch)] = output;
-  } else {
-    flowing_[{action.layer + 1, action.microbatch, false}] = std::move(output);
-  }
-  output.reset();  // the gradient of the loss by itself is 1: nothing flows back into the head
+  if (output.defined()) flowing_[{action.layer + 1, action.microbatch, false}] = std::move(output);  // the head has none
   note_activations();
 }
 
@@ -257,6 +252,8 @@ void Executor::backward(const Action& action) {
     flowing_[{action.layer - 1, action.microbatch, true}] = std::move(dx);
   }
   dy.reset();
+  if (at::Tensor& loss = saved->second->loss; loss.defined())
+    losses_[static_cast<size_t>(action.microbatch)] = std::exchange(loss, {});
   if (action.kind != ActionKind::kBackwardInput) saved_.erase(saved);
   note_workspace(baseline);
   note_activations();

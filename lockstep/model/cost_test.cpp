@@ -70,10 +70,10 @@ Measured measure(nn::Layer& whole_layer, arch::Recompute choice, const nn::Micro
   at::Tensor y = layer.forward(x, microbatch);
   Measured m;
   m.forward_peak = allocator.peak() - before;
-  m.output = static_cast<int64_t>(y.nbytes());
+  m.output = y.defined() ? static_cast<int64_t>(y.nbytes()) : 0;  // the head has none
   m.kept = allocator.live() - before - m.output - (keeps_x ? 0 : x_bytes);
   // dy: as the engine hands it over, the only thing alive besides what was kept.
-  at::Tensor dy = y.dim() == 0 ? at::Tensor() : testing::random("dy", y.sizes()).to(y.scalar_type());
+  at::Tensor dy = y.defined() ? testing::random("dy", y.sizes()).to(y.scalar_type()) : at::Tensor();
   y.reset();
   const int64_t dy_bytes = dy.defined() ? static_cast<int64_t>(dy.nbytes()) : 0;
   allocator.reset_peak();
@@ -98,7 +98,7 @@ Apart measure_apart(nn::Layer& whole_layer, arch::Recompute choice, const nn::Mi
   const int64_t before = allocator.live() - (x.defined() ? static_cast<int64_t>(x.nbytes()) : 0);
   at::Tensor y = layer.forward(x, microbatch);
   x.reset();
-  at::Tensor dy = y.dim() == 0 ? at::Tensor() : testing::random("dy", y.sizes()).to(y.scalar_type());
+  at::Tensor dy = y.defined() ? testing::random("dy", y.sizes()).to(y.scalar_type()) : at::Tensor();
   y.reset();
   layer.recompute(microbatch);
   Apart m;
@@ -107,6 +107,7 @@ Apart measure_apart(nn::Layer& whole_layer, arch::Recompute choice, const nn::Mi
   m.input_peak = allocator.peak() - before;
   dy.reset();
   dx.reset();
+  layer.saved().loss.reset();
   m.held = allocator.live() - before;
   allocator.reset_peak();
   whole_layer.backward_weight(layer.saved());

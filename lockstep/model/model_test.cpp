@@ -229,7 +229,7 @@ TEST(Model, InputBackwardLeavesWeightGradientsAlone) {
   at::Tensor dy;
   for (size_t i = layers.size(); i-- > 0;) dy = layers[i]->backward_input(dy, *saved[i]);
   for (const arch::ParamSpec& spec : parameters.table()) {
-    if (spec.name == "head.weight") continue;  // complete after forward
+    if (spec.name == "head.weight") continue;  // made with the loss
     EXPECT_EQ(parameters.parameter(spec.name).grad.abs().max().item<double>(), 0) << spec.name;
   }
   for (size_t i = 0; i < layers.size(); ++i) layers[i]->backward_weight(*saved[i]);  // in any order

@@ -29,7 +29,7 @@ struct Case {
 
 arch::ModelConfig model_of(const Case& c) {
   arch::ModelConfig model = testing::few_blocks(c.family, 2, c.dropout);
-  model.tied = false;  // else the head's F and the embedding's W add to one buffer in turns
+  model.tied = false;  // else the head's I and the embedding's W add to one buffer in turns
   return model;
 }
 
@@ -59,7 +59,6 @@ class Step {
       kept(m).emplace_back(*layers_[i], block ? choice_ : Recompute::kNone);
       x = kept(m).back().forward(x, microbatch(m));
     }
-    losses_[static_cast<size_t>(m)] = x.item<double>();
   }
   void backward(int m) {
     walk(m, [](KeptLayer& layer, const at::Tensor& dy) { return layer.layer().backward(dy, layer.saved()); });
@@ -84,6 +83,7 @@ class Step {
       kept(m)[i].recompute(microbatch(m));
       dy = run(kept(m)[i], dy);
     }
+    losses_[static_cast<size_t>(m)] = kept(m).back().saved().loss.item<double>();
   }
 
   const std::vector<std::unique_ptr<nn::Layer>>& layers_;

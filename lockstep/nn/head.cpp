@@ -16,38 +16,45 @@ Head::Head(std::unique_ptr<Norm> norm, Parameter weight, int64_t chunk_rows)
     : norm_(std::move(norm)), weight_(std::move(weight)), chunk_rows_(chunk_rows) {}
 
 at::Tensor Head::forward(const at::Tensor& x, const Microbatch& microbatch, std::unique_ptr<Saved>* saved) {
-  auto kept = std::make_unique<Kept>();
-  const at::Tensor h = norm_->forward(x, saved ? &kept->norm : nullptr);
-  const at::Tensor rows = flatten_rows(h);
   const at::Tensor targets = microbatch.targets.reshape({-1});
-  at::Tensor loss = at::zeros({}, rows.options().dtype(at::kFloat));
-  for (int64_t begin = 0; begin < rows.size(0); begin += chunk_rows_) {
-    const int64_t size = std::min(chunk_rows_, rows.size(0) - begin);
-    const at::Tensor chunk = rows.narrow(0, begin, size);
-    const at::Tensor logits = multiply(chunk, weight_.value.t());  // [m, V]
-    loss.add_(cross_entropy_(logits, targets.narrow(0, begin, size)));
-    if (saved) chunk_backward(chunk, logits);
-  }
-  if (saved) {
-    kept->dh = h;
-    *saved = std::move(kept);
-  }
-  return loss;
-}
-
-void Head::chunk_backward(at::Tensor rows, const at::Tensor& dlogits) {
-  accumulate_matmul(weight_.grad, dlogits.t(), rows);
-  rows.copy_(multiply(dlogits, weight_.value));
+  if (!saved) return loss(all_rows(norm_->forward(x, nullptr), targets.size(0)), targets, Gradients::kNone);
+  auto kept = std::make_unique<Kept>();
+  kept->x = x;
+  kept->targets = targets;
+  *saved = std::move(kept);
+  return {};
 }
 
 at::Tensor Head::backward_input(const at::Tensor&, Saved& saved) {
   auto& kept = static_cast<Kept&>(saved);
-  return norm_->backward_input(std::exchange(kept.dh, {}), kept.norm);
+  const at::Tensor x = std::exchange(kept.x, {}), targets = std::exchange(kept.targets, {});
+  at::Tensor rows = all_rows(norm_->forward(x, &kept.norm), targets.size(0));
+  kept.loss = loss(rows, targets, Gradients::kAdd);
+  const at::Tensor dh = own_rows(std::exchange(rows, {})).view(x.sizes());
+  return norm_->backward_input(dh, kept.norm);
 }
 
 void Head::backward_weight(Saved& saved) {
   norm_->backward_weight(static_cast<Kept&>(saved).norm);
 }
+
+at::Tensor Head::loss(const at::Tensor& rows, const at::Tensor& targets, Gradients gradients) {
+  at::Tensor sum = at::zeros({}, rows.options().dtype(at::kFloat));
+  for (int64_t begin = 0; begin < rows.size(0); begin += chunk_rows_) {
+    const int64_t size = std::min(chunk_rows_, rows.size(0) - begin);
+    const at::Tensor chunk = rows.narrow(0, begin, size);
+    const at::Tensor logits = multiply(chunk, weight_.value.t());  // [m, V]
+    sum.add_(chunk_loss(logits, targets.narrow(0, begin, size)));
+    if (gradients == Gradients::kNone) continue;
+    accumulate_matmul(weight_.grad, logits.t(), chunk);
+    chunk.copy_(multiply(logits, weight_.value));
+  }
+  return sum;
+}
+
+at::Tensor Head::all_rows(const at::Tensor& h, int64_t) { return flatten_rows(h); }
+at::Tensor Head::own_rows(const at::Tensor& dh) { return dh; }
+at::Tensor Head::chunk_loss(const at::Tensor& logits, const at::Tensor& targets) { return cross_entropy_(logits, targets); }
 
 at::Tensor Head::logits(const at::Tensor& x) {
   const at::Tensor h = norm_->forward(x, nullptr);

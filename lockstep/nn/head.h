@@ -1,7 +1,8 @@
 // The last layer: final norm, projection to the vocabulary, softmax cross-entropy, in chunks of rows so that the logits
-// of a microbatch are never held at once. Training computes loss, gradient of the norm's output and gradient of the
-// projection weight chunk by chunk in the one forward pass (3 GEMMs in total instead of 4 with a recomputation): the
-// gradient of the loss is softmax - onehot, known as soon as the logits are.
+// of a microbatch are never held at once. All of it happens in backward: the gradient of the loss is softmax - onehot, known
+// as soon as the logits are, so that loss, gradient of the norm's output and gradient of the projection weight are made chunk
+// by chunk in one pass (3 GEMMs in total instead of 4 with a recomputation). In a pipeline the last stage's F and B are then
+// as long, one beside the other, as those of its neighbours.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,10 +15,11 @@
 
 namespace lockstep::nn {
 
-// forward:          loss = sum over valid targets of -log softmax(norm(x) W^T)[target], fp32 0-d. Rows with target -100
-//                   count nothing and send back nothing. While training it also adds to the gradient of W.
-// backward_input:   the backward of the final norm; `dy` is undefined (the loss's own gradient is 1).
-// backward_weight:  the norm's weights. W's gradient is complete after forward.
+// forward:          without `saved` the loss: the sum over valid targets of -log softmax(norm(x) W^T)[target], fp32 0-d. Rows
+//                   with target -100 count nothing and send back nothing. With it x is kept, and nothing returned.
+// backward_input:   `dy` is undefined (the loss's own gradient is 1). Puts the loss into Saved::loss and adds to the gradient
+//                   of W, which the logits are needed for.
+// backward_weight:  the norm's weights.
 // Logits are products in the compute dtype; softmax, loss and its gradient are fp32.
 class Head : public Layer {
  public:
@@ -31,16 +33,25 @@ class Head : public Layer {
   virtual at::Tensor logits(const at::Tensor& x);  // [..., D] -> [..., V] fp32; for generation
 
  protected:
-  struct Kept : Saved {
-    Norm::Saved norm;
-    at::Tensor dh;  // [B, S, D]: gradient of the norm's output
-  };
-  // Adds to W's gradient and overwrites `rows` with their own.
-  void chunk_backward(at::Tensor rows, const at::Tensor& dlogits);
+  // Where the vocabulary is cut over ranks (parallel/tensor/head.h): h as [M, D], of all M rows; dh of those as that of h;
+  // the loss of a chunk, whose logits become their gradient.
+  virtual at::Tensor all_rows(const at::Tensor& h, int64_t rows);
+  virtual at::Tensor own_rows(const at::Tensor& dh);
+  virtual at::Tensor chunk_loss(const at::Tensor& logits, const at::Tensor& targets);
 
   std::unique_ptr<Norm> norm_;
   Parameter weight_;
   int64_t chunk_rows_;
+
+ private:
+  struct Kept : Saved {
+    at::Tensor x;
+    at::Tensor targets;  // [M]
+    Norm::Saved norm;    // from backward_input
+  };
+  enum class Gradients { kNone, kAdd };
+  // rows [M, D]. With gradients W's are added, and `rows` become their own.
+  at::Tensor loss(const at::Tensor& rows, const at::Tensor& targets, Gradients gradients);
 };
 
 }  // namespace lockstep::nn

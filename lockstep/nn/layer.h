@@ -38,13 +38,14 @@ struct Microbatch {
 // What a layer keeps for backward; each layer derives its own.
 struct Saved {
   virtual ~Saved() = default;
+  at::Tensor loss;  // of the head, from its backward_input on: the sum of the losses of valid targets, fp32, 0-d
 };
 
 // A whole layer of the program: embedding, block, or head with loss. x and y: [B, S, D] in the compute dtype; with
 // sequence parallelism this rank's rows of the microbatch, [B S / tp, D].
-// The embedding ignores x (undefined). The head returns the sum of the losses of valid targets, fp32, 0-d.
+// The embedding ignores x (undefined). The head returns the sum of the losses of valid targets, fp32, 0-d; when it keeps, it
+// returns nothing: its backward makes the loss as well (Saved::loss), and all of W's gradient is there after I (head.h).
 // All gradients are of that sum; the one division by the global token count happens in the engine's NORM.
-// The head's forward, when it keeps, already adds to the gradient of its projection weight (head.h).
 class Layer {
  public:
   virtual ~Layer() = default;

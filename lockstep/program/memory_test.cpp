@@ -111,7 +111,7 @@ TEST(MemoryWalk, ThePeakIsTheMostOfAllCategoriesAtOneTime) {
     workspace = std::max({workspace, cost.forward_workspace, cost.backward_workspace});
   EXPECT_EQ(bytes.peak, most);
   EXPECT_EQ(bytes[C::kBuffers], workspace);
-  EXPECT_LE(bytes.peak, bytes.total());
+  EXPECT_LE(bytes.peak, bytes.total() + s.costs[1].output);  // within B of the head its input and dx
 }
 
 // Three layers, three ranks: a third of everything, and a layer's parameters and gradients only while they are used.
@@ -135,21 +135,20 @@ TEST(MemoryWalk, ZeroThreeHoldsALayerOnlyWhileItIsUsed) {
               ::testing::ElementsAre(p + u(0), p + u(0), p, p + u(1), p + u(1), p, p + u(2), p + u(2), p,  //
                                      p + u(2), p + u(2), p, p, p, p + u(1), p + u(1), p, p, p,  //
                                      p + u(0), p + u(0), p, p, p));
-  // The head writes the gradient of its projection in F.
   EXPECT_THAT(after_each(timeline, C::kGradients),
-              ::testing::ElementsAre(g, g, g, g, g, g, g, g + u(2), g + u(2),  //
-                                     g + u(2), g + u(2), g + u(2), g + u(2), g, g, g + u(1), g + u(1), g + u(1), g,  //
+              ::testing::ElementsAre(g, g, g, g, g, g, g, g, g,  //
+                                     g, g + u(2), g + u(2), g + u(2), g, g, g + u(1), g + u(1), g + u(1), g,  //
                                      g, g + u(0), g + u(0), g + u(0), g));
 }
 
-TEST(MemoryWalk, ATiedProjectionOpensTheEmbeddingsGradientInTheForwardOfTheHead) {
+TEST(MemoryWalk, ATiedProjectionOpensTheEmbeddingsGradientInTheBackwardOfTheHead) {
   const Layout layout = layout_for({.zero = 2, .shard = 2, .tied = true});
   const Sizes s(layout);
   const MemoryTimeline timeline = memory_timeline(
       layout, program_of(layout, with(kPlain, 6, {of_bucket(K::kShardGrad, 0), of_bucket(K::kShardGrad, 1), of_bucket(K::kShardGrad, 2)})), 1);
   const int64_t kept = kGradient * s.flat.numel / 2;
-  EXPECT_EQ(value(timeline.points[1].after, C::kGradients), kept);
-  EXPECT_EQ(value(timeline.points[2].after, C::kGradients), kept + kGradient * s.unit(0));
+  EXPECT_EQ(value(timeline.points[2].after, C::kGradients), kept);
+  EXPECT_EQ(value(timeline.points[3].after, C::kGradients), kept + kGradient * (s.unit(0) + s.unit(2)));
   EXPECT_EQ(value(timeline.points[4].after, C::kGradients), kept + kGradient * s.flat.numel);
   EXPECT_EQ(value(timeline.points[8].after, C::kGradients), kept);
   EXPECT_EQ(value(timeline.before, C::kParameters), 4 * s.flat.numel);

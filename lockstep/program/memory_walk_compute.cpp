@@ -20,9 +20,8 @@ void MemoryWalk::take_flow(const Flow& flow) {
 void MemoryWalk::forward(const Action& action) {
   take_flow({action.layer, action.microbatch, false});
   live(MemoryCategory::kActivations) += kept_[{action.layer, action.microbatch}] = cost(action).kept;
-  hand_on({action.layer + 1, action.microbatch, false}, cost(action).output);
+  if (cost(action).output > 0) hand_on({action.layer + 1, action.microbatch, false}, cost(action).output);
   workspace_ = cost(action).forward_workspace;
-  open_gradients(action);  // the head's own
 }
 
 void MemoryWalk::recompute(const Action& action) {
@@ -46,7 +45,6 @@ int64_t MemoryWalk::input_bytes(const Action& action) const {
 
 // dx joins dy and all that was kept; behind the action dy is gone.
 void MemoryWalk::take_gradient(const Action& action) {
-  take_flow({action.layer + 1, action.microbatch, false});  // the head's loss
   const int64_t dx = input_bytes(action);
   activations_ = live(MemoryCategory::kActivations) + dx;
   take_flow({action.layer, action.microbatch, true});
@@ -65,6 +63,7 @@ void MemoryWalk::backward_input(const Action& action) {
   take_gradient(action);
   live(MemoryCategory::kActivations) += cost(action).held - std::exchange(kept(action), cost(action).held);
   workspace_ = cost(action).input_workspace;
+  open_gradients(action);  // of the head's projection
 }
 
 void MemoryWalk::backward_weight(const Action& action) {

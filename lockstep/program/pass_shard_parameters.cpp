@@ -120,17 +120,23 @@ std::vector<int> units_read(const Action& action, const std::vector<arch::ParamS
   std::set<int> units;
   for (const arch::ParamSpec& spec : table)
     if (spec.layer == action.layer ||
-        (forward && std::count(spec.tied_layers.begin(), spec.tied_layers.end(), action.layer) > 0))
+        ((forward || input) && std::count(spec.tied_layers.begin(), spec.tied_layers.end(), action.layer) > 0))
       units.insert(spec.layer);
   return {units.begin(), units.end()};
 }
 
 std::vector<int> units_written(const Action& action, const std::vector<arch::ParamSpec>& table, int head) {
-  if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight) return {action.layer};
-  if (action.kind != ActionKind::kForward || action.layer != head) return {};
-  for (const arch::ParamSpec& spec : table)
-    if (std::count(spec.tied_layers.begin(), spec.tied_layers.end(), head) > 0) return {spec.layer};
-  return {head};
+  const bool weight = action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight;
+  const bool input = action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput;
+  std::set<int> units;
+  if (weight) units.insert(action.layer);
+  if (input && action.layer == head) {
+    int projection = head;
+    for (const arch::ParamSpec& spec : table)
+      if (std::count(spec.tied_layers.begin(), spec.tied_layers.end(), head) > 0) projection = spec.layer;
+    units.insert(projection);
+  }
+  return {units.begin(), units.end()};
 }
 
 Program shard_parameters(Program program, const Layout& layout) {

@@ -24,11 +24,12 @@ Program transfer_activations(Program program, const Layout& layout);
 // F, B, I, W and RECOMPUTE.
 bool computes(ActionKind kind);
 
-// The units (layers that own them) whose parameters an action reads: F and RECOMPUTE their own and tied ones, B and I of
-// blocks and head their own. W and the embedding's backward read none.
+// The units (layers that own them) whose parameters an action reads: F and RECOMPUTE, B and I of blocks and head their own
+// and tied ones. W and the embedding's backward read none. The head's F counts although its B or I does all the work while
+// training (nn/head.h): in an evaluation it reads, and what its B needs is so under way one action earlier.
 std::vector<int> units_read(const Action& action, const std::vector<arch::ParamSpec>& table);
-// The units whose gradients it adds to: B and W their own; F of the head (layer `head`) that of its projection, which may be
-// a tied one.
+// The units whose gradients it adds to: B and W their own; B and I of the head (layer `head`) that of its projection, which
+// may be a tied one.
 std::vector<int> units_written(const Action& action, const std::vector<arch::ParamSpec>& table, int head);
 
 // Transient parameters (Layout::transient_parameters): UNSHARD before the first of the actions that read a unit, RESHARD

@@ -128,7 +128,7 @@ TEST(PipelineMemory, IReleasesWhatWDoesNotNeed) {
   const MemoryTimeline timeline = memory_timeline(layout, {.ranks = {actions}, .buckets = {}}, 0);
   const int64_t h = c[1].output;
   EXPECT_THAT(after_each(timeline),
-              ::testing::ElementsAre(c[0].kept + h, c[0].kept + c[1].kept + h, c[0].kept + c[1].kept + c[2].kept + 4,
+              ::testing::ElementsAre(c[0].kept + h, c[0].kept + c[1].kept + h, c[0].kept + c[1].kept + c[2].kept,
                                      c[0].kept + c[1].kept + c[2].held + h,  // dx of the head
                                      c[0].kept + c[1].held + c[2].held + h,
                                      c[0].held + c[1].held + c[2].held, c[0].held + c[1].held, c[0].held, 0));

@@ -31,8 +31,7 @@ class Calls {
              /*output_again=*/false);
         break;
       case arch::LayerKind::kHead:
-        if (forward_) head();
-        if (input_) reduce_output("head backward");
+        if (input_) head();
         break;
     }
     return std::move(calls_);
@@ -64,11 +63,13 @@ class Calls {
     if (input_) reduce_output(column + " backward");
   }
 
+  // All in I; in an evaluation's F, which nobody predicts, without the last one.
   void head() {
     if (sequence()) gather("head forward");
     const int64_t chunk = arch::head_chunk_rows(mesh::padded_part(layout_.model.vocab_size, tp_));
     for (int64_t begin = 0; begin < rows_; begin += chunk)
       add("head softmax", Collective::kAllGather, tp_ * 3 * std::min(chunk, rows_ - begin), sizeof(float));
+    reduce_output("head backward");
   }
 
   const Layout& layout_;

@@ -23,6 +23,7 @@ struct TensorCall {
 //                                            I: all_reduce [M, D] of dx of attention.qkv and of mlp's first linear
 //   with it, a block    F: all_gather [M, D] before, reduce_scatter [M, D] after each half
 //                       I: the mirror; W: all_gather [M, D] of each first linear's x once more
+//   the head            I: with it all_gather [M, D]; all_gather of 3 numbers a row; reduction of dx as above
 //   full recomputation: those of F again but for the one after mlp.down, whose output nobody needs; selective: none
 std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action);
 

@@ -100,10 +100,11 @@ inline double forward_backward(const std::vector<std::unique_ptr<nn::Layer>>& la
   std::vector<std::unique_ptr<nn::Saved>> saved(layers.size());
   at::Tensor x;
   for (size_t i = 0; i < layers.size(); ++i) x = layers[i]->forward(x, microbatch, &saved[i]);
-  const double loss = x.item<double>();
+  double loss = 0;
   at::Tensor dy;
   for (size_t i = layers.size(); i-- > 0;) {
     dy = layers[i]->backward_input(dy, *saved[i]);
+    if (saved[i]->loss.defined()) loss = saved[i]->loss.item<double>();
     layers[i]->backward_weight(*saved[i]);
     saved[i].reset();
   }

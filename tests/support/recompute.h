@@ -67,7 +67,6 @@ inline double forward_backward(const std::vector<std::unique_ptr<nn::Layer>>& la
     kept.emplace_back(*layers[i], block ? blocks[i - 1] : arch::Recompute::kNone);
     x = kept.back().forward(x, microbatch);
   }
-  const double loss = x.item<double>();
   at::Tensor dy;
   for (size_t i = kept.size(); i-- > 0;) {
     kept[i].recompute(microbatch);
@@ -76,7 +75,7 @@ inline double forward_backward(const std::vector<std::unique_ptr<nn::Layer>>& la
   }
   if (when == WeightGradients::kAfterAllInputs)
     for (size_t i = kept.size(); i-- > 0;) kept[i].layer().backward_weight(kept[i].saved());
-  return loss;
+  return kept.back().saved().loss.item<double>();
 }
 
 }  // namespace lockstep::testing

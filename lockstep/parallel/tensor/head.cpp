@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -23,35 +22,16 @@ VocabParallelHead::VocabParallelHead(std::unique_ptr<nn::Norm> norm, nn::Paramet
       vocab_size_(vocab_size),
       tokens_(mesh::shard_range(vocab_size, group.size(), group.rank())) {}
 
-at::Tensor VocabParallelHead::forward(const at::Tensor& x, const nn::Microbatch& microbatch,
-                                      std::unique_ptr<nn::Saved>* saved) {
-  auto kept = std::make_unique<Kept>();
-  const at::Tensor h = norm_->forward(x, saved ? &kept->norm : nullptr);
-  const at::Tensor targets = microbatch.targets.reshape({-1});
-  const at::Tensor rows = group_.sequence_parallel()
-                              ? group_.gather_rows(h, targets.size(0), "head forward")()
-                              : flatten_rows(h);
-  at::Tensor loss = at::zeros({}, rows.options().dtype(at::kFloat));
-  for (int64_t begin = 0; begin < rows.size(0); begin += chunk_rows_) {
-    const int64_t size = std::min(chunk_rows_, rows.size(0) - begin);
-    const at::Tensor chunk = rows.narrow(0, begin, size), wanted = targets.narrow(0, begin, size);
-    const at::Tensor logits = nn::multiply(chunk, weight_.value.t());  // [m, V/tp]
-    const at::Tensor part = nn::cross_entropy_part_(logits, wanted, tokens_.begin);
-    const at::Tensor parts = group_.all_gather(part, "head softmax").view({group_.size(), size, 3});
-    loss.add_(nn::cross_entropy_whole_(logits, wanted, tokens_.begin, {.parts = parts, .mine = group_.rank()}));
-    if (saved) chunk_backward(chunk, logits);
-  }
-  if (saved) {
-    kept->dh = group_.sequence_parallel() ? rows : h;
-    *saved = std::move(kept);
-  }
-  return loss;
+at::Tensor VocabParallelHead::all_rows(const at::Tensor& h, int64_t rows) {
+  return group_.sequence_parallel() ? group_.gather_rows(h, rows, "head forward")() : flatten_rows(h);
 }
 
-at::Tensor VocabParallelHead::backward_input(const at::Tensor&, nn::Saved& saved) {
-  auto& kept = static_cast<Kept&>(saved);
-  const at::Tensor dh = group_.reduce_output(std::exchange(kept.dh, {}), "head backward")();
-  return norm_->backward_input(dh, kept.norm);
+at::Tensor VocabParallelHead::own_rows(const at::Tensor& dh) { return group_.reduce_output(dh, "head backward")(); }
+
+at::Tensor VocabParallelHead::chunk_loss(const at::Tensor& logits, const at::Tensor& targets) {
+  const at::Tensor part = nn::cross_entropy_part_(logits, targets, tokens_.begin);
+  const at::Tensor parts = group_.all_gather(part, "head softmax").view({group_.size(), targets.size(0), 3});
+  return nn::cross_entropy_whole_(logits, targets, tokens_.begin, {.parts = parts, .mine = group_.rank()});
 }
 
 at::Tensor VocabParallelHead::logits(const at::Tensor& x) {

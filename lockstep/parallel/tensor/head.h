@@ -10,19 +10,21 @@ namespace lockstep::parallel {
 
 // weight [V/tp, D] (V need not divide: no row is padded, so none can receive probability or gradient). M = B S rows.
 // x [B, S, D], with sequence parallelism [M/tp, D].
-//   forward:         all_gather(rows) of norm(x) with sequence parallelism; all_gather of 3 fp32 a row and chunk.
-//                    Every rank returns the whole loss.
-//   backward_input:  all_reduce of dh, with sequence parallelism reduce_scatter(rows)
+//   the loss:        all_gather(rows) of norm(x) with sequence parallelism; all_gather of 3 fp32 a row and chunk.
+//                    Every rank has the whole loss.
+//   backward_input:  the loss, then all_reduce of dh, with sequence parallelism reduce_scatter(rows)
 class VocabParallelHead : public nn::Head {
  public:
   VocabParallelHead(std::unique_ptr<nn::Norm> norm, nn::Parameter weight, int64_t chunk_rows, TensorGroup& group,
                     int64_t vocab_size);
 
-  at::Tensor forward(const at::Tensor& x, const nn::Microbatch& microbatch, std::unique_ptr<nn::Saved>* saved) override;
-  at::Tensor backward_input(const at::Tensor& dy, nn::Saved& saved) override;
-
   // For generation, where nothing is cut by rows: [..., D] -> all logits [..., V] on every rank.
   at::Tensor logits(const at::Tensor& x) override;
+
+ protected:
+  at::Tensor all_rows(const at::Tensor& h, int64_t rows) override;
+  at::Tensor own_rows(const at::Tensor& dh) override;
+  at::Tensor chunk_loss(const at::Tensor& logits, const at::Tensor& targets) override;
 
  private:
   TensorGroup& group_;
