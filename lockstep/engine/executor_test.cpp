@@ -9,7 +9,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/engine/executor.h"
-#include "lockstep/engine/test_steps.h"
+#include "lockstep/engine/test_training.h"
 #include "lockstep/program/predict.h"
 #include "support/run_ranks.h"
 
@@ -19,35 +19,21 @@ namespace {
 using engine::testing::Case;
 using engine::testing::layout_for;
 using engine::testing::microbatches;
+using engine::testing::Outcome;
 
-// What a run of a few steps leaves on rank 0.
-struct Outcome {
-  std::vector<StepResult> steps;
-  std::vector<at::Tensor> gradients, values;
-};
-
-Outcome train(const Case& c, int64_t steps, int64_t global_batch = 24) {
-  Outcome outcome;
-  const program::Layout layout = layout_for(c, global_batch);
-  lockstep::testing::run_ranks(c.dp, [&](comm::World& world) {
-    Groups groups(world, layout);
-    Executor executor({.layout = layout, .max_grad_norm = 0.05}, groups);
-    std::vector<StepResult> results;
-    for (int64_t step = 0; step < steps; ++step)
-      results.push_back(executor.step(microbatches(layout, world.rank(), step), step + 1, 1e-3));
-    if (world.rank() == 0) outcome.steps = results;
-    for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
-      const at::Tensor gradient = executor.whole_gradient(param), value = executor.whole_value(param);
-      if (world.rank() != 0) continue;
-      outcome.gradients.push_back(gradient.clone());
-      outcome.values.push_back(value.clone());
-    }
-  });
-  return outcome;
-}
+Outcome train(const Case& c, int64_t steps) { return engine::testing::train_layout(layout_for(c), {.steps = steps}); }
 
 double error_of(const at::Tensor& actual, const at::Tensor& expected) {
   return at::sub(actual, expected).abs().max().item<double>() / expected.abs().max().item<double>();
+}
+
+void expect_gradients(const Outcome& actual, const Outcome& expected, double bound, const std::string& where) {
+  ASSERT_EQ(actual.gradients.size(), expected.gradients.size()) << where;
+  for (const auto& [name, gradient] : expected.gradients) {
+    // A key bias' gradient is zero but for rounding: softmax does not see a shift of all scores.
+    if (name.find("attention.k.bias") != std::string::npos) continue;
+    EXPECT_LE(error_of(actual.gradients.at(name), gradient), bound) << where << " " << name;
+  }
 }
 
 TEST(Executor, EveryLayoutComputesWhatOneRankComputes) {
@@ -66,13 +52,7 @@ TEST(Executor, EveryLayoutComputesWhatOneRankComputes) {
           EXPECT_NEAR(actual.steps[0].loss, expected.steps[0].loss, 1e-5 * expected.steps[0].loss);
           EXPECT_NEAR(actual.steps[0].grad_norm, expected.steps[0].grad_norm, 1e-5 * expected.steps[0].grad_norm);
           EXPECT_EQ(actual.steps[0].tokens, expected.steps[0].tokens);
-          const auto table = arch::param_table(layout_for(c).model);
-          for (size_t param = 0; param < table.size(); ++param) {
-            // A key bias' gradient is zero but for rounding: softmax does not see a shift of all scores.
-            if (table[param].name.find("attention.k.bias") != std::string::npos) continue;
-            EXPECT_LE(error_of(actual.gradients[param], expected.gradients[param]), 1e-5)
-                << preset << " dp " << dp << " " << table[param].name;
-          }
+          expect_gradients(actual, expected, 1e-5, cat(preset, " dp ", dp));
         }
   }
 }
@@ -101,11 +81,7 @@ TEST(Executor, EveryStageOfZeroComputesWhatOneRankComputes) {
         const std::string where = cat(preset, " ", program::describe(layout_for(c)));
         EXPECT_NEAR(actual.steps[0].loss, expected.steps[0].loss, 1e-5 * expected.steps[0].loss) << where;
         EXPECT_NEAR(actual.steps[0].grad_norm, expected.steps[0].grad_norm, 1e-5 * expected.steps[0].grad_norm) << where;
-        const auto table = arch::param_table(layout_for(c).model);
-        for (size_t param = 0; param < table.size(); ++param) {
-          if (table[param].name.find("attention.k.bias") != std::string::npos) continue;
-          EXPECT_LE(error_of(actual.gradients[param], expected.gradients[param]), 1e-5) << where << table[param].name;
-        }
+        expect_gradients(actual, expected, 1e-5, where);
       }
   }
 }
@@ -116,18 +92,14 @@ TEST(Executor, GradientsMayTravelInBf16) {
   const Outcome expected = train(c, 1);
   for (Case other : sharded_cases({})) {
     other.reduce_precision = config::Precision::kBf16;
-    const Outcome actual = train(other, 1);
-    for (size_t param = 0; param < expected.gradients.size(); ++param) {
-      if (arch::param_table(layout_for(c).model)[param].name.find("attention.k.bias") != std::string::npos) continue;
-      EXPECT_LE(error_of(actual.gradients[param], expected.gradients[param]), 4 * 0x1p-9);
-    }
+    expect_gradients(train(other, 1), expected, 4 * 0x1p-9, program::describe(layout_for(other)));
   }
 }
 
 TEST(Executor, TheSameRunGivesTheSameBits) {
   for (const int dp : {1, 3}) {
     const Outcome first = train({.dp = dp, .dropout = 0.1}, 3), second = train({.dp = dp, .dropout = 0.1}, 3);
-    for (size_t i = 0; i < first.values.size(); ++i) EXPECT_TRUE(at::equal(first.values[i], second.values[i]));
+    for (const auto& [name, value] : first.values) EXPECT_TRUE(at::equal(value, second.values.at(name))) << name;
     for (size_t i = 0; i < first.steps.size(); ++i) EXPECT_EQ(first.steps[i].loss, second.steps[i].loss);
   }
 }
