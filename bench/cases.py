@@ -22,6 +22,8 @@ ZERO_PEERS = {1: ("zero",), 2: ("fsdp-keep",), 3: ("fsdp",)}  # --how of peers/t
 PIPELINE_PEERS = {("gpipe", 1): "gpipe", ("1f1b", 1): "1f1b", ("interleaved", 2): "interleaved", ("zb-h1", 1): "zb", ("zb-v", 2): "zb-v"}
 # And those that torch.distributed.pipelining does not have; they are held against theory alone.
 PIPELINE_ALONE = (("naive", 1), ("zb-h2", 1), ("dualpipe-v", 2))
+# Those whose update goes ahead of the gradient norm; measured with an update that waits as well.
+AHEAD = (("zb-h2", 1), ("zb-v", 2))
 PIPELINE_MICROBATCHES = 8
 PIPELINE_MARKS = {"theory": 1.06, "simulated": 0.10, "overhead_us": 20}  # at most
 MARKS = {(2, 2): 0.92, (4, 4): 0.82, (4, 2): 0.88}  # (ranks, tp): the share of our own 1x2 that is aimed at
@@ -59,15 +61,19 @@ class Case:
     schedule: str = "1f1b"
     virtual_stages: int = 1  # of one of them
     microbatches: int = 1  # of a step and replica
+    waits: bool = False  # lockstep: the update waits for the gradient norm (parallel.post_validation off)
 
     def layout(self):
         split = f" tp{self.tp}" if self.tp > 1 else ""
         again = f" {self.recompute}" if self.recompute != "none" else ""
-        stages = f" pp{self.pp} {self.schedule}" if self.pp > 1 else ""
+        stages = f" pp{self.pp} {self.schedule}{' waits' if self.waits else ''}" if self.pp > 1 else ""
         return f"{self.ranks}x{self.threads}{split}{' sp' if self.sequence_parallel else ''}{stages}{again}"
 
     def replicas(self):
         return self.ranks // (self.tp * self.pp)
+
+    def ahead(self):
+        return (self.schedule, self.virtual_stages) in AHEAD and self.program == "lockstep" and not self.waits
 
     def blocks(self):
         """Of every stage, the same on both sides."""
@@ -154,6 +160,8 @@ def pipeline_rows(work):
             ours = replace(one, ranks=pp, threads=1, pp=pp, schedule=schedule, virtual_stages=virtual_stages)
             peers = (replace(ours, program="pytorch", how="pipelining"),) if (schedule, virtual_stages) in PIPELINE_PEERS else ()
             rows.append(Row(ours, peers, bases))
+            if ours.ahead():
+                rows.append(Row(replace(ours, waits=True), (), bases))
     return rows
 
 

@@ -95,6 +95,7 @@ def lockstep_options(case, setting):
     if case.pp > 1:
         stages = [f"--parallel.pp={case.pp}", f"--parallel.schedule={case.schedule}"]
         stages += [f"--parallel.virtual_stages={case.virtual_stages}"]
+        stages += ["--parallel.post_validation=off"] if case.waits else []
         stages += [f"--parallel.layers_per_stage={','.join(map(str, case.blocks()))}"]
     return [
         f"--model.preset={preset}",
@@ -191,12 +192,15 @@ def exposed_shares(rows):
 
 def run_lockstep(case, setting):
     """Ends the program once its steps are done: the checkpoint at the end of a run is not measured. In a pipeline steps after
-    the timed ones are traced."""
+    the timed ones are traced. Where the update goes ahead of the norm, steps that are logged wait for it: one line for all timed
+    steps, with their mean."""
     directory = setting.scratch / "run"
     shutil.rmtree(directory, ignore_errors=True)
-    steps = setting.warmup + case.work.steps
+    every = case.work.steps if case.ahead() else 1
+    lines = (3 if every > 1 else 2) if case.ahead() else setting.warmup + case.work.steps  # ahead: first step, warm-up, the timed
+    steps = 2 * every if case.ahead() else lines
     command = [setting.program("lockstep"), "train", "-n", str(case.ranks), *lockstep_options(case, setting)]
-    command += [f"--run.dir={directory}", f"--train.steps={steps + 100_000}", "--train.log_every=1"]
+    command += [f"--run.dir={directory}", f"--train.steps={steps + 100_000}", f"--train.log_every={every}"]
     command += ["--train.eval_every=0", "--checkpoint.every=0", "--checkpoint.resume=none"]
     command += [f"--trace.steps={steps + 1}-{steps + TRACED}"] if case.pp > 1 else []
     metrics = directory / "metrics.jsonl"
@@ -207,7 +211,7 @@ def run_lockstep(case, setting):
             if case.pp > 1:
                 watch(process, metrics, 1, setting.deadline)
                 pin_ranks(process.pid, case.ranks)
-            rows, faults = watch(process, metrics, steps, setting.deadline)
+            rows, faults = watch(process, metrics, lines, setting.deadline)
             if case.pp > 1:
                 wait_for(process, directory / "report.html", setting.deadline)
         except BenchError as error:
@@ -215,7 +219,7 @@ def run_lockstep(case, setting):
             raise BenchError(f"{error}: {' '.join(command)}\n{tail(output.read())}") from None
         finally:
             end(process)
-    timed = rows[setting.warmup :]
+    timed = rows[-1:] if case.ahead() else rows[setting.warmup :]
     seconds = sum(row["perf/step_ms"] for row in timed)
     return Result(
         [row["perf/step_ms"] / 1000 for row in timed],

@@ -126,7 +126,7 @@ def theory(report):
         off = abs(share["ratio"] - 1)
         rows.append(
             [
-                row["schedule"], str(row["pp"]), number(row["measured_ms"]),
+                row["layout"].partition(f"pp{row['pp']} ")[2], str(row["pp"]), number(row["measured_ms"]),
                 "-" if row["bubble"] is None else f"{row['bubble']:.1%}", number(row.get("ideal_ms")), ratio(over) if over else "-",
                 at_most(over["ratio"], PIPELINE_MARKS["theory"], 2) if over and own_core else "-",
                 number(row["simulated_ms"]), ratio(share), at_most(off, PIPELINE_MARKS["simulated"], 2) if own_core else "-",

@@ -62,7 +62,9 @@ MeasuredSteps measured_steps(const CommandLine& command_line, const Layout& layo
     result.last = {.step = step, .spans = plan::measured_spans(program, layout, traces), .overhead = plan::overhead(traces)};
     times.push_back(plan::measured_times(program, layout, result.last.spans));
   }
-  result.typical.use = plan::simulate(program, layout, plan::typical_times(program, times)).use;
+  plan::Simulation typical = plan::simulate(program, layout, plan::typical_times(program, times));
+  result.typical.use = std::move(typical.use);
+  result.typical.period = typical.period;
   return result;
 }
 
@@ -82,6 +84,9 @@ std::string summary(const Layout& layout, const plan::Simulation& simulation, co
   const plan::Utilisation& use = simulation.use;
   std::string text = cat("step ", plan::time_text(use.step_seconds, times.in_units), ", bubble ", percent(use.bubble()));
   const program::Pipeline& pipeline = layout.pipeline;
+  if (pipeline.post_validation)
+    text = cat("step ", plan::time_text(use.step_seconds, times.in_units), ", one behind the other ",
+               plan::time_text(simulation.period, times.in_units), ", bubble ", percent(use.bubble()));
   const auto formula = plan::bubble_share({.kind = pipeline.kind,
                                            .ranks = pipeline.ranks,
                                            .virtual_stages = pipeline.virtual_stages,

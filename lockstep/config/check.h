@@ -29,6 +29,7 @@ struct PipelineChoice {
   std::string file{};       // of schedule file:PATH
   int virtual_stages = 1;
   std::vector<int> blocks{};  // of every stage; empty = balanced
+  bool post_validation = false;
 };
 PipelineChoice pipeline_choice(const RunConfig& config);
 

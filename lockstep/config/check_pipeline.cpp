@@ -97,6 +97,25 @@ void schedule_key_problems(const ParallelSection& parallel, const Expect& expect
          cat("schedule ", schedule, ": there is no file ", file), "name a CSV file; the path starts in the working directory");
 }
 
+// What an update cannot be taken back with, or what is gone by then: the key and why.
+std::vector<std::pair<std::string, std::string>> against_post_validation(const RunConfig& config) {
+  std::vector<std::pair<std::string, std::string>> found;
+  if (config.train.nonfinite == NonFinite::kSkip)
+    found.emplace_back("train.nonfinite", "nonfinite = \"skip\" wants to know of a step before the next one begins");
+  if (zero_stage(config) == 3) found.emplace_back("parallel.zero", "zero 3 drops and gathers parameters that it would take back");
+  if (!config.memory.offload.list.empty()) found.emplace_back("memory.offload", "offload updates on the host");
+  if (config.parallel.data_parallel == DataParallel::kParameterServer)
+    found.emplace_back("parallel.data_parallel", "a parameter server updates for all ranks");
+  return found;
+}
+
+void post_validation_problems(const RunConfig& config, const Expect& expect) {
+  if (config.parallel.post_validation != "on") return;
+  for (const auto& [key, why] : against_post_validation(config))
+    expect(false, "parallel.post_validation", cat("post_validation = \"on\" beside ", key, ": ", why),
+           "use post_validation auto or off");
+}
+
 // What would be read by nobody.
 void unused_key_problems(const ParallelSection& parallel, const Expect& expect) {
   const ParallelSection unset{};
@@ -109,6 +128,9 @@ void unused_key_problems(const ParallelSection& parallel, const Expect& expect) 
   expect(parallel.layers_per_stage.list.empty(), "parallel.layers_per_stage",
          cat("layers_per_stage = ", layout_text(parallel.layers_per_stage.list), " cuts a pipeline, but pp = 1"),
          "use pp 2 or more, or leave it out");
+  expect(parallel.post_validation == unset.post_validation, "parallel.post_validation",
+         cat("post_validation = \"", parallel.post_validation, "\" is of a pipeline, but pp = 1"),
+         "use pp 2 or more, or leave it out");
 }
 
 }  // namespace
@@ -117,16 +139,20 @@ PipelineChoice pipeline_choice(const RunConfig& config) {
   const ParallelSection& parallel = config.parallel;
   const auto& names = kPipelineSchedules;
   const auto found = std::find(names.begin(), names.end(), parallel.schedule);
+  // The others end on all ranks at once: there is nothing to gain.
+  const bool wanted = parallel.post_validation == "auto" && is_one_of(parallel.schedule, {"zb-h2", "zb-v"});
   const bool two = parallel.pp > 1 && is_one_of(parallel.schedule, {"interleaved", "zb-v", "dualpipe-v"});
   return {.schedule = static_cast<int>(found - names.begin()),
           .file = found == names.end() ? parallel.schedule.substr(kScheduleFile.size()) : "",
           .virtual_stages = parallel.virtual_stages > 0 ? parallel.virtual_stages : two ? 2 : 1,
-          .blocks = parallel.layers_per_stage.list};
+          .blocks = parallel.layers_per_stage.list,
+          .post_validation = parallel.pp > 1 && (parallel.post_validation == "on" || (wanted && against_post_validation(config).empty()))};
 }
 
 void pipeline_problems(const RunConfig& config, const Expect& expect) {
   if (config.parallel.pp == 1) return unused_key_problems(config.parallel, expect);
   schedule_key_problems(config.parallel, expect);
+  post_validation_problems(config, expect);
   stage_problems(config, expect);
 }
 

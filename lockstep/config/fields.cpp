@@ -143,6 +143,9 @@ std::vector<Section> declare_sections() {
              "stages of a pipeline rank; 0 = 2 with interleaved, zb-v and dualpipe-v, else 1")
       .field("layers_per_stage", &ParallelSection::layers_per_stage, zero_or_more,
              "blocks of every stage, in order; empty = balanced by cost")
+      .field("post_validation", &ParallelSection::post_validation, {.choices = {"auto", "on", "off"}},
+             "of a pipeline: update before the gradient norm of all stages is known, take it back where it had to be clipped; "
+             "auto = with zb-h2 and zb-v where nothing speaks against it")
       .field("sequence_parallel", &ParallelSection::sequence_parallel, any,
              "with tp: norms, dropout and residual sums act on 1/tp of the rows")
       .field("data_parallel", &ParallelSection::data_parallel, any, "how gradients are summed")

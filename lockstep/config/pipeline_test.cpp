@@ -91,6 +91,16 @@ TEST(PipelineConfig, WhatTheKeysChoose) {
       read("[parallel]\npp = 2\nschedule = \"interleaved\"\nvirtual_stages = 3\nlayers_per_stage = \"1*6\""));
   EXPECT_EQ(all.virtual_stages, 3);
   EXPECT_THAT(all.blocks, ElementsAre(1, 1, 1, 1, 1, 1));
+  // What an update ahead of the norm gains, and what it cannot live beside.
+  const auto post_validation = [](const std::string& keys) { return pipeline_choice(read("[parallel]\n" + keys)).post_validation; };
+  for (const char* gains : {"zb-h2", "zb-v"})
+    EXPECT_TRUE(post_validation(std::string("pp = 2\nschedule = \"") + gains + "\"")) << gains;
+  for (const char* keys : {"pp = 2", "pp = 2\nschedule = \"zb-h1\"", "pp = 2\nschedule = \"zb-h2\"\npost_validation = \"off\"",
+                           "pp = 2\nschedule = \"zb-v\"\nzero = 3",
+                           "pp = 2\nschedule = \"zb-v\"\n[memory]\noffload = [\"optimizer\"]",
+                           "pp = 2\nschedule = \"zb-v\"\n[train]\nnonfinite = \"skip\"", "dp = 2"})
+    EXPECT_FALSE(post_validation(keys)) << keys;
+  EXPECT_TRUE(post_validation("pp = 2\npost_validation = \"on\""));
   const PipelineChoice file = pipeline_choice(read("[parallel]\npp = 2\nschedule = \"file:a/b.csv\""));
   EXPECT_EQ(file.schedule, static_cast<int>(kPipelineSchedules.size()));
   EXPECT_EQ(file.file, "a/b.csv");
@@ -154,6 +164,13 @@ TEST(CheckPipeline, Schedules) {
        "virtual_stages(3), but schedule dualpipe-v has two stages of a rank", "use virtual_stages 2"},
       {"[parallel]\npp = 2\nschedule = \"file:no/such.csv\"", 2, "run.toml:3",
        "schedule file:no/such.csv: there is no file no/such.csv", "name a CSV file"},
+      {"[parallel]\npost_validation = \"on\"", 2, "run.toml:2", "post_validation = \"on\" is of a pipeline, but pp = 1",
+       "use pp 2 or more, or leave it out"},
+      {"[parallel]\npp = 2\npost_validation = \"on\"\n[train]\nnonfinite = \"skip\"", 2, "run.toml:3",
+       "post_validation = \"on\" beside train.nonfinite: nonfinite = \"skip\" wants to know of a step before the next one begins",
+       "use post_validation auto or off"},
+      {"[parallel]\npp = 2\nzero = 3\npost_validation = \"on\"", 4, "run.toml:4", "post_validation = \"on\" beside parallel.zero",
+       "use post_validation auto or off"},
       {"[parallel]\nschedule = \"gpipe\"", 2, "run.toml:2", "schedule gpipe is of a pipeline, but pp = 1",
        "use pp 2 or more, or schedule 1f1b"},
       {"[parallel]\nvirtual_stages = 2", 2, "run.toml:2", "virtual_stages(2) are of a pipeline rank, but pp = 1",

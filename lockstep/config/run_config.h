@@ -138,6 +138,7 @@ struct ParallelSection {
   std::string schedule = "1f1b";     // of a pipeline: one of kPipelineSchedules, or file:PATH
   int virtual_stages = 0;           // stages of a pipeline rank; 0 = as the schedule has it: 2 interleaved, zb-v, dualpipe-v, else 1
   Counts layers_per_stage{};        // blocks of every stage; empty = balanced by cost
+  std::string post_validation = "auto";  // of a pipeline: update ahead of the gradient norm, checked in the next step: on, off
   bool sequence_parallel = true;  // with tp: norms, dropout and sums of a layer are cut by rows
   DataParallel data_parallel = DataParallel::kRing;
   double bucket_mib = 25;  // MiB of fp32 gradients reduced as one

@@ -45,6 +45,12 @@ at::Tensor ActivationLinks::take(const Flow& flow) {
   return std::move(found.mapped().tensor);
 }
 
+void ActivationLinks::drop() {
+  for (auto& [flow, coming] : coming_) waits_.wait(coming.work, "pp recv");
+  coming_.clear();
+  flush();
+}
+
 void ActivationLinks::flush() {
   for (auto& [link, on_its_way] : sent_) waits_.wait(on_its_way.work, "pp send");
   sent_.clear();

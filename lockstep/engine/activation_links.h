@@ -32,6 +32,8 @@ class ActivationLinks {
   at::Tensor take(const Flow& flow);
   // What was sent has arrived.
   void flush();
+  // What was asked for is waited for and thrown away; then flush().
+  void drop();
 
  private:
   struct OnItsWay {

@@ -1,6 +1,5 @@
 #include "lockstep/engine/executor.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -86,6 +85,10 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
                                               .tensor = tensor_.get(),
                                               .layers = options_.layout.layers_of(groups.rank())})) {
   store_.initialize(options_.seed);
+  if (!options_.layout.pipeline.post_validation) return;
+  LOCKSTEP_CHECK(!options_.skip_nonfinite, "a step cannot be left out once the next one has begun");
+  before_ = std::make_unique<StateCopy>(store_);
+  clipped_ = options_.max_grad_norm > 0;
 }
 
 Executor::~Executor() = default;
@@ -94,7 +97,7 @@ bool Executor::is_server() const {
   return options_.layout.server_mode() && options_.layout.owns_optimizer(groups_.rank());
 }
 
-StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr) {
+StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr, bool may_pend) {
   LOCKSTEP_CHECK_EQ(static_cast<int64_t>(microbatches.size()), options_.layout.num_microbatches());
   microbatches_ = &microbatches;
   step_ = step;
@@ -102,29 +105,34 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
   result_ = {};
   if (tensor_) tensor_->take_exposed();  // what layers waited for in an evaluation is not this step's
   losses_.assign(microbatches.size(), at::Tensor());
-  gradients_.start_step();
-  {
-    const MemoryScope scope(memory_, kStepMemory);
-    const std::vector<Action>& actions = program_.ranks.at(static_cast<size_t>(groups_.rank()));
-    for (size_t i = 0; i < actions.size(); ++i) {
-      const Action& action = actions[i];
-      try {
-        if (options_.before_action) options_.before_action(action, store_);
-        if (recorder_) recorder_->begin();
-        run(action);
-        if (recorder_) recorder_->end(i);
-      } catch (...) {
-        rethrow_out_of_memory(options_.layout, groups_.rank(), describe(action, options_.layout), measured_memory());
-      }
-      if (!result_.skipped.empty()) break;  // on all ranks after the same action: none waits for the rest of the list
-    }
-  }
+  pends_ = may_pend && before_ && !clipped_;
+  if (!before_) gradients_.start_step();  // else VALIDATE does, which may still need those of the step before
+  run_list();
   note_waits();
   if (copies_) result_.copies = copies_->take_totals();
   if (store_.host() && store_.host()->disk()) result_.disk = store_.host()->disk()->take_totals();
   LOCKSTEP_CHECK(saved_.empty() && inputs_.empty() && flowing_.empty(), "activations left after the last action");
   microbatches_ = nullptr;
+  result_.pending = pends_;
   return result_;
+}
+
+void Executor::run_list() {
+  const MemoryScope scope(memory_, kStepMemory);
+  const std::vector<Action>& actions = program_.ranks.at(static_cast<size_t>(groups_.rank()));
+  for (size_t i = 0; i < actions.size(); ++i) {
+    const Action& action = actions[i];
+    try {
+      if (options_.before_action) options_.before_action(action, store_);
+      if (recorder_) recorder_->begin();
+      run(action);
+      if (recorder_) recorder_->end(i);
+    } catch (...) {
+      rethrow_out_of_memory(options_.layout, groups_.rank(), describe(action, options_.layout), measured_memory());
+    }
+    if (!result_.skipped.empty()) return;  // on all ranks after the same action: none waits for the rest of the list
+    if (std::exchange(begins_again_, false)) return run_list();
+  }
 }
 
 void Executor::run(const Action& action) {
@@ -180,6 +188,10 @@ void Executor::handle(const Action& action) {
       return norm();
     case ActionKind::kStep:
       return update(action);
+    case ActionKind::kTokens:
+      return start_tokens();
+    case ActionKind::kValidate:
+      return validate();
     case ActionKind::kPull:
       return gather_.pull(program_.buckets.at(static_cast<size_t>(action.bucket)), action.bucket);
     default:
@@ -259,19 +271,30 @@ void Executor::backward(const Action& action) {
   note_activations();
 }
 
-void Executor::reduce_loss() {
-  double loss = 0;
+int64_t Executor::tokens_here() const {
   int64_t tokens = 0;
-  for (size_t i = 0; counts_loss() && i < losses_.size(); ++i) {
-    loss += losses_[i].item<double>();
-    tokens += microbatches_->at(i).targets.ge(0).sum().item<int64_t>();
+  for (const nn::Microbatch& microbatch : *microbatches_) tokens += microbatch.targets.ge(0).sum().item<int64_t>();
+  return tokens;
+}
+
+Executor::LossSums Executor::start_loss(bool blocking) {
+  double loss = 0;
+  for (size_t i = 0; counts_loss() && i < losses_.size(); ++i) loss += losses_[i].item<double>();
+  const auto tokens = static_cast<double>(counts_loss() ? tokens_here() : 0);
+  LossSums all{.sums = at::tensor({loss, tokens, gradients_.bad_param() >= 0 ? 1.0 : 0.0}, at::kDouble)};
+  all.work = groups_.replica().all_reduce(all.sums, {.site = "loss", .algorithm = Algorithm::kDirect, .blocking = blocking});
+  return all;
+}
+
+void Executor::reduce_loss() {
+  if (pends_) {
+    pending_ = Pending{.step = step_, .lr = lr_, .loss = start_loss(false)};
+    return;
   }
-  const at::Tensor sums =
-      at::tensor({loss, static_cast<double>(tokens), gradients_.bad_param() >= 0 ? 1.0 : 0.0}, at::kDouble);
-  comm::Work work = groups_.replica().all_reduce(sums, {.site = "loss", .algorithm = Algorithm::kDirect, .blocking = true});
-  waits_.wait(work, "loss");
-  const double* values = sums.const_data_ptr<double>();
-  if (values[2] > 0) return nonfinite();
+  LossSums all = start_loss(true);
+  waits_.wait(all.work, "loss");
+  const double* values = all.sums.const_data_ptr<double>();
+  if (values[2] > 0) return nonfinite(step_);
   result_.tokens = std::llround(values[1]);
   LOCKSTEP_CHECK(result_.tokens > 0, "a step without a single valid target");
   result_.loss = values[0] / values[1];
@@ -307,21 +330,36 @@ void Executor::evict(const Action& action) {
 // The one division by the global token count, and the clipping.
 void Executor::norm() {
   gradients_.wait();
+  const double tokens = before_ ? wait_for_tokens() : 0;
+  if (pends_) {
+    pending_->norm = gradients_.start_norm(false);
+    gradient_scale_ = 1 / tokens;
+    return before_->take();
+  }
   const at::Tensor norm = at::zeros({1}, at::kDouble);
-  if (options_.layout.owns_optimizer(groups_.rank())) norm.fill_(gradients_.norm());
+  if (options_.layout.owns_optimizer(groups_.rank())) {
+    GradientReducer::Norm mine = gradients_.start_norm(true);
+    norm.fill_(gradients_.finish(mine));
+  }
   if (options_.layout.server_mode()) {
     comm::Work work = groups_.data().broadcast(norm, program::kServerRank,
                                                {.site = "norm", .algorithm = Algorithm::kDirect, .blocking = true});
     waits_.wait(work, "norm");
   }
-  const double tokens = static_cast<double>(result_.tokens);
-  result_.grad_norm = norm.item<double>() / tokens;
-  if (!std::isfinite(result_.grad_norm)) {
-    gradients_.check_finite();
-    return nonfinite();
-  }
-  result_.clip_factor = optim::clip_factor(result_.grad_norm, options_.max_grad_norm);
-  gradient_scale_ = result_.clip_factor / tokens;
+  scale(norm.item<double>(), result_);
+  if (std::isfinite(result_.grad_norm)) return;
+  gradients_.check_finite();
+  nonfinite(step_);
+}
+
+// By the norm of the summed gradients and the tokens of the step.
+void Executor::scale(double norm, StepResult& result) {
+  const auto tokens = static_cast<double>(result.tokens);
+  result.grad_norm = norm / tokens;
+  if (!std::isfinite(result.grad_norm)) return;
+  result.clip_factor = optim::clip_factor(result.grad_norm, options_.max_grad_norm);
+  clipped_ = result.clip_factor < 1;
+  gradient_scale_ = result.clip_factor / tokens;
 }
 
 void Executor::update(const Action& action) {
@@ -332,43 +370,6 @@ void Executor::update(const Action& action) {
     if (action.unit < 0 || store_.layout().units[unit].layer == action.unit)
       for (optim::AdamWParameter& parameter : store_.adamw_parameters(unit)) parameters.push_back(std::move(parameter));
   optim::adamw_step(parameters, options_.adamw, lr_, step_, gradient_scale_);
-}
-
-// Row of the whole model's table; -1 for none. Ranks of a pipeline have tables of their own.
-int64_t Executor::row_of_model(int param) const {
-  if (param < 0) return -1;
-  const std::string& name = store_.table()[static_cast<size_t>(param)].name;
-  const std::vector<arch::ParamSpec> table = arch::param_table(options_.layout.model);
-  const auto found = std::find_if(table.begin(), table.end(), [&](const arch::ParamSpec& spec) { return spec.name == name; });
-  return found - table.begin();
-}
-
-void Executor::nonfinite() {
-  // Reductions in flight end first: every rank comes here in the same step.
-  gradients_.abandon();
-  flowing_.clear();
-  saved_.clear();
-  inputs_.clear();
-  if (activations_) activations_->clear();
-  if (store_.host() && store_.host()->disk()) store_.host()->disk()->abandon();
-  comm::Communicator& replica = groups_.replica();
-  const at::Tensor mine = at::tensor({row_of_model(gradients_.bad_param())}, at::kLong);
-  const at::Tensor all = at::empty({replica.size()}, at::kLong);
-  replica.all_gather(mine, all, {.site = "non-finite"}).wait();
-  const int64_t* params = all.const_data_ptr<int64_t>();
-  std::vector<std::string> culprits;
-  const std::vector<arch::ParamSpec> table = arch::param_table(options_.layout.model);
-  for (int rank = 0; rank < replica.size(); ++rank)
-    if (params[rank] >= 0) culprits.push_back(cat("rank ", rank, ": ", table[static_cast<size_t>(params[rank])].name));
-  const std::string whose = culprits.empty() ? "their norm overflows" : join(culprits, ", ");
-  if (options_.skip_nonfinite) {
-    result_.skipped = whose;
-    return;
-  }
-  throw DivergedError({.code = "LS5001",
-                       .what = cat("step ", step_, ": a gradient is not finite (", whose, ")"),
-                       .way_out = "the weights are those before this step; try a lower optimizer.lr, a longer warm-up, "
-                                  "precision = \"fp32\", or train.nonfinite = \"skip\""});
 }
 
 }  // namespace lockstep::engine

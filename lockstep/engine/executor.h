@@ -19,6 +19,7 @@
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/parameter_gather.h"
 #include "lockstep/engine/parameter_store.h"
+#include "lockstep/engine/state_copy.h"
 #include "lockstep/engine/step_recorder.h"
 #include "lockstep/nn/layer.h"
 #include "lockstep/parallel/tensor/group.h"
@@ -41,6 +42,7 @@ struct ExecutorOptions {
 };
 
 struct StepResult {
+  bool pending = false;     // begun and not yet validated: loss, tokens and norm are not known (Executor::settle)
   double loss = 0;          // mean over the valid tokens of the global batch
   int64_t tokens = 0;       // valid ones, of all ranks
   double grad_norm = 0;     // of the mean loss, before clipping
@@ -63,7 +65,13 @@ class Executor {
   // A gradient that is not finite is found before it is reduced. All ranks alike then leave the step out, or throw
   // DivergedError LS5001; both name rank and parameter, and weights and moments are untouched. PeerLostError from
   // communication. OutOfMemory (out_of_memory.h) where memory runs short, also for memory.device_limit.
-  StepResult step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr);
+  // With post-validation (program/post_validation.h) and `may_pend` the result may be pending: the next step() validates it,
+  // and take_validated() then has it, or settle() does. DivergedError comes from there as well.
+  StepResult step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr, bool may_pend = false);
+  // Where a step is pending: waits for the other ranks and makes its update final. All ranks alike; needed before anything
+  // reads parameters.
+  std::optional<StepResult> settle();
+  std::optional<StepResult> take_validated() { return std::exchange(validated_, std::nullopt); }
 
   // The next step is timed, action by action, from `start`: one moment for all ranks. take_trace() has the outcome.
   void trace_next_step(std::chrono::steady_clock::time_point start);
@@ -113,10 +121,25 @@ class Executor {
   const Units& units(const program::Action& action);
   void fetch(const program::Action& action);
   void evict(const program::Action& action);
+  void run_list();
+  struct LossSums {
+    at::Tensor sums{};  // loss, tokens, ranks with a gradient that is not finite
+    comm::Work work{};
+  };
+  LossSums start_loss(bool blocking);
   void reduce_loss();
   void norm();
+  void scale(double norm, StepResult& result);
   void update(const program::Action& action);
-  void nonfinite();
+  void nonfinite(int64_t step);
+  int64_t tokens_here() const;
+  // executor_post_validation.cpp
+  void start_tokens();
+  double wait_for_tokens();
+  void validate();
+  StepResult outcome();
+  void forget_forward();
+  void update_again(const StepResult& found);
   int64_t row_of_model(int param) const;
   at::Tensor whole(int param, const at::Tensor& part);
   void note_workspace(int64_t baseline);
@@ -148,6 +171,7 @@ class Executor {
   const std::vector<nn::Microbatch>* microbatches_ = nullptr;
   int64_t step_ = 0;
   double lr_ = 0;
+  bool pends_ = false;  // it will be validated in the next one
   StepResult result_;
   std::map<Flow, at::Tensor> flowing_;  // on this rank
   std::map<Key, std::unique_ptr<nn::Saved>> saved_;
@@ -155,6 +179,20 @@ class Executor {
   std::vector<at::Tensor> losses_;     // per microbatch, 0-d
   std::unique_ptr<StepRecorder> recorder_;  // null: the step is not timed
   double gradient_scale_ = 1;          // what STEP multiplied the summed gradients with
+
+  // With post-validation.
+  struct Pending {
+    int64_t step = 0;
+    double lr = 0;
+    LossSums loss{};
+    GradientReducer::Norm norm{};
+  };
+  std::unique_ptr<StateCopy> before_;  // null without
+  LossSums tokens_;
+  std::optional<Pending> pending_;
+  std::optional<StepResult> validated_;
+  bool clipped_ = true;        // so was the last step that is known: the next one will hardly be right
+  bool begins_again_ = false;  // the list of actions
   program::MemoryBytes measured_;
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "lockstep/base/check.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/program/passes.h"
 
@@ -36,11 +37,13 @@ at::Tensor whole_of_pieces(const arch::ParamSpec& spec, const at::Tensor& piece,
 }  // namespace
 
 ParameterStore& Executor::store() {
+  LOCKSTEP_CHECK(!pending_, "the update of step ", pending_->step, " is not final");
   gather_.ready();
   return store_;
 }
 
 std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) {
+  LOCKSTEP_CHECK(!pending_, "the update of step ", pending_->step, " is not final");
   const MemoryScope scope(memory_, MemoryCategory::kActivations);
   for (const Action& action : evaluation_.ranks.at(static_cast<size_t>(groups_.rank()))) {
     if (action.kind == ActionKind::kUnshard) gather_.unshard(action.unit);

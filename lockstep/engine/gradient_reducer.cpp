@@ -105,6 +105,8 @@ void GradientReducer::wait(int bucket) {
 
 void GradientReducer::wait() {
   while (!in_flight_.empty()) wait(in_flight_.begin()->first);
+  waits_.wait(tied_, "tied gradients");
+  tied_ = {};
 }
 
 void GradientReducer::shard(const Action& action) {
@@ -137,9 +139,7 @@ void GradientReducer::reduce_tied(const Action& action) {
   const size_t unit = store_.unit_of(action.unit);
   const bool parts = store_.options().shards > 1 || store_.gradients().transient();
   const at::Tensor gradient = parts ? store_.grad_part(unit) : store_.grad_unit(unit);
-  comm::Work work =
-      groups_.tied()->all_reduce(gradient, {.site = "reduce_tied", .algorithm = Algorithm::kRing, .blocking = true});
-  waits_.wait(work, "tied gradients");
+  tied_ = groups_.tied()->all_reduce(gradient, {.site = "reduce_tied", .algorithm = Algorithm::kRing});
 }
 
 void GradientReducer::reduce_partial() {
@@ -168,20 +168,25 @@ void GradientReducer::sum_over(comm::Communicator* group, bool shared_heads) {
 
 // A piece that several ranks of tp hold counts on the first of them, a part on the first of its replicas, a tied unit
 // where its layer is.
-double GradientReducer::norm() {
+GradientReducer::Norm GradientReducer::start_norm(bool blocking) {
   std::vector<at::Tensor> gradients;
   for (const ParameterStore::Piece& piece : store_.gradient_pieces())
     if (const arch::ParamSpec& spec = store_.table()[static_cast<size_t>(piece.param)];
         spec.copy == 0 && layout_.holds(groups_.rank(), spec.layer))
       gradients.push_back(piece.values);
-  const double here = optim::gradient_norm(gradients);
+  Norm norm{.here = optim::gradient_norm(gradients)};
   comm::Communicator* ranks = groups_.shard() ? &groups_.replica() : groups_.model();
-  if (!ranks) return here;
+  if (!ranks) return norm;
   const bool first = !groups_.shard() || !groups_.replicas() || groups_.replicas()->rank() == 0;
-  const at::Tensor square = at::full({1}, first ? here * here : 0, at::kDouble);
-  comm::Work work = ranks->all_reduce(square, {.site = "norm", .algorithm = Algorithm::kDirect, .blocking = true});
-  waits_.wait(work, "norm");
-  return std::sqrt(square.item<double>());
+  norm.square = at::full({1}, first ? norm.here * norm.here : 0, at::kDouble);
+  norm.work = ranks->all_reduce(norm.square, {.site = "norm", .algorithm = Algorithm::kDirect, .blocking = blocking});
+  return norm;
+}
+
+double GradientReducer::finish(Norm& norm) {
+  if (!norm.square.defined()) return norm.here;
+  waits_.wait(norm.work, "norm");
+  return std::sqrt(norm.square.item<double>());
 }
 
 void GradientReducer::check_finite(size_t unit) {
@@ -204,7 +209,7 @@ void GradientReducer::check_finite() {
 }
 
 void GradientReducer::abandon() {
-  while (!in_flight_.empty()) wait(in_flight_.begin()->first);
+  wait();
   for (size_t unit = 0; store_.gradients().transient() && unit < kept_.size(); ++unit)
     if (store_.gradients().held(unit)) store_.gradients().drop(unit);
 }

@@ -34,8 +34,15 @@ class GradientReducer {
   void reduce_tied(const program::Action& action);
   // Gradients that are parts of a sum over tp, or among the ranks that share key/value heads.
   void reduce_partial();
-  // L2 norm of the summed gradients of the whole model, every parameter counted once. The same on all ranks.
-  double norm();
+  // L2 norm of the summed gradients of the whole model, every parameter counted once. The same on all ranks. `blocking` as
+  // comm::CallOptions has it; finish() waits.
+  struct Norm {
+    double here = 0;
+    at::Tensor square{};  // over the ranks; undefined where there is one
+    comm::Work work{};
+  };
+  Norm start_norm(bool blocking);
+  double finish(Norm& norm);
 
   // The first local parameter whose gradient was not finite before it was reduced; -1 = none.
   int bad_param() const { return bad_param_; }
@@ -58,6 +65,7 @@ class GradientReducer {
   Groups& groups_;
   ExposedWaits& waits_;
   std::map<int, std::vector<comm::Work>> in_flight_;  // by bucket
+  comm::Work tied_;                                   // REDUCE_TIED
   struct OnWire {
     at::Tensor rounded;   // goes out: kept until the sum is made
     at::Tensor received;  // parts of all ranks, to be summed

@@ -18,11 +18,13 @@ struct Outcome {
   std::vector<StepResult> steps;
   std::map<std::string, at::Tensor> gradients, values;
   bool copies_agree = true;
+  int taken_back = 0;
 };
 
 struct TrainingOptions {
   int64_t steps = 1;
   double max_grad_norm = 0.05;
+  bool may_pend = false;  // all steps but the last; `taken_back` counts those whose update was made again
 };
 
 inline Outcome train_layout(const program::Layout& layout, const TrainingOptions& options) {
@@ -32,8 +34,13 @@ inline Outcome train_layout(const program::Layout& layout, const TrainingOptions
     Groups groups(world, layout);
     Executor executor({.layout = layout, .max_grad_norm = options.max_grad_norm}, groups);
     for (int64_t step = 0; step < options.steps; ++step) {
-      const StepResult result = executor.step(microbatches(layout, world.rank(), step), step + 1, 1e-3);
-      if (world.rank() == 0) outcome.steps.push_back(result);
+      const bool may_pend = options.may_pend && step + 1 < options.steps;
+      const StepResult result = executor.step(microbatches(layout, world.rank(), step), step + 1, 1e-3, may_pend);
+      const auto earlier = executor.take_validated();
+      if (world.rank() != 0) continue;
+      if (earlier) outcome.steps.push_back(*earlier);
+      if (earlier && earlier->clip_factor < 1) ++outcome.taken_back;
+      if (!result.pending) outcome.steps.push_back(result);
     }
     const int of_a_stage = layout.mesh.world_size() / layout.pipeline.ranks;
     for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {

@@ -29,6 +29,7 @@ bool may_meet(ActionKind kind) {
     case ActionKind::kLoss:
     case ActionKind::kReducePartial:
     case ActionKind::kNorm:
+    case ActionKind::kTokens:
       return true;
     default:
       return false;

@@ -83,6 +83,7 @@ class Report {
       html += cat("<div class=\"card\"><b>", value, "</b><span>", escaped(name), "</span></div>\n");
     };
     card(time(use().step_seconds), "step, simulated");
+    if (in_.layout.pipeline.post_validation) card(time(in_.simulation.period), "where one follows the other");
     if (in_.measured) card(time_text(measured_.step_seconds, false), cat("step ", in_.measured->step, ", measured"));
     card(percent(use().bubble()), "bubble, simulated");
     if (const auto formula = bubble_share(schedule()))
@@ -178,6 +179,7 @@ OrderedJson step_numbers(const ReportInput& input) {
                       {"unit", input.times.in_units ? "unit" : "s"},
                       {"times", input.times.source},
                       {"simulated", use_json(input.simulation.use)}};
+  json["simulated"]["period"] = input.simulation.period;
   if (const auto formula = bubble_share(schedule)) json["bubble_formula"] = *formula;
   if (input.measured) {
     json["measured"] = use_json(utilisation(input.program, input.measured->spans));
@@ -188,6 +190,7 @@ OrderedJson step_numbers(const ReportInput& input) {
   }
   if (input.typical) {
     json["typical"] = use_json(input.typical->use);
+    json["typical"]["period"] = input.typical->period;
     json["typical"]["steps"] = input.typical->steps;
   }
   return json;

@@ -20,6 +20,7 @@ struct Measured {
 struct Typical {
   std::vector<int64_t> steps{};
   Utilisation use{};
+  double period = 0;  // as Simulation has it
 };
 
 struct ReportInput {

@@ -6,6 +6,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/plan/uses.h"
 #include "lockstep/program/passes.h"
+#include "lockstep/program/post_validation.h"
 #include "lockstep/program/render.h"
 
 namespace lockstep::plan {
@@ -167,11 +168,12 @@ class Simulator {
 
   bool collective(const ActionRef& ref, const Action& action, Walker& walker) {
     const int meeting = id(matching_.meeting_of, ref);
-    const bool waits = waits_for_result(action.kind);
+    const bool waits = waits_for_result(action.kind, layout_);
+    const bool stands = waits || action.kind == ActionKind::kLoss || action.kind == ActionKind::kNorm;  // until it can begin
     if (!walker.arrived) {
       Moment begin = walker.clock;
       if (!wait(ref, action, walker, begin)) return false;
-      if (waits) walker.clock = begin;
+      if (stands) walker.clock = begin;
       after(call(meeting).begin, begin);
       if (++call(meeting).arrived == matching_.meetings[static_cast<size_t>(meeting)].group.size()) complete(meeting);
     }
@@ -181,10 +183,8 @@ class Simulator {
       return false;
     }
     walker.uses.start(ref, action);
-    if (waits) {
-      walker.clock = end_of(ref);
-      walker.uses.used(action);
-    }
+    if (waits) walker.clock = end_of(ref);
+    if (stands) walker.uses.used(action);
     return true;
   }
   void complete(int meeting) {
@@ -281,10 +281,29 @@ class Simulator {
   std::vector<Stage> forward_, backward_;
 };
 
+// The lists several times, one after the other.
+template <typename Item>
+std::vector<std::vector<Item>> repeated(const std::vector<std::vector<Item>>& lists, int times) {
+  std::vector<std::vector<Item>> all(lists.size());
+  for (size_t rank = 0; rank < lists.size(); ++rank)
+    for (int i = 0; i < times; ++i) all[rank].insert(all[rank].end(), lists[rank].begin(), lists[rank].end());
+  return all;
+}
+
+double end_of_steps(const program::Program& program, const program::Layout& layout, const ActionTimes& times, int steps) {
+  const program::Program several{.ranks = repeated(program.ranks, steps), .buckets = program.buckets};
+  const ActionTimes takes{.seconds = repeated(times.seconds, steps), .in_units = times.in_units};
+  return Simulator(several, layout, takes).run().use.step_seconds;
+}
+
 }  // namespace
 
 Simulation simulate(const program::Program& program, const program::Layout& layout, const ActionTimes& times) {
-  return Simulator(program, layout, times).run();
+  Simulation simulation = Simulator(program, layout, times).run();
+  simulation.period = simulation.use.step_seconds;
+  if (layout.pipeline.post_validation && program::validate_position(program.ranks.at(0)) >= 0)
+    simulation.period = end_of_steps(program, layout, times, 3) - end_of_steps(program, layout, times, 2);
+  return simulation;
 }
 
 }  // namespace lockstep::plan

@@ -14,6 +14,9 @@ struct Simulation {
   Utilisation use;
   // From the first action to the one that ends last: each began when the one before it in this list ended.
   std::vector<ActionRef> critical_path;
+  // From the end of a step to the end of the next: the step's own time, but less with post-validation, where a rank that is
+  // done begins the next one.
+  double period = 0;
 };
 
 // Walks all lists at once, in time linear in the number of actions. A rank computes in the order of its list. An asynchronous

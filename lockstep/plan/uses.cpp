@@ -8,8 +8,9 @@ using program::Action;
 using program::ActionKind;
 using program::Moved;
 
-bool waits_for_result(ActionKind kind) {
-  return kind == ActionKind::kLoss || kind == ActionKind::kReducePartial || kind == ActionKind::kNorm;
+bool waits_for_result(ActionKind kind, const program::Layout& layout) {
+  if (kind == ActionKind::kLoss || kind == ActionKind::kNorm) return !layout.pipeline.post_validation;
+  return kind == ActionKind::kReducePartial;
 }
 
 void Uses::start(const ActionRef& ref, const Action& action) {
@@ -30,6 +31,13 @@ void Uses::start(const ActionRef& ref, const Action& action) {
       break;
     case ActionKind::kReduceTied:
       reductions_.push_back(ref);
+      break;
+    case ActionKind::kTokens:
+      tokens_ = {ref};
+      break;
+    case ActionKind::kLoss:
+    case ActionKind::kNorm:
+      if (layout_->pipeline.post_validation) to_validate_.push_back(ref);
       break;
     case ActionKind::kUnshard:
       gathered_[action.unit] = ref;
@@ -54,8 +62,13 @@ std::vector<ActionRef> Uses::of(const Action& action) {
       return sends_;
     case ActionKind::kReduceTied:
     case ActionKind::kReducePartial:
-    case ActionKind::kNorm:
       return reductions_;
+    case ActionKind::kNorm:
+      used = reductions_;
+      used.insert(used.end(), tokens_.begin(), tokens_.end());
+      return used;
+    case ActionKind::kValidate:
+      return to_validate_;
     case ActionKind::kStep:
       used = reductions_;
       if (action.unit >= 0) add(states_, action.unit);
@@ -84,6 +97,7 @@ std::vector<ActionRef> Uses::of(const Action& action) {
 void Uses::used(const Action& action) {
   if (action.kind == ActionKind::kLoss) sends_.clear();
   if (action.kind == ActionKind::kReducePartial || action.kind == ActionKind::kNorm) reductions_.clear();
+  if (action.kind == ActionKind::kValidate) to_validate_.clear();
   if (action.kind == ActionKind::kReshard) gathered_.erase(action.unit);
   if (!program::computes(action.kind) || action.layer < 0) return;
   if (const auto key = arrival(action)) arrivals_.erase(*key);

@@ -11,7 +11,7 @@
 namespace lockstep::plan {
 
 // A collective that a rank waits for where it stands: LOSS, REDUCE_PARTIAL, NORM.
-bool waits_for_result(program::ActionKind kind);
+bool waits_for_result(program::ActionKind kind, const program::Layout& layout);
 
 class Uses {
  public:
@@ -32,7 +32,8 @@ class Uses {
   const program::Layout* layout_;
   int rank_;
   std::map<Arrival, ActionRef> arrivals_;
-  std::vector<ActionRef> sends_, reductions_;
+  std::vector<ActionRef> sends_, reductions_, tokens_;
+  std::vector<ActionRef> to_validate_;  // LOSS and NORM of the step before
   std::map<int, ActionRef> buckets_, gathered_, fetched_, states_;  // by bucket or unit
   std::map<std::pair<int, int>, ActionRef> inputs_;                 // layer, microbatch
   std::map<std::pair<program::ActionKind, int>, std::vector<int>> units_;

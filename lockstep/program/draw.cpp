@@ -11,7 +11,7 @@ namespace {
 bool on_network(ActionKind kind) {
   return kind == ActionKind::kUnshard || kind == ActionKind::kReduceGrad || kind == ActionKind::kReduceShard ||
          kind == ActionKind::kPush || kind == ActionKind::kLoss || kind == ActionKind::kReducePartial ||
-         kind == ActionKind::kPull;
+         kind == ActionKind::kPull || kind == ActionKind::kTokens;
 }
 
 // Parameters did not change: their EVICT moves nothing.

@@ -26,6 +26,7 @@ Pipeline pipeline_of(const config::RunConfig& config, const arch::ModelConfig& m
   const config::PipelineChoice choice = config::pipeline_choice(config);
   Pipeline pipeline{.kind = static_cast<ScheduleKind>(choice.schedule), .ranks = config.parallel.pp,
                     .virtual_stages = choice.virtual_stages, .grid = choice.file.empty() ? "" : read_file(choice.file)};
+  pipeline.post_validation = choice.post_validation;
   pipeline.grid_in_v = pipeline.kind == ScheduleKind::kFile && grid_lies_in_v(pipeline.grid);
   if (!choice.blocks.empty())
     pipeline.first_layer = stages_of_blocks(choice.blocks);

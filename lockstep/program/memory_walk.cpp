@@ -41,6 +41,7 @@ void MemoryWalk::hold_states() {
     live(MemoryCategory::kGradients) = (layout_.transient_gradients() ? part : whole) * kFp32;
   const int64_t masters = bf16 ? kFp32 : 0;
   if (!offload.optimizer && layout_.owns_optimizer(rank_)) live(MemoryCategory::kOptimizer) = part * (kMoments + masters);
+  if (layout_.pipeline.post_validation) live(MemoryCategory::kOptimizer) += part * (kMoments + kFp32);  // to take STEP back
   if (offload.optimizer) live(MemoryCategory::kHost) = host_.gradients + host_.states;
 }
 
@@ -100,6 +101,8 @@ void MemoryWalk::apply(const Action& action) {
     case ActionKind::kReduceTied:  // in place
     case ActionKind::kPush:
     case ActionKind::kPull:
+    case ActionKind::kTokens:
+    case ActionKind::kValidate:
       return;
   }
 }

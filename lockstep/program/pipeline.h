@@ -28,6 +28,8 @@ struct Pipeline {
   std::vector<int> first_layer{};  // of every stage, and behind it the number of layers; empty = one stage with all
   std::string grid{};              // kFile: the text of the file
   bool grid_in_v = false;          // kFile: the stages lie V-shaped
+  // STEP does not wait for the norm of all stages; VALIDATE in the next step takes it back where it was wrong.
+  bool post_validation = false;
 
   int stages() const { return ranks * virtual_stages; }
   int rank_of(int stage) const;  // coordinate on pp

@@ -64,6 +64,9 @@ class Planner {
       case ActionKind::kLoss:
         over(kReplicaAxes, replica_axis(layout_), {"loss", Collective::kAllReduce, Algorithm::kDirect, 3, 8});
         break;
+      case ActionKind::kTokens:
+        over_data({"tokens", Collective::kAllReduce, Algorithm::kDirect, 1, 8});
+        break;
       case ActionKind::kReducePartial:
         reduce_partial();
         break;

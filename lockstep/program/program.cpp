@@ -2,6 +2,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/program/passes.h"
+#include "lockstep/program/post_validation.h"
 #include "lockstep/program/verify.h"
 
 namespace lockstep::program {
@@ -14,7 +15,8 @@ struct Step {
 constexpr Step kSteps[] = {
     {Pass::kExpandLayers, expand_layers},       {Pass::kTransferActivations, transfer_activations},
     {Pass::kShardParameters, shard_parameters}, {Pass::kReduceGradients, reduce_gradients},
-    {Pass::kUpdate, update},                    {Pass::kOffload, offload},
+    {Pass::kUpdate, update},                    {Pass::kPostValidation, validate_in_next_step},
+    {Pass::kOffload, offload},
 };
 
 void require_sound(const Program& program, const Layout& layout, Pass pass) {
@@ -72,6 +74,10 @@ std::string_view action_name(ActionKind kind) {
       return "STEP";
     case ActionKind::kPull:
       return "PULL";
+    case ActionKind::kTokens:
+      return "TOKENS";
+    case ActionKind::kValidate:
+      return "VALIDATE";
   }
   throw InternalError("no such action");
 }

@@ -15,7 +15,8 @@ namespace lockstep::program {
 // waited for at the first action that uses its result: REDUCE_PARTIAL, NORM and STEP use every reduced bucket, SHARD_GRAD
 // and REDUCE_SHARD that of their bucket, a layer's F, RECOMPUTE, B or I its gathered parameters - also in the next step,
 // for those after STEP and for what was pulled. SEND_F and SEND_B start likewise and are waited for at LOSS; RECV_F and
-// RECV_B at the F, B or I that takes what they bring.
+// RECV_B at the F, B or I that takes what they bring. With post-validation LOSS and NORM start likewise and are waited for
+// at VALIDATE in the next step, TOKENS at NORM.
 enum class ActionKind {
   kForward,         // F   forward of a layer (of a whole stage before expand_layers) for a microbatch
   kBackward,        // B   = I then W
@@ -44,6 +45,8 @@ enum class ActionKind {
   kNorm,            // NORM  gradient norm over all parameters once, the clip factor and the one division by the tokens
   kStep,            // STEP  the optimizer, on what this rank owns; of one unit where it is followed by its UNSHARD
   kPull,            // PULL  a bucket: the server sends updated parameters to every rank
+  kTokens,          // TOKENS  with post-validation: all-reduce of the number of valid tokens over the data axes, for STEP
+  kValidate,        // VALIDATE  with post-validation: was the STEP of the step before the right one? post_validation.h
 };
 std::string_view action_name(ActionKind kind);
 

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/program/passes.h"
+#include "lockstep/program/post_validation.h"
 #include "lockstep/program/predict.h"
 #include "lockstep/program/render.h"
 #include "lockstep/program/verify_offload.h"
@@ -29,6 +30,7 @@ bool is_communication(ActionKind kind) {
     case ActionKind::kReducePartial:
     case ActionKind::kNorm:
     case ActionKind::kPull:
+    case ActionKind::kTokens:
       return true;
     default:
       return false;
@@ -84,6 +86,7 @@ class Verifier {
       if (after_ >= Pass::kOffload && !repeated) take(check_offloaded(program_, layout_, rank_));
     }
     if (problems_.empty()) take(check_pipelines(program_, layout_, after_));
+    if (problems_.empty() && after_ >= Pass::kPostValidation) take(check_validation(program_, layout_));
     check_same_communication();
     return problems_;
   }
@@ -271,6 +274,8 @@ std::string_view pass_name(Pass pass) {
       return "reduce_gradients";
     case Pass::kUpdate:
       return "update";
+    case Pass::kPostValidation:
+      return "validate_in_next_step";
     case Pass::kOffload:
       return "offload";
   }

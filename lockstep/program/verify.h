@@ -10,7 +10,7 @@
 namespace lockstep::program {
 
 // How far the program has been built; a check applies from the pass on that makes what it is about.
-enum class Pass { kSchedule, kExpandLayers, kTransferActivations, kShardParameters, kReduceGradients, kUpdate, kOffload };
+enum class Pass { kSchedule, kExpandLayers, kTransferActivations, kShardParameters, kReduceGradients, kUpdate, kPostValidation, kOffload };
 std::string_view pass_name(Pass pass);
 
 // SEND_F, RECV_F, SEND_B, RECV_B: between the ranks of pp.
@@ -40,13 +40,15 @@ bool is_transfer(ActionKind kind);
 //   [shard_grad]  transient gradients: SHARD_GRAD once for every bucket and microbatch, after its REDUCE_GRAD
 //   [reduce_shard]  with several shards or transient gradients, and several ranks on dp_replicate: once for every bucket,
 //                 after the last REDUCE_GRAD and SHARD_GRAD of it; otherwise none
-//   [tied]        one REDUCE_TIED on the two ranks that hold the same parameters, after their last reduction and before
-//                 REDUCE_PARTIAL and NORM; on no other
+//   [tied]        one REDUCE_TIED on the two ranks that hold the same parameters, after their last reduction and the last
+//                 action that adds to them, before REDUCE_PARTIAL and NORM; on no other
 //   [partial]     one REDUCE_PARTIAL, after the last reduction and before NORM, on the ranks that hold optimizer state and
 //                 gradients that are parts of a sum; on no other
 //   [update]      one LOSS and one NORM on every rank after the last backward and the last reduction; after NORM one STEP, or
 //                 where units are updated one by one that of each, on the ranks that hold optimizer state, and on no other
 //   [pull]        parameter server: every rank pulls every bucket once, after NORM and STEP; otherwise none
+//   [validate]    with post-validation one VALIDATE on every rank, ahead of all that adds to gradients; ahead of it only F,
+//                 transfers of activations and TOKENS, and no RECV_F whose SEND_F is behind the sender's; otherwise none
 //   [stale]       no F or B after STEP or PULL
 //   [fetch]       offloaded parameters are fetched before anything reads or gathers them, once, evicted once after it and
 //                 before STEP, and at most two units ahead of their gathering; parameters that stay on the device are

@@ -82,8 +82,13 @@ class UpdateCheck {
     for (const ActionKind kind : {ActionKind::kReducePartial, ActionKind::kNorm})
       for (const size_t position : at_[kind])
         if (position < tied[0]) problem("tied", cat(text(position), " before REDUCE_TIED"));
-    for (size_t i = tied[0] + 1; i < actions_.size(); ++i)
-      if (reduces(actions_[i].kind) || computes(actions_[i].kind)) problem("tied", cat(text(i), " after REDUCE_TIED"));
+    const std::vector<arch::ParamSpec> table = layout_.param_table(rank_);
+    for (size_t i = tied[0] + 1; i < actions_.size(); ++i) {
+      const std::vector<int> units =
+          computes(actions_[i].kind) ? units_written(actions_[i], table, num_layers_ - 1) : std::vector<int>();
+      const bool adds = std::ranges::find(units, actions_[tied[0]].unit) != units.end();
+      if (reduces(actions_[i].kind) || adds) problem("tied", cat(text(i), " after REDUCE_TIED"));
+    }
   }
 
   void check_order() {

@@ -24,6 +24,7 @@ class StepTracer {
   // after the last one report.html. Returns what there is to tell, on rank 0. A folder that the ranks do not share: rank 0
   // says so and draws nothing.
   void before(int64_t step);
+  bool traces(int64_t step) const { return steps_.contains(step); }
   std::optional<std::string> after(int64_t step);
 
  private:

@@ -17,6 +17,7 @@
 #include "lockstep/train/executor_options.h"
 #include "lockstep/train/gemm_rate.h"
 #include "lockstep/train/start.h"
+#include "lockstep/train/trainer_console.h"
 
 namespace lockstep::train {
 namespace {
@@ -65,14 +66,6 @@ const TrainJob& checked(const TrainJob& job) {
 }
 
 }  // namespace
-
-struct Trainer::Console0 {
-  explicit Console0(const RunDirectory& directory)
-      : console(ConsoleOptions::detect()), metrics(directory.root()) {}
-  Console console;
-  MetricsWriter metrics;
-  LossStatistics statistics;
-};
 
 Trainer::Trainer(const TrainJob& job)
     : job_(checked(job)),
@@ -170,10 +163,13 @@ Request Trainer::train() {
     const double lr = optim::learning_rate(config().optimizer, step_, config().train.steps);
     const auto begin = Clock::now();
     const engine::StepResult result = train_step(lr);
-    if (result.skipped.empty()) {
-      const double seconds = seconds_since(begin);
-      exposed_.add(result, seconds);
-      log_step(result, lr, seconds);
+    const double seconds = seconds_since(begin);
+    if (const auto earlier = executor_.take_validated()) count(*earlier, std::exchange(pending_, {}));
+    StepTime time{.step = step_, .lr = lr, .seconds = seconds, .data_seconds = data_seconds_, .result = result};
+    if (result.pending) {
+      pending_ = std::move(time);
+    } else if (result.skipped.empty()) {
+      count(result, time);
       evaluate_if_due();
       save_if_due();
     } else {
@@ -181,25 +177,59 @@ Request Trainer::train() {
     }
     if (step_ == config().train.steps) break;
     const Request request = agree_on_request();
+    if (request != Request::kNone) settle();
     if (stops(request)) return request;
     if (request == Request::kSave && saved_at_ != step_) save();
   }
   return Request::kNone;
 }
 
-// A signal may have reached one rank alone, and only rank 0 looks at files and the clock: the largest request counts.
+// Whether the step to come, counted from 1, is followed by something that needs its outcome at once.
+bool Trainer::must_be_settled(int64_t step) const {
+  const auto due = [&](int64_t every) { return every > 0 && step % every == 0; };
+  return logged(step) || (validation_ && due(config().train.eval_every)) || due(config().checkpoint.every.steps.value_or(0)) ||
+         step == config().train.steps || tracer_.traces(step) || tracer_.traces(step + 1);
+}
+
+void Trainer::settle() {
+  if (const auto result = executor_.settle()) count(*result, std::exchange(pending_, {}));
+}
+
+// Once the outcome of a step is known.
+void Trainer::count(const engine::StepResult& result, const StepTime& time) {
+  consumed_tokens_ += result.tokens;
+  last_loss_ = result.loss;
+  skipped_in_a_row_ = 0;
+  exposed_.add(time.result, time.seconds);
+  log_step(result, time);
+}
+
+// A signal may have reached one rank alone, and only rank 0 looks at files and the clock: the largest request counts. While a
+// step is pending nobody waits here: what was asked after the step before counts.
 Request Trainer::agree_on_request() {
+  if (!asked_.value.defined()) ask();
+  if (!pending_.result.pending || asked_.step < step_) {
+    asked_.work.wait();
+    const auto request = static_cast<Request>(asked_.value.item<int64_t>());
+    asked_ = {};
+    if (pending_.result.pending && request == Request::kNone) ask();
+    return request;
+  }
+  return Request::kNone;
+}
+
+void Trainer::ask() {
   Request mine = signals_.request();
   if (is_rank0()) {
     mine = std::max(mine, take_switch_file(directory_.root()));
     if (job_.stop_after_seconds && seconds_since(began_) >= *job_.stop_after_seconds)
       mine = std::max(mine, Request::kRequeue);
+    const std::optional<double>& every = config().checkpoint.every.seconds;
+    if (every && seconds_since(last_save_) >= *every) mine = std::max(mine, Request::kSave);  // clocks differ
   }
-  const at::Tensor request = at::tensor({static_cast<int64_t>(mine)}, at::kLong);
-  groups_.world()
-      .all_reduce(request, {.site = "stop", .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax})
-      .wait();
-  return static_cast<Request>(request.item<int64_t>());
+  asked_ = {.step = step_, .value = at::tensor({static_cast<int64_t>(mine)}, at::kLong)};
+  asked_.work = groups_.world().all_reduce(
+      asked_.value, {.site = "stop", .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax});
 }
 
 void Trainer::stop(Request request) {
@@ -234,84 +264,11 @@ engine::StepResult Trainer::train_step(double lr) {
       });
   data_seconds_ = seconds_since(begin);
   tracer_.before(step_ + 1);
-  const engine::StepResult result = executor_.step(microbatches, step_ + 1, lr);
+  const engine::StepResult result = executor_.step(microbatches, step_ + 1, lr, !must_be_settled(step_ + 1));
   if (const auto traced = tracer_.after(step_ + 1)) note(*traced);
   consumed_samples_ += job_.layout.global_batch;
-  if (!result.skipped.empty()) return result;
-  ++step_;
-  consumed_tokens_ += result.tokens;
-  last_loss_ = result.loss;
-  skipped_in_a_row_ = 0;
+  if (result.skipped.empty()) ++step_;
   return result;
-}
-
-// The step is made anew with the next batch: the optimizer has not seen this one.
-void Trainer::report_skipped(const engine::StepResult& result) {
-  constexpr int64_t kMost = 10;
-  ++skipped_in_a_row_;
-  note(cat("skipped a batch at step ", step_ + 1, ": a gradient is not finite (", result.skipped, ")"));
-  if (rank0_) rank0_->metrics.event("nonfinite", step_ + 1, {{"skipped", true}, {"names", result.skipped}});
-  if (skipped_in_a_row_ == kMost)
-    throw DivergedError({.code = "LS5001",
-                         .what = cat("step ", step_ + 1, ": a gradient is not finite in ", kMost,
-                                     " batches one after the other (now ", result.skipped, ")"),
-                         .way_out = "the weights themselves may be too large; go on from an earlier checkpoint with a lower "
-                                    "optimizer.lr"});
-}
-
-double Trainer::worst_memory_gib() {
-  const at::Tensor bytes = at::tensor({executor_.measured_memory().peak}, at::kLong);
-  groups_.world()
-      .all_reduce(bytes, {.site = "memory", .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax})
-      .wait();
-  return static_cast<double>(bytes.item<int64_t>()) / static_cast<double>(kGiB);
-}
-
-void Trainer::log_step(const engine::StepResult& result, double lr, double seconds) {
-  const bool logged = step_ % config().train.log_every == 0 || step_ == resumed_at_ + 1 || step_ == config().train.steps;
-  const double memory_gib = logged ? worst_memory_gib() : 0;
-  if (!rank0_) return;
-  const auto tokens = static_cast<double>(result.tokens);
-  const double flops = tokens * arch::model_flops_per_token(job_.layout.model, job_.layout.seq_len);
-  const double mfu = flops / seconds / (gemm_rate_ * job_.world.size());
-  const StepRow row{.step = step_,
-                    .total_steps = config().train.steps,
-                    .loss = result.loss,
-                    .z = rank0_->statistics.add(result.loss),
-                    .grad_norm = result.grad_norm,
-                    .lr = lr,
-                    .tokens_per_s = tokens / seconds,
-                    .mfu = mfu,
-                    .step_seconds = seconds,
-                    .memory_gib = memory_gib,
-                    .eta_seconds = seconds * static_cast<double>(config().train.steps - step_)};
-  if (!logged) return rank0_->console.live(row);
-  rank0_->console.row(row);
-  Values values = {{"train/loss", result.loss},
-                   {"train/grad_norm", result.grad_norm},
-                   {"train/lr", lr},
-                   {"perf/tokens_per_s", tokens / seconds},
-                   {"perf/step_ms", seconds * 1000},
-                   {"perf/mfu", mfu},
-                   {"perf/exposed_comm", result.exposed_comm_seconds / seconds},
-                   {"data/wait", data_seconds_ / seconds},
-                   {"mem/peak_gib", memory_gib}};
-  for (const auto& [what, share] : exposed_shares(result, seconds)) values.emplace_back(what, share);
-  rank0_->metrics.step(step_, consumed_tokens_, values);
-  if (step_ == resumed_at_ + 1) compare_memory();
-}
-
-void Trainer::compare_memory() {
-  const program::MemoryBytes predicted = program::predict_memory(job_.layout, executor_.program(), job_.world.rank());
-  const program::MemoryBytes measured = executor_.measured_memory();
-  for (const std::string& line : split(memory_comparison(predicted, measured), '\n')) note(line);
-  OrderedJson values;
-  for (const auto& [kind, bytes] : {std::pair{"predicted", predicted}, {"measured", measured}}) {
-    for (size_t i = 0; i < program::kNumMemoryCategories; ++i)
-      values[cat(kind, "/", program::category_name(static_cast<program::MemoryCategory>(i)))] = bytes.bytes[i];
-    values[cat(kind, "/peak")] = bytes.peak;
-  }
-  rank0_->metrics.event("memory", step_, values);
 }
 
 void Trainer::evaluate_if_due() {
@@ -328,14 +285,7 @@ void Trainer::save_if_due() {
   report_saved(saver_.poll(groups_.world()));
   const config::Interval& every = config().checkpoint.every;
   if (step_ == config().train.steps) return;  // finish() saves the last one
-  if (every.steps) {
-    if (*every.steps > 0 && step_ % *every.steps == 0) save();
-    return;
-  }
-  // Clocks differ: rank 0's decides for all.
-  const at::Tensor due = at::tensor({seconds_since(last_save_) >= every.seconds.value_or(0) ? int64_t{1} : int64_t{0}}, at::kLong);
-  groups_.world().broadcast(due, 0, {.site = "checkpoint due", .algorithm = program::Algorithm::kDirect}).wait();
-  if (due.item<int64_t>() != 0) save();
+  if (every.steps.value_or(0) > 0 && step_ % *every.steps == 0) save();  // agree_on_request() looks at clocks
 }
 
 checkpoint::TrainState Trainer::train_state() const {
@@ -363,14 +313,6 @@ void Trainer::save() {
   }
   last_save_ = Clock::now();
   saved_at_ = step_;
-}
-
-void Trainer::report_saved(const std::optional<checkpoint::SaveResult>& saved) {
-  if (!saved) return;
-  note(cat("checkpoint ", saved->path.string(), "  ", format_bytes(static_cast<double>(saved->bytes)), " in ",
-           format_duration(saved->seconds)));
-  if (rank0_)
-    rank0_->metrics.event("checkpoint", saved->step, {{"path", saved->path.string()}, {"seconds", saved->seconds}});
 }
 
 void Trainer::finish() {

@@ -58,12 +58,25 @@ class Trainer {
   bool resume();  // false: there is nothing to go on from
   void check_resumed(const checkpoint::Resumed& resumed);
   Request train();
+  bool must_be_settled(int64_t step) const;
+  void settle();
   Request agree_on_request();
+  void ask();
   void stop(Request request);
   void write_dump(const std::string& stack);
   engine::StepResult train_step(double lr);
   void report_skipped(const engine::StepResult& result);
-  void log_step(const engine::StepResult& result, double lr, double seconds);
+  // What is known of a step when it has been begun; the rest may follow in the next one (Executor::step).
+  struct StepTime {
+    int64_t step = 0;
+    double lr = 0;
+    double seconds = 0;
+    double data_seconds = 0;  // of them, for the batch
+    engine::StepResult result{};
+  };
+  void count(const engine::StepResult& result, const StepTime& time);
+  bool logged(int64_t step) const;
+  void log_step(const engine::StepResult& result, const StepTime& time);
   void compare_memory();
   void evaluate_if_due();
   void save_if_due();
@@ -95,6 +108,19 @@ class Trainer {
   int64_t consumed_tokens_ = 0;
 
   int64_t skipped_in_a_row_ = 0;
+
+  StepTime pending_;  // result.pending: there is one
+  struct Asked {
+    int64_t step = 0;
+    at::Tensor value{};  // a Request
+    comm::Work work{};
+  };
+  Asked asked_;
+  struct SinceLine {
+    int64_t steps = 0, tokens = 0;
+    double seconds = 0, data_seconds = 0;
+  };
+  SinceLine since_line_;
 
   int64_t resumed_at_ = 0;
   int64_t saved_at_ = -1;

@@ -1,0 +1,27 @@
+// What an update changes, as it was before it: so that it can be taken back to the bit.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "lockstep/engine/parameter_store.h"
+
+namespace lockstep::engine {
+
+// Master weights and both moments of what this rank owns: 12 bytes for each of its parameters, accounted as optimizer state.
+class StateCopy {
+ public:
+  explicit StateCopy(const ParameterStore& store);
+
+  void take();
+  // The master weights and moments of the last take(); bf16 copies are rounded from them.
+  void restore();
+
+ private:
+  std::vector<at::Tensor> states_;  // views into the store's buffers
+  std::vector<at::Tensor> kept_;
+  std::vector<at::Tensor> copies_, values_;  // bf16 copies, and what they are rounded from
+};
+
+}  // namespace lockstep::engine
