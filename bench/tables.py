@@ -117,18 +117,19 @@ def at_most(value, mark, digits):
 
 def theory(report):
     """Marks hold where every stage has a core; simulations know nothing of ranks that share one."""
-    heads = ["schedule", "pp", "ms", "bubble", "ideal ms", "of ideal", "mark", "simulated ms", "of measured", "mark"]
+    heads = ["schedule", "pp", "ms", "bubble", "ideal ms", "of ideal", "mark", "of own work", "mark", "simulated ms", "of measured", "mark"]
     heads += ["replayed", "overhead us", "median", "mark"]
     rows = []
     for row in report["pipelines"]:
         own_core = row["pp"] <= report["machine"]["cores"]
-        over, share = row.get("over_ideal"), row["simulated_share"]
+        over, share, own = row.get("over_ideal"), row["simulated_share"], row.get("over_work")
         off = abs(share["ratio"] - 1)
         rows.append(
             [
                 row["layout"].partition(f"pp{row['pp']} ")[2], str(row["pp"]), number(row["measured_ms"]),
                 "-" if row["bubble"] is None else f"{row['bubble']:.1%}", number(row.get("ideal_ms")), ratio(over) if over else "-",
                 at_most(over["ratio"], PIPELINE_MARKS["theory"], 2) if over and own_core else "-",
+                ratio(own) if own else "-", at_most(own["ratio"], PIPELINE_MARKS["theory"], 2) if own and own_core else "-",
                 number(row["simulated_ms"]), ratio(share), at_most(off, PIPELINE_MARKS["simulated"], 2) if own_core else "-",
                 f"{row['replayed_share']['ratio']:.2f}", number(row["overhead_us"], 1), number(row["overhead_median_us"], 1),
                 at_most(row["overhead_us"], PIPELINE_MARKS["overhead_us"], 0) if own_core else "-",

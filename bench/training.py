@@ -144,6 +144,14 @@ def spread(ratios):
     return {"ratio": median(ratios), "smallest": min(ratios), "largest": max(ratios)}
 
 
+def over_own_work(case, result, bubble):
+    """A step beside the work of its own actions, which the cores do at one time: what the schedule and the engine add. Of the traced
+    step; where the update goes ahead of the norm, of the timed ones, since a traced step waits at its end."""
+    step = median(result.step_seconds) if case.ahead() else result.pipeline["measured"]["step"]
+    busy = result.pipeline["typical" if case.ahead() else "measured"]["busy"]
+    return step / (sum(busy) / len(busy) / (1 - bubble))
+
+
 def against_theory(case, one_thread, measurements):
     """A pipeline beside what its schedule allows, and beside its simulation; medians over the rounds. Ideal: the work of one rank
     with one thread, dealt out to the stages, and the bubble of the schedule's closed form."""
@@ -158,6 +166,7 @@ def against_theory(case, one_thread, measurements):
         found["ideal_ms"] = median(ideal) * 1000
         found["over_ideal"] = spread([median(ours.step_seconds) / best for (ours, _), best in zip(both, ideal)])
     step = "period" if case.ahead() else "step"
+        found["over_work"] = spread([over_own_work(case, result, bubble) for result in rounds.values()])
     found["simulated_ms"] = median(number["typical"][step] for number in numbers) * 1000
     found["simulated_share"] = spread([result.pipeline["typical"][step] / median(result.step_seconds) for result in rounds.values()])
     found["replayed_share"] = spread([number["simulated"]["step"] / number["measured"]["step"] for number in numbers])

@@ -1,5 +1,7 @@
 #include "lockstep/engine/step_recorder.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -25,6 +27,13 @@ std::vector<std::string> sites_of(const program::Layout& layout, const program::
   return sites;
 }
 
+// Of this thread: a rank's progress threads may share its core, and what they do is no part of the engine's way.
+double seconds_on_core() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 }  // namespace
 
 StepRecorder::StepRecorder(const program::Layout& layout, const program::Program& program, Groups& groups,
@@ -39,12 +48,14 @@ StepRecorder::StepRecorder(const program::Layout& layout, const program::Program
 
 void StepRecorder::begin() {
   entered_ = begun_ = Clock::now();
+  entered_cpu_ = begun_cpu_ = seconds_on_core();
   waited_before_ = waits_.total();
   waited_ = 0;
 }
 
 void StepRecorder::ready() {
   begun_ = Clock::now();
+  begun_cpu_ = seconds_on_core();
   waited_ = waits_.total() - waited_before_;
 }
 
@@ -52,12 +63,13 @@ void StepRecorder::end(size_t action) {
   const Clock::time_point now = Clock::now();
   const bool hands_over = program::is_transfer(program_.ranks[static_cast<size_t>(trace_.rank)][action].kind);
   if (hands_over) waited_ = waits_.total() - waited_before_;
-  const double own = seconds(hands_over ? now : begun_) - seconds(entered_);
+  const double own = seconds(hands_over ? now : begun_) - seconds(entered_) - waited_;
+  const double on_core = (hands_over ? seconds_on_core() : begun_cpu_) - entered_cpu_;
   const double between = ended_ ? seconds(entered_) - seconds(*ended_) : 0;
   trace_.records.push_back({.action = static_cast<int>(action),
                             .start = seconds(begun_),
                             .end = seconds(now),
-                            .overhead = between + std::max(0.0, own - waited_)});
+                            .overhead = between + std::max(0.0, std::min(own, on_core))});
   ended_ = Clock::now();
 }
 

@@ -40,6 +40,7 @@ class StepRecorder {
   std::optional<Clock::time_point> ended_;  // the action before
   Clock::time_point entered_{};             // the action at hand: begin()
   Clock::time_point begun_{};               // and the last of begin() and ready()
+  double entered_cpu_ = 0, begun_cpu_ = 0;  // the same, as this thread's time on a core
   double waited_before_ = 0;                // waits_.total() when it was entered
   double waited_ = 0;                       // in it, until it began
   plan::StepTrace trace_;

@@ -18,7 +18,8 @@ namespace lockstep::plan {
 //   all others          from their start to their end
 // overhead: what this rank's thread spent on no work of the model and not waiting, since the action before it ended: the way
 // from one action to the next; before F, B, I, W and RECOMPUTE what it takes to find out that all is there; of SEND and RECV
-// also their own call, which starts them, without the transfer itself, which another thread does. All else that an action
+// also their own call, which starts them, without the transfer itself, which another thread does; where threads share a
+// core, as time on the core. All else that an action
 // does counts as its work.
 struct ActionRecord {
   int action = 0;  // index in the rank's list
