@@ -50,6 +50,9 @@ ROWS = (
         "program.schedules_test", "program.schedule_file_test", "program.pipeline_mutants_test", "program.pipeline_memory_test",
         "program.pipeline_predict_test", "engine.pipeline_test", "engine.pipeline_memory_test", "config.pipeline_test",
         "e2e.pipeline_test"),
+    row("post-validation", "zb-h2 and zb-v do not wait for the gradient norm of all stages; an update that should have been clipped is "
+        "taken back, to the bit", "not with ZeRO-3, offload or a parameter server",
+        "program.post_validation_test", "plan.post_validation_test", "engine.post_validation_test", "e2e.post_validation_test"),
     row("dp x tp x pp (3D)", "with sequence parallelism, any ZeRO stage, recomputation and offload; where every rank should stand", "",
         "e2e.layout_matrix_test", "engine.pipeline_test", "program.rank_map_test", "e2e.pipeline_test"),
     row("the drawing of a step", "simulated from costs and measured in a run, with bubble, critical path and memory: SVG, page, text, Chrome trace",

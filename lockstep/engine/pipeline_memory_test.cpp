@@ -67,7 +67,7 @@ TEST(PipelineMemory, OfWhatPipelinesAreCombinedWithIsThePredictedOne) {
   struct Variant {
     const char* name;
     std::function<void(Case&)> change;
-    double uncounted = 0;  // bytes of a workspace that no formula has yet
+    double uncounted = 0;  // bytes that F of a block takes beyond the 64 packed columns of a product with 72 terms
   };
   const std::vector<Variant> variants = {
       {"no overlap", [](Case& c) { c.overlap = false; }},
