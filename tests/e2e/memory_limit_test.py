@@ -45,7 +45,7 @@ class MemoryLimitTest(support.LockstepTest):
             with self.subTest(name):
                 result = self.refuse(name, max(self.predicted(*arguments)), *arguments)
                 self.assertIn("error LS4001: rank 0 (dp_replicate0) out of memory", result.err)
-                self.assertRegex(result.err, r": forward of head, microbatch \d asked \S+ \S+, \S+ \S+ free of memory.device_limit = ")
+                self.assertRegex(result.err, r": backward of head, microbatch \d asked \S+ \S+, \S+ \S+ free of memory.device_limit = ")
                 self.assertRegex(result.err, r"predicted +measured\n")
                 for word in ("activations", "peak", "cheapest ways out"):
                     self.assertIn(word, result.err)
