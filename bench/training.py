@@ -165,8 +165,8 @@ def against_theory(case, one_thread, measurements):
         ideal = [median(one.step_seconds) / case.pp / (1 - bubble) for _, one in both]
         found["ideal_ms"] = median(ideal) * 1000
         found["over_ideal"] = spread([median(ours.step_seconds) / best for (ours, _), best in zip(both, ideal)])
-    step = "period" if case.ahead() else "step"
         found["over_work"] = spread([over_own_work(case, result, bubble) for result in rounds.values()])
+    step = "period" if case.ahead() else "step"
     found["simulated_ms"] = median(number["typical"][step] for number in numbers) * 1000
     found["simulated_share"] = spread([result.pipeline["typical"][step] / median(result.step_seconds) for result in rounds.values()])
     found["replayed_share"] = spread([number["simulated"]["step"] / number["measured"]["step"] for number in numbers])
