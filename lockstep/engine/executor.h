@@ -139,7 +139,7 @@ class Executor {
   void validate();
   StepResult outcome();
   void forget_forward();
-  void update_again(const StepResult& found);
+  void update_again();
   int64_t row_of_model(int param) const;
   at::Tensor whole(int param, const at::Tensor& part);
   void note_workspace(int64_t baseline);

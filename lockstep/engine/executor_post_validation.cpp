@@ -32,7 +32,7 @@ void Executor::validate() {
     begins_again_ = validated_->clip_factor < 1;
     if (begins_again_) {
       forget_forward();
-      update_again(*validated_);
+      update_again();
     }
     pending_.reset();
     if (begins_again_) return;
@@ -44,7 +44,7 @@ std::optional<StepResult> Executor::settle() {
   if (!pending_) return std::nullopt;
   const MemoryScope scope(memory_, kStepMemory);
   const StepResult found = outcome();
-  if (found.clip_factor < 1) update_again(found);
+  if (found.clip_factor < 1) update_again();
   pending_.reset();
   result_ = found;
   return found;
@@ -80,12 +80,12 @@ void Executor::forget_forward() {
   if (tokens_.sums.defined()) waits_.wait(tokens_.work, "tokens");  // it is counted again
 }
 
-void Executor::update_again(const StepResult& found) {
+// By the scale that outcome() has found.
+void Executor::update_again() {
   gather_.ready();
   before_->restore();
   const int64_t step = std::exchange(step_, pending_->step);
   const double lr = std::exchange(lr_, pending_->lr);
-  gradient_scale_ = found.clip_factor / static_cast<double>(found.tokens);
   const std::vector<Action>& actions = program_.ranks.at(static_cast<size_t>(groups_.rank()));
   const auto first = std::ranges::find(actions, ActionKind::kStep, &Action::kind);
   for (auto action = first; action != actions.end(); ++action) handle(*action);

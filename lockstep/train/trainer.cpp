@@ -188,7 +188,7 @@ Request Trainer::train() {
 bool Trainer::must_be_settled(int64_t step) const {
   const auto due = [&](int64_t every) { return every > 0 && step % every == 0; };
   return logged(step) || (validation_ && due(config().train.eval_every)) || due(config().checkpoint.every.steps.value_or(0)) ||
-         step == config().train.steps || tracer_.traces(step) || tracer_.traces(step + 1);
+         tracer_.traces(step) || tracer_.traces(step + 1);
 }
 
 void Trainer::settle() {
