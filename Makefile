@@ -5,10 +5,11 @@
 #   make asan    tests of the rooms without LibTorch, comm and checkpoint with AddressSanitizer and UBSan
 #   make tsan    tests of comm and of saving beside training with ThreadSanitizer
 #   make bench   speed beside PyTorch, as ratios of the same run; BENCH="--quick" or other flags of bench/bench.py
+#   make bench-page   the figures of docs/benchmarks.md, from one run of this commit: 90 minutes on 2 idle cores
 BUILD := build/release
 export CCACHE_NOHASHDIR ?= 1
 
-.PHONY: demo test build all setup bench asan tsan clean
+.PHONY: demo test build all setup bench bench-page asan tsan clean
 
 demo: build
 	@bash scripts/demo.sh $(BUILD)/lockstep
@@ -19,9 +20,9 @@ test: all
 asan tsan: setup
 	@.venv/bin/python tests/sanitizers/run.py $@
 
-bench: build
+bench bench-page: build
 	@cmake --build $(BUILD) --target bench_adamw bench_collectives bench_tokenize
-	@.venv/bin/python bench/bench.py $(BUILD) $(BENCH)
+	@.venv/bin/python bench/bench.py $(BUILD) $(if $(filter bench-page,$@),--page docs/benchmarks.md) $(BENCH)
 
 build: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target lockstep runtime

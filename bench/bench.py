@@ -1,6 +1,7 @@
 """Speed of Lockstep beside PyTorch on the same work, as ratios of one run. See docs/benchmarks.md.
 
     .venv/bin/python bench/bench.py build/release [--group single,ranks] [--only TEXT] [--quick]
+    .venv/bin/python bench/bench.py build/release --page docs/benchmarks.md
 """
 
 import argparse
@@ -22,10 +23,11 @@ import generate
 import tokenizer
 from cases import DEFAULT_GROUPS, GROUPS, VOCABULARY, cases_of, training_rows
 from gemm import products_of
+from page import PAGE_ROUNDS, PAGE_SECONDS, check_tree, write_page
 from programs import BenchError, Setting, peer_allocator
 from tables import markdown
 from token_files import write_random_tokens
-from training import Measurements, Rounds, against_theory, case_row, check_twins, comparison, measure, measure_memory
+from training import Measurements, Rounds, against_theory, case_row, comparison, measure
 
 CORES = 2  # one rank with two threads, or several ranks with one
 PROGRAMS = {"adamw": "bench_adamw", "collectives": "bench_collectives", "tokenizer": "bench_tokenize"}  # that a group needs beside `lockstep`
@@ -38,9 +40,12 @@ def parse_arguments():
     parser.add_argument("--only", default="", metavar="TEXT", help="training rows whose own case has this in its name: bf16, 4x1")
     parser.add_argument("--quick", action="store_true", help="one short round of everything: does it run?")
     parser.add_argument("--rounds", type=int, default=3, help="at most this many")
-    parser.add_argument("--seconds", type=float, default=1200, help="no round begins that would end later")
+    parser.add_argument("--seconds", type=float, help="no round begins that would end later (default 1200)")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="PREFIX of the .json and .md that are written")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write all figures of one build into this page: every group, "
+                        f"{PAGE_ROUNDS} rounds or more, within {PAGE_SECONDS / 60:.0f} minutes on idle cores")
     arguments = parser.parse_args()
+    arguments.seconds = arguments.seconds or (PAGE_SECONDS if arguments.page else 1200)
     arguments.groups = arguments.group.split(",")
     check(arguments)
     return arguments
@@ -55,8 +60,17 @@ def check(arguments):
             raise BenchError(f"{arguments.build / name} is not a program: `make bench` builds it")
     if arguments.rounds < 1:
         raise BenchError("--rounds is 1 or more")
+    if arguments.page:
+        check_page(arguments)
     if len(os.sched_getaffinity(0)) < CORES:
         raise BenchError(f"{CORES} cores are needed, this process may use {len(os.sched_getaffinity(0))}")
+
+
+def check_page(arguments):
+    """A page is the whole of one commit."""
+    if set(arguments.groups) < set(DEFAULT_GROUPS) or arguments.only or arguments.quick or arguments.rounds < PAGE_ROUNDS:
+        raise BenchError(f"--page takes every group in {PAGE_ROUNDS} rounds or more: leave out --group, --only, --quick, --rounds")
+    check_tree(arguments.page)
 
 
 def version_of(package):
@@ -88,8 +102,8 @@ def relative_noise(measurements):
     return median(found) if found else None
 
 
-def train(arguments, setting, end):
-    """Measurements and rows of the training groups; the GEMM limit belongs to them."""
+def train(arguments, setting, end, after_round):
+    """Rounds of the training groups; the GEMM limit belongs to them."""
     rows = training_rows(arguments.groups, setting.quick)
     rows = [row for row in rows if arguments.only in row.ours.name()]
     products = products_of(rows) if rows else []
@@ -98,14 +112,11 @@ def train(arguments, setting, end):
     elif not rows:
         products = products_of(training_rows(["single"], setting.quick))
     if not rows and not products:
-        return [], products, Measurements()
+        return after_round([], products, Measurements())
     for model in {case.work.model for case in cases_of(rows)}:
         write_random_tokens(setting.scratch / model, 500_000, VOCABULARY[model])
     rounds = Rounds(1 if setting.quick else arguments.rounds, end)
-    measurements = measure(rows, products, rounds, setting)
-    check_twins(measurements, setting)
-    measure_memory(rows, measurements, setting)
-    return rows, products, measurements
+    measure(rows, products, rounds, setting, lambda rows, measurements: after_round(rows, products, measurements))
 
 
 def training_report(rows, products, measurements, setting):
@@ -117,13 +128,15 @@ def training_report(rows, products, measurements, setting):
         "gemm": [
             {"model": p.model, "tokens": p.tokens, "precision": p.precision, "rate": limits.rate(p), "shapes": limits.shapes(p)}
             for p in products
+            if p not in measurements.failed
         ],
         "noise": relative_noise(measurements),
+        "failed": {task.name(): why for task, why in measurements.failed.items()},
     }
 
 
-def measure_all(arguments, setting):
-    """Short groups first: what remains of --seconds is for the rounds of training."""
+def measure_all(arguments, setting, write):
+    """Short groups first: what remains of --seconds is for the rounds of training. `write(report)` after every round of them."""
     begin, load = time.monotonic(), os.getloadavg()[0]
     rounds = 1 if setting.quick else arguments.rounds
     report = {"machine": machine(), "load_before": load, "torch": version_of("torch"), "peer_allocator": peer_allocator()}
@@ -135,8 +148,14 @@ def measure_all(arguments, setting):
     report["adamw"] = adamw.measure(setting, rounds) if "adamw" in arguments.groups else []
     found = generate.measure(setting, rounds) if "generate" in arguments.groups else None
     report["generate"] = generate.rows(found, setting) if found else []
-    report |= training_report(*train(arguments, setting, begin + arguments.seconds), setting)
-    return report | {"seconds": time.monotonic() - begin, "load_after": os.getloadavg()[0]}
+
+    def after_round(rows, products, measurements):
+        nonlocal report
+        report |= training_report(rows, products, measurements, setting)
+        report |= {"rounds": max(map(len, measurements.rounds.values()), default=0)}
+        write(report | {"seconds": time.monotonic() - begin, "load_after": os.getloadavg()[0]})
+
+    train(arguments, setting, begin + arguments.seconds, after_round)
 
 
 def main():
@@ -145,12 +164,20 @@ def main():
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
         cache = (arguments.out.parent / "bench-inductor").resolve()
         setting = Setting(arguments.build.resolve(), Path(scratch), cache, arguments.quick, 1 if arguments.quick else 2)
-        report = measure_all(arguments, setting)
-    text = markdown(report)
-    Path(f"{arguments.out}.json").write_text(json.dumps(report, indent=1) + "\n")
-    Path(f"{arguments.out}.md").write_text(text)
-    print(f"\n{text}\nfigures: {arguments.out}.json and {arguments.out}.md")
+        measure_all(arguments, setting, lambda report: write(arguments.out, report))
+    report = json.loads(Path(f"{arguments.out}.json").read_text())
+    print(f"\n{markdown(report)}\nfigures: {arguments.out}.json and {arguments.out}.md")
+    if report["failed"]:
+        raise BenchError(f"{len(report['failed'])} cases failed, the rest is measured: {', '.join(report['failed'])}")
+    if arguments.page:
+        write_page(arguments.page, report)
+        print(f"page: {arguments.page}")
     return 0
+
+
+def write(out, report):
+    Path(f"{out}.json").write_text(json.dumps(report, indent=1) + "\n")
+    Path(f"{out}.md").write_text(markdown(report))
 
 
 if __name__ == "__main__":

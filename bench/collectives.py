@@ -12,7 +12,7 @@ import os
 from collections import defaultdict
 from statistics import median
 
-from programs import run, run_peer
+from programs import run, run_peer, spread
 
 SIZES = (4 << 10, 1 << 20, 25 << 20)
 RANKS = (2, 4)
@@ -51,7 +51,7 @@ def rows(found):
             floor = median(row["pass"] for row in ours)
             copies = 3 * (ranks - 1) / ranks * median(row["copy"] for row in ours)
             row = {"ranks": ranks, "bytes": size, "lockstep_us": taken * 1e6, "gloo_us": other * 1e6}
-            row["times_as_fast"] = {"ratio": median(ratios), "smallest": min(ratios), "largest": max(ratios)}
+            row["times_as_fast"] = spread(ratios)
             if size >= 1 << 20:
                 row |= {"floor_us": floor * 1e6, "share_of_floor": floor / taken}
                 row |= {"copies_us": copies * 1e6, "share_of_copies": copies / taken}

@@ -6,7 +6,6 @@
 Nothing else of a step counts, so no program reaches 100 %.
 """
 
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import median
@@ -36,14 +35,11 @@ def products_of(rows):
 class GemmLimits:
     def __init__(self):
         self.reports = defaultdict(list)  # Products -> [report of a round]
-        self.wall = {}  # Products -> seconds that the last round took
 
     def measure(self, products, setting):
         options = ["--model", products.model, "--tokens", products.tokens, "--precision", products.precision]
         options += ["--repeats", 1] if setting.quick else []
-        begin = time.monotonic()
         self.reports[products].append(run_peer("gemm.py", options, setting, 2))
-        self.wall[products] = time.monotonic() - begin
 
     def shapes(self, products):
         """A row of each product: the path that was fastest and its seconds, medians over the rounds."""

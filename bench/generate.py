@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from cases import VOCABULARY
-from programs import BenchError, run, run_peer
+from programs import BenchError, run, run_peer, spread
 
 MODELS = ("gpt2-124m", "llama-15m")
 BATCHES = (1, 8)
@@ -102,8 +102,7 @@ def check_tokens(found):
 
 def over(found, mine, other):
     """How many times the tokens per second of `other`, round by round."""
-    ratios = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(found[mine], found[other])]
-    return {"ratio": median(ratios), "smallest": min(ratios), "largest": max(ratios)}
+    return spread([a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(found[mine], found[other])])
 
 
 def same_tokens(found, task):

@@ -10,6 +10,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from cases import CHANGES, PIPELINE_PEERS, VOCABULARY
 
@@ -58,6 +59,11 @@ def peer_environment(setting, threads):
     if TCMALLOC.exists():
         environment["LD_PRELOAD"] = str(TCMALLOC)
     return environment
+
+
+def spread(ratios):
+    """Of the rounds: their median, smallest and largest."""
+    return {"ratio": median(ratios), "smallest": min(ratios), "largest": max(ratios)}
 
 
 def tail(text):

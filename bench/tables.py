@@ -280,7 +280,7 @@ def tokenizer(report):
     rows = [
         [
             f"{row['megabytes']:.1f} MB", number(row["lockstep_mb_per_s"], 1), number(row["peer_mb_per_s"], 1), row["peer"],
-            number(row["times_as_fast"], 2),
+            ratio(row["times_as_fast"]),
         ]
         for row in report["tokenizer"]
     ]
@@ -291,7 +291,7 @@ def adamw(report):
     rows = [
         [
             f"{row['elements'] / 1e6:.0f} M", str(row["threads"]), number(1e3 * row["lockstep_seconds"], 2),
-            number(1e3 * row["torch_seconds"], 2), number(row["rate"], 2),
+            number(1e3 * row["torch_seconds"], 2), ratio(row["times_as_fast"]),
         ]
         for row in report["adamw"]
     ]

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from statistics import median
 
-from programs import BenchError, run, run_peer
+from programs import BenchError, run, run_peer, spread
 
 ROOT = Path(__file__).parent.parent
 MEGABYTE = 1e6
@@ -42,7 +42,7 @@ def styles(trained):
 
 
 def measure(setting, rounds):
-    """Seconds of a pass over all documents, by style and program: medians of all rounds."""
+    """Seconds of a pass over all documents, by style, direction and program: the passes of each round."""
     texts = documents()
     pieces, plain = setting.scratch / "documents.json", setting.scratch / "documents.txt"
     pieces.write_text(json.dumps(texts))
@@ -65,9 +65,9 @@ def measure(setting, rounds):
             if (ours["bytes"], ours["tokens"]) != (theirs["bytes"], theirs["tokens"]):
                 raise BenchError(f"the tokenizers disagree: {ours['tokens']} and {theirs['tokens']} tokens")
             for direction, names in DIRECTIONS.items():
-                taken.setdefault(direction, {}).setdefault("lockstep", []).extend(ours[direction])
+                taken.setdefault(direction, {}).setdefault("lockstep", []).append(ours[direction])
                 for name in names:
-                    taken[direction].setdefault(name, []).extend(theirs[name])
+                    taken[direction].setdefault(name, []).append(theirs[name])
         found[style] = {"bytes": ours["bytes"], "tokens": ours["tokens"], "documents": len(texts), "seconds": taken}
     return found
 
@@ -76,8 +76,9 @@ def rows(found):
     made = []
     for style, one in found.items():
         for direction, seconds in one["seconds"].items():
-            rate = {name: one["bytes"] / median(taken) / MEGABYTE for name, taken in seconds.items()}
+            rate = {name: one["bytes"] / median(sum(taken, [])) / MEGABYTE for name, taken in seconds.items()}
             best = max(DIRECTIONS[direction], key=rate.get)
+            ratios = [median(theirs) / median(ours) for ours, theirs in zip(seconds["lockstep"], seconds[best])]
             made.append(
                 {
                     "style": style,
@@ -88,7 +89,7 @@ def rows(found):
                     "lockstep_mb_per_s": rate["lockstep"],
                     "peer": f"{style}: tokenizers {best}",
                     "peer_mb_per_s": rate[best],
-                    "times_as_fast": rate["lockstep"] / rate[best],
+                    "times_as_fast": spread(ratios),
                 }
             )
     return made

@@ -7,7 +7,7 @@ from statistics import median
 
 from cases import Case, cases_of
 from gemm import GemmLimits, Products
-from programs import BenchError, busiest_rank_bytes, lockstep_parameters, predicted_peak, run_case, torch_memory
+from programs import BenchError, busiest_rank_bytes, lockstep_parameters, predicted_peak, run_case, spread, torch_memory
 
 SLOWER = 1.1  # a peer this many times slower than the fastest of its row is measured in the first round alone
 
@@ -25,6 +25,8 @@ class Measurements:
         self.rounds = defaultdict(dict)  # case -> {round: Result}
         self.limits = GemmLimits()
         self.memory = {}  # case -> largest bytes of a rank
+        self.wall = {}  # case or Products -> seconds that measuring it took last
+        self.failed = {}  # case or Products -> why; it is not measured again
 
     def add(self, case, number, result):
         self.rounds[case][number] = result
@@ -41,13 +43,6 @@ class Measurements:
     def fastest(self, cases):
         return min(cases, key=self.step, default=None)
 
-    def expected_seconds(self, task, setting):
-        """Of measuring it once more, by its last round; what torch.compile compiled is kept."""
-        if isinstance(task, Products):
-            return self.limits.wall[task]
-        last = max(self.rounds[task].items())[1]
-        return last.startup + 3 + (setting.warmup + task.work.steps) * median(last.step_seconds)
-
     def ratios(self, ours, other):
         """Of each round that has both: how many times as fast ours is, median step against median step."""
         a, b = self.rounds[ours], self.rounds[other]
@@ -63,23 +58,49 @@ def still_measured(rows, measurements):
     return kept
 
 
-def measure(rows, products, rounds, setting):
-    """Rounds of all cases, every second one backwards, so that a slow minute of the machine meets both sides."""
+def whole(rows, measurements):
+    """The rows whose own case and bases did not fail, without the peers that did."""
+    failed = measurements.failed
+    kept = [row for row in rows if not any(case in failed for case in (row.ours, *row.bases, row.peer_base))]
+    return [replace(row, peers=tuple(peer for peer in row.peers if peer not in failed)) for row in kept]
+
+
+def measure_task(task, number, measurements, setting):
+    """One case or the products of one model; what it found in words."""
+    begin = time.monotonic()
+    if isinstance(task, Products):
+        measurements.limits.measure(task, setting)
+        text = f"{measurements.limits.rate(task) / 1e9:8.0f} GFLOP/s"
+    else:
+        measurements.add(task, number, run_case(task, setting))
+        text = f"{median(measurements.rounds[task][number].step_seconds) * 1000:8.0f} ms"
+    measurements.wall[task] = time.monotonic() - begin
+    return f"{text}  ({measurements.wall[task]:.0f} s)"
+
+
+def measure(rows, products, rounds, setting, after_round):
+    """Rounds of all cases, every second one backwards, so that a slow minute of the machine meets both sides. After each
+    `after_round(rows, measurements)`, with the rows of which everything was measured. A case that fails sits out the rest."""
     measurements = Measurements()
+    shown = rows
     for number in range(1, rounds.most + 1):
-        tasks = [*products, *cases_of(rows)]
-        if number > 1 and time.monotonic() + sum(measurements.expected_seconds(task, setting) for task in tasks) > rounds.end:
+        tasks = [task for task in (*products, *cases_of(rows)) if task not in measurements.failed]
+        if number > 1 and time.monotonic() + sum(measurements.wall[task] for task in tasks) > rounds.end:
             print(f"no round {number}: it would end after --seconds")
             break
         for task in tasks if number % 2 else reversed(tasks):
-            if isinstance(task, Products):
-                measurements.limits.measure(task, setting)
-                text = f"{measurements.limits.rate(task) / 1e9:8.0f} GFLOP/s"
-            else:
-                measurements.add(task, number, run_case(task, setting))
-                text = f"{median(measurements.rounds[task][number].step_seconds) * 1000:8.0f} ms"
+            try:
+                text = measure_task(task, number, measurements, setting)
+            except BenchError as error:
+                measurements.failed[task] = str(error)
+                text = f"failed: {error}"
             print(f"round {number}  {task.name():<56} {text}", flush=True)
+        rows, shown = whole(rows, measurements), whole(shown, measurements)
+        if number == 1:
+            check_twins(measurements, setting)
+            measure_memory(rows, measurements, setting)
         rows = still_measured(rows, measurements)
+        after_round(shown, measurements)
     return measurements
 
 
@@ -127,6 +148,7 @@ def case_row(case, measurements):
         "faults_per_step": median(faults) if faults else None,
         "data_wait": median(waits) if case.program == "lockstep" else None,
         "rounds": len(measurements.rounds[case]),
+        "wall_s": measurements.wall[case],
         "step_ms": [seconds * 1000 for seconds in steps],
     }
 
@@ -138,10 +160,6 @@ def exposed(case, measurements):
         for what, found in of_round.items():
             shares[what] += found
     return dict(sorted(((what, median(found)) for what, found in shares.items()), key=lambda item: -item[1]))
-
-
-def spread(ratios):
-    return {"ratio": median(ratios), "smallest": min(ratios), "largest": max(ratios)}
 
 
 def over_own_work(case, result, bubble):
@@ -189,6 +207,8 @@ def comparison(row, measurements, setting):
     found["median_ms"] = measurements.step(ours) * 1000
     limit = measurements.limits.seconds(ours.work, ours.precision)
     found["share_of_limit"] = limit / measurements.step(ours) if limit else None
+    if limit:
+        found["limit_share"] = spread([limit / median(steps) for steps in measurements.each_round(ours, "step_seconds")])
     if best:
         found |= {"peer": best.kind(), "peer_ms": measurements.step(best) * 1000}
         found["peer_share_of_limit"] = limit / measurements.step(best) if limit else None

@@ -1,15 +1,23 @@
 """The benchmark's own arithmetic, on measurements that are made up. bench_test.py SOURCE_DIR"""
 import sys
+import tempfile
+import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 SOURCE_DIR = Path(sys.argv.pop(1) if len(sys.argv) > 1 else ".").resolve()
 sys.path[:0] = [str(SOURCE_DIR / "bench"), str(SOURCE_DIR / "bench/peers")]
 
+import bench  # noqa: E402
+import page  # noqa: E402
 import tables  # noqa: E402
-from cases import DEFAULT_GROUPS, cases_of, training_rows  # noqa: E402
-from programs import Result  # noqa: E402
-from training import Measurements, against_theory  # noqa: E402
+import training  # noqa: E402
+from cases import DEFAULT_GROUPS, Case, cases_of, training_rows, works  # noqa: E402
+from gemm import products_of  # noqa: E402
+from marks import MARKS, Figure, Mark, judged, marks_rows, short_of_the_mark  # noqa: E402
+from programs import BenchError, Result, spread  # noqa: E402
+from training import Measurements, Rounds, against_theory, measure  # noqa: E402
 
 
 def step_of(case):
@@ -54,6 +62,84 @@ class BenchTest(unittest.TestCase):
         self.assertIn("zb-h2 waits", text)
         self.assertIn("missed", text)  # 1.1 of ideal
         self.assertIn("reached", text)
+
+
+def whole_report(rounds):
+    """Of every group, from made-up measurements: steps of 1 s for us and of 2 s for the others, which reaches every mark of a ratio."""
+    rows = training_rows(DEFAULT_GROUPS, False)
+    products, measurements = products_of(rows), Measurements()
+    for case in cases_of(rows):
+        pipeline = traced(case) if case.pp > 1 and case.program == "lockstep" else None
+        seconds = step_of(case) if case.work.model == "gpt2-10m-15l" else 1.0 if case.program == "lockstep" else 2.0
+        for number in range(1, rounds + 1):
+            measurements.add(case, number, Result([seconds] * 3, [0.0], data_wait=0.0, peak_bytes=100, pipeline=pipeline))
+        measurements.memory[case], measurements.wall[case] = 100, 1.0
+    with mock.patch.object(measurements.limits, "seconds", lambda work, precision: 0.9), \
+            mock.patch.object(measurements.limits, "shapes", lambda products: []), \
+            mock.patch.object(measurements.limits, "rate", lambda products: 1e9), \
+            mock.patch.object(training, "predicted_peak", lambda case, setting: 100), \
+            mock.patch.object(training, "busiest_rank_bytes", lambda case, setting: 100):
+        report = bench.training_report(rows, products, measurements, None)
+    twice = spread([2.0, 2.5, 3.0])
+    report["collectives"] = [{"ranks": 2, "bytes": 25 << 20, "lockstep_us": 1, "gloo_us": 2, "times_as_fast": twice, "share_of_copies": 1.0}]
+    report["adamw"] = [{"elements": 1e6, "threads": 1, "lockstep_seconds": 1, "torch_seconds": 2, "times_as_fast": spread([0.8, 0.9, 1.1])}]
+    report["tokenizer"] = [{"style": "gpt2", "direction": "encode", "megabytes": 1.0, "lockstep_mb_per_s": 2.0, "peer_mb_per_s": 1.0,
+                            "peer": "gpt2: encode", "times_as_fast": twice}]
+    report["generate"] = [{"model": "gpt2-124m", "batch": 1, "program": "lockstep", "layout": "1x2", "tp": 1, "prefill_ms": 1.0,
+                           "tokens_per_s": 1.0, "over_peer": twice, "over_one_rank": twice, "mark": ["one rank", 1.0]}]
+    report |= {"machine": {"cpu": "a CPU", "cores": 2, "system": "Linux"}, "load_before": 0.0, "load_after": 2.0, "torch": "2", "quick": False,
+               "peer_allocator": "malloc", "command": "bench.py", "commit": "abc1234", "seconds": 5000.0, "rounds": rounds}
+    return report
+
+
+class PageTest(unittest.TestCase):
+    def test_every_mark_has_rows_and_a_verdict(self):
+        report = whole_report(3)
+        self.assertEqual([mark.what for mark, _ in judged(report)], [mark.what for mark in MARKS])
+        verdicts = {row[0]: row[-1] for row in marks_rows(report)}
+        self.assertEqual(verdicts["AdamW: times as fast as PyTorch's fused kernel"], "missed")
+        self.assertEqual(verdicts["ring on 2 ranks: of our own 1x2"], "reached")
+        self.assertIn("0.90 (0.80..1.10)", short_of_the_mark(report))
+
+    def test_a_mark_judges_each_row(self):
+        rows = [Figure("a", 0.5, 0.4, 0.6), Figure("b", 0.9, 0.9, 0.9)]
+        lower, upper = Mark("x", 0.8, lambda report: rows), Mark("x", 0.8, lambda report: rows, at_least=False)
+        self.assertEqual((lower.worst(rows).row, upper.worst(rows).row), ("a", "b"))
+        self.assertEqual([lower.reached(row) for row in rows], [False, True])
+        self.assertEqual([upper.reached(row) for row in rows], [True, False])
+
+    def test_the_page_is_one_whole_run(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "page.md"
+            path.write_text(f"before\n{page.BEGIN}old figures\n{page.END}after\n")
+            with self.assertRaisesRegex(BenchError, "2 rounds"):
+                page.write_page(path, whole_report(2))
+            self.assertIn("old figures", path.read_text())
+            page.write_page(path, whole_report(3))
+            text = path.read_text()
+            self.assertTrue(text.startswith(f"before\n{page.BEGIN}") and text.endswith(f"{page.END}after\n"))
+            self.assertNotIn("old figures", text)
+            self.assertIn("abc1234", text)
+            path.write_text("no place")
+            with self.assertRaisesRegex(BenchError, "no line"):
+                page.write_page(path, whole_report(3))
+        page.split_page((SOURCE_DIR / "docs/benchmarks.md").read_text())
+
+    def test_a_case_that_fails_sits_out(self):
+        rows, shown = [row for row in training_rows(("ranks",), True)], []
+        lost = rows[-1].ours
+
+        def run(case, setting):
+            if case == lost:
+                raise BenchError("exit 1")
+            return Result([1.0] * 3)
+
+        with mock.patch.object(training, "run_case", run), mock.patch.object(training, "check_twins", lambda *_: None):
+            measurements = measure(rows, [], Rounds(2, time.monotonic() + 60), None, lambda rows, _: shown.append(rows))
+        self.assertEqual(list(measurements.failed), [lost])
+        self.assertNotIn(lost, measurements.rounds)
+        self.assertEqual([len(found) for found in shown], [len(rows) - 1] * 2)
+        self.assertEqual(len(measurements.rounds[Case("lockstep", "ring", works(True)[2])]), 2)
 
 
 if __name__ == "__main__":
