@@ -23,18 +23,6 @@ bool is_pod(const launch::Identity& identity) {
                      .way_out = cat("leave ", flag.substr(0, flag.find(' ')), " out")});
 }
 
-// What the first rank of this host will be told.
-launch::Identity first_rank(const CommandLine& command_line, int ranks) {
-  launch::Identity identity = command_line.identity;
-  const int hosts = is_pod(identity) ? identity.world_size : 1;
-  const int host = is_pod(identity) ? identity.rank : 0;
-  identity.local_size = ranks / hosts;
-  identity.rank = host * identity.local_size;
-  identity.world_size = ranks;
-  identity.local_rank = 0;
-  return identity;
-}
-
 }  // namespace
 
 bool is_rank(const CommandLine& command_line) {
@@ -59,12 +47,27 @@ int ranks_of(const CommandLine& command_line, const config::RunConfig& config) {
   return identity.world_size;
 }
 
+launch::Identity first_rank_here(const CommandLine& command_line, int ranks) {
+  launch::Identity identity = command_line.identity;
+  if (is_rank(command_line)) {
+    if (identity.local_size > 0) identity.rank -= identity.local_rank;
+    return identity;
+  }
+  const int hosts = is_pod(identity) ? identity.world_size : 1;
+  const int host = is_pod(identity) ? identity.rank : 0;
+  identity.local_size = ranks / hosts;
+  identity.rank = host * identity.local_size;
+  identity.world_size = ranks;
+  identity.local_rank = 0;
+  return identity;
+}
+
 int run_on_ranks(const CommandLine& command_line, const config::RunConfig& config, const RankOptions& options) {
   if (is_rank(command_line)) {
     launch::choose_backend(command_line.identity, config);
     return call_runtime(command_line);
   }
-  const launch::Identity first = first_rank(command_line, options.ranks);
+  const launch::Identity first = first_rank_here(command_line, options.ranks);  // as it will be told
   if (options.ranks == 1 && options.max_restarts == 0) return call_runtime(command_line);
   launch::choose_backend(first, config);
   return launch::launch_local({.ranks = first.local_size,

@@ -17,6 +17,9 @@ bool is_checked(const CommandLine& command_line);
 // are asked to start more (-n, --max-restarts).
 int ranks_of(const CommandLine& command_line, const config::RunConfig& config);
 
+// The first of `ranks` that runs on this host, and with local_size how many do; 0 where nobody tells, and then it is this one.
+launch::Identity first_rank_here(const CommandLine& command_line, int ranks);
+
 struct RankOptions {
   int ranks = 1;                    // as ranks_of
   std::filesystem::path log_dir{};  // what ranks above 0 of this host print goes to files there

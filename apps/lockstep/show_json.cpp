@@ -183,6 +183,10 @@ std::string json_page(const Shown& shown, const std::string& what) {
     json["groups"] = groups_json(shown.layout);
     json["servers"] = servers_json(shown);
   }
+  if (what == "memory") {
+    json["fits"] = shown.shortfalls.empty();
+    json["shortfalls"] = shortfalls_json(shown.shortfalls);
+  }
   if (what == "traffic") {
     json["alike"] = program::alike_ranks(shown.program, shown.layout, shown.ranks, false);
     json["synchronisation"] = synchronisation_json(shown);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/lockstep/show_fit.h"
 #include "lockstep/program/program.h"
 
 namespace lockstep::apps {
@@ -14,6 +15,7 @@ struct Shown {
   std::vector<int> ranks;  // those asked for: --rank R, or all
   bool timeline = false;   // --timeline
   int ranks_per_node = 8;  // --ranks-per-node
+  std::vector<Shortfall> shortfalls{};  // of memory
 };
 
 // Whose parameters the formulas are of: the rank asked for, else one of every stage of a pipeline.

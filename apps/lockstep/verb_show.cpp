@@ -50,15 +50,17 @@ int ranks_per_node(const CommandLine& command_line) {
                      .way_out = cat("write a number from 1 to ", kMaxRanksPerNode)});
 }
 
-Shown prepare(const CommandLine& command_line) {
+Shown prepare(const CommandLine& command_line, const std::string& what) {
   int ranks = command_line.ranks.value_or(0);
   if (ranks == 0) {
     const config::LoadedConfig loaded = config::load_config(command_line.config_files(), command_line.overrides);
     ranks = config::ranks_wanted(loaded.config);
   }
   Shown shown;
-  shown.layout = program::layout_of(configuration(command_line, ranks), ranks);
+  const config::LoadedConfig loaded = configuration(command_line, ranks);
+  shown.layout = program::layout_of(loaded, ranks);
   shown.program = program::build_program(shown.layout);
+  if (what == "memory") shown.shortfalls = shortfalls(command_line, loaded.config, shown.layout, shown.program);
   shown.timeline = command_line.has("timeline");
   shown.ranks_per_node = ranks_per_node(command_line);
   const int64_t rank = command_line.integer("rank", -1);
@@ -134,7 +136,7 @@ std::string memory_page(const Shown& shown) {
     if (shown.timeline) text += "\n" + program::draw_memory(shown.program, shown.layout, ranks->front());
     text += "\n";
   }
-  return text + program::kept_table(shown.layout, shown.ranks.front());
+  return text + program::kept_table(shown.layout, shown.ranks.front()) + shortfalls_text(shown.layout, shown.shortfalls);
 }
 
 // Groups and servers where there is more than one way to arrange them, or where they were asked for.
@@ -172,7 +174,7 @@ int verb_show(const CommandLine& command_line) {
                        .way_out = "write one of program, layout, block, memory, traffic, schedules"});
   }
   check_flags(command_line, what);
-  const Shown shown = prepare(command_line);
+  const Shown shown = prepare(command_line, what);
   std::string text;
   if (draws_step(command_line)) {
     text = (command_line.json ? "" : header(shown)) + step_page(command_line, shown.layout, shown.program);
@@ -193,7 +195,7 @@ int verb_show(const CommandLine& command_line) {
     text = traffic_page(shown, command_line);
   }
   std::fputs(text.c_str(), stdout);
-  return 0;
+  return static_cast<int>(shown.shortfalls.empty() ? ExitCode::kOk : ExitCode::kOutOfMemory);
 }
 
 }  // namespace lockstep::apps

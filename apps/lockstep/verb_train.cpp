@@ -1,10 +1,10 @@
 // `lockstep train`: judges configuration, layout and data before anything starts, then runs the ranks.
 #include "apps/lockstep/ranks.h"
+#include "apps/lockstep/rooms.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/program/job.h"
-#include "lockstep/program/ways_out.h"
 
 namespace lockstep::apps {
 
@@ -41,7 +41,7 @@ int verb_train(const CommandLine& command_line) {
   if (!is_checked(command_line)) {
     const program::Layout layout = program::layout_of(loaded, ranks);
     program::check_data(loaded.config, layout);
-    program::check_device_limit(loaded.config, layout);
+    refuse_what_does_not_fit(command_line, loaded.config, layout);
   }
   return run_on_ranks(command_line, loaded.config,
                       {.ranks = ranks,

@@ -27,7 +27,7 @@ struct Outcome {
 
 // Runs `script` as every rank; in it $rank, $size and $fd are the identity.
 Outcome run(int ranks, const std::string& script, milliseconds grace = milliseconds(5000),
-            std::filesystem::path logs = {}, int max_restarts = 0) {
+            std::filesystem::path logs = {}, int max_restarts = 0, std::filesystem::path system_root = "/") {
   const int report = memfd_create("report", MFD_CLOEXEC);
   const std::string prologue = "rank=$2; size=$4; fd=$6; ";
   const int code = launch_local({.ranks = ranks,
@@ -36,7 +36,8 @@ Outcome run(int ranks, const std::string& script, milliseconds grace = milliseco
                                  .log_dir = std::move(logs),
                                  .grace = grace,
                                  .error_fd = report,
-                                 .max_restarts = max_restarts});
+                                 .max_restarts = max_restarts,
+                                 .system_root = std::move(system_root)});
   std::string text(static_cast<size_t>(lseek(report, 0, SEEK_END)), '\0');
   EXPECT_EQ(pread(report, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
   close(report);
@@ -73,6 +74,25 @@ TEST(Launcher, NamesTheSignal) {
   const Outcome outcome = run(2, "[ $rank = 1 ] && kill -9 $$; exit 6");
   EXPECT_EQ(outcome.code, static_cast<int>(ExitCode::kPeerLost));
   EXPECT_EQ(outcome.report, "rank 1 was ended by signal 9 (Killed)\n");
+}
+
+// What the kernel counts is made up: the rank writes it down before it ends itself.
+TEST(Launcher, SaysSoWhereMemoryWasShort) {
+  const std::filesystem::path root = std::filesystem::temp_directory_path() / cat("lockstep-short-", ::getpid());
+  std::filesystem::create_directories(root / "proc");
+  const std::string vmstat = (root / "proc/vmstat").string();
+  std::ofstream(vmstat) << "oom_kill 2\n";
+  const std::string script = cat("[ $rank = 1 ] && echo oom_kill 3 > ", vmstat, " && kill -9 $$; exit 6");
+  const Outcome outcome = run(2, script, milliseconds(5000), {}, 0, root);
+  EXPECT_EQ(outcome.code, static_cast<int>(ExitCode::kOutOfMemory));
+  EXPECT_EQ(outcome.report,
+            "error LS4004: rank 1 was ended by signal 9 (Killed): the kernel ended 1 process of this machine because memory "
+            "was short (oom_kill 2 -> 3)\n  `lockstep show memory` says what the ranks need, and what to change\n");
+  // A lost rank all the same.
+  const Outcome again = run(1, cat("grep -q 4 ", vmstat, " && exit 0; echo oom_kill 4 > ", vmstat, "; kill -9 $$"), milliseconds(5000), {}, 1, root);
+  EXPECT_EQ(again.code, 0) << again.report;
+  EXPECT_EQ(run(1, "kill -9 $$", milliseconds(5000), {}, 0, root).code, static_cast<int>(ExitCode::kPeerLost));
+  std::filesystem::remove_all(root);
 }
 
 TEST(Launcher, EndsTheOthersAfterTheGracePeriod) {

@@ -18,6 +18,7 @@
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/launch/host_memory.h"
 #include "lockstep/launch/identity.h"
 #include "lockstep/launch/shared_region.h"
 
@@ -128,7 +129,8 @@ class LocalRanks {
         signals_(signals),
         again_(again),
         region_(SharedRegion::memfd(region_bytes(launch.ranks))),
-        program_(resolve(launch.program)) {}
+        program_(resolve(launch.program)),
+        kills_before_(memory_kills(launch.system_root)) {}
   ~LocalRanks() {
     for (Child& child : children_) end(child, SIGKILL);
     for (Child& child : children_)
@@ -147,8 +149,8 @@ class LocalRanks {
       press();
     }
     for (Child& child : children_) read_output(child);
-    const int code = report();
-    return {.code = code, .lost = code == static_cast<int>(ExitCode::kPeerLost) && !stop_signal_};
+    const Outcome outcome = report();
+    return {.code = outcome.code, .lost = outcome.lost && !stop_signal_};
   }
 
  private:
@@ -324,25 +326,37 @@ class LocalRanks {
     return static_cast<int>(by_person ? ExitCode::kInterrupted : ExitCode::kTerminated);
   }
 
-  int report() const {
-    if (ended_.empty()) return 0;
+  // What the kernel did for want of memory, where that may have ended the rank; else empty.
+  std::string shortage(const Child& child) const {
+    if (!child.ended_by_signal(SIGKILL) || child.pressed) return "";
+    return kills_text(kills_before_, memory_kills(launch_.system_root));
+  }
+
+  Outcome report() const {
+    if (ended_.empty()) return {};
     const Child& child = culprit();
-    if (all_stopped_alike()) return child.exit_code();
-    if (stop_signal_ && is_echo(child)) return report_signal();
+    const int code = child.exit_code();
+    if (all_stopped_alike()) return {.code = code};
+    if (stop_signal_ && is_echo(child)) return {.code = report_signal()};
     std::string text;
     if (!child.tail.empty()) {
       std::string_view tail = child.tail;
       if (tail.back() == '\n') tail.remove_suffix(1);
       for (const std::string& line : split(tail, '\n')) text += cat("[rank ", child.rank, "] ", line, "\n");
     }
-    if (child.ended_by_signal()) {
+    const std::string short_of_memory = shortage(child);
+    if (!short_of_memory.empty()) {
+      text += cat("error LS4004: rank ", child.rank, " was ended by signal 9 (Killed): ", short_of_memory,
+                  "\n  `lockstep show memory` says what the ranks need, and what to change\n");
+    } else if (child.ended_by_signal()) {
       const int signal = WTERMSIG(child.status);
       text += cat("rank ", child.rank, " was ended by signal ", signal, " (", strsignal(signal), ")\n");
     } else {
       text += cat("rank ", child.rank, " ended with exit code ", child.exit_code(), "\n");
     }
     write_all(launch_.error_fd, text);
-    return child.exit_code();
+    return {.code = short_of_memory.empty() ? code : static_cast<int>(ExitCode::kOutOfMemory),
+            .lost = code == static_cast<int>(ExitCode::kPeerLost)};
   }
 
   const LocalLaunch& launch_;
@@ -350,6 +364,7 @@ class LocalRanks {
   bool again_;  // not the first start
   SharedRegion region_;
   std::string program_;
+  MemoryKills kills_before_;
   std::vector<Child> children_;
   std::vector<size_t> ended_;  // children that failed, in the order of their ends
   std::optional<int> stop_signal_;  // the last one that we were sent

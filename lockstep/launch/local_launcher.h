@@ -19,13 +19,15 @@ struct LocalLaunch {
   int error_fd = 2;                       // where a failure is reported
   int max_restarts = 0;                   // how often all ranks are started again after one was lost
   Identity first{};  // of the first of them, where there are ranks on other hosts too; else the world is `ranks`
+  std::filesystem::path system_root = "/";  // where /proc and /sys are: host_memory.h
 };
 
 // Blocks until every rank has ended. Returns 0 where all did well, else the exit code of the rank that failed first,
 // and says which it was. A failure of code kPeerLost is blamed only where no rank has another one, since it is the echo
 // of somebody else's; a rank ended by a signal counts as kPeerLost and as a cause: "rank 2 was ended by signal 9
-// (Killed)". The first keeps the terminal; of the others the last lines of the one to blame are shown, with its number.
-// Where the outcome is kPeerLost, all ranks are started again, `max_restarts` times at most.
+// (Killed)". Where it was signal 9 and the kernel has meanwhile ended processes for want of memory, this is said (LS4004)
+// and the code is kOutOfMemory. The first keeps the terminal; of the others the last lines of the one to blame are shown, with its number.
+// Where a rank was lost, ended by a signal or with kPeerLost, all ranks are started again, `max_restarts` times at most.
 //
 // SIGINT, SIGTERM, SIGUSR1, SIGHUP and SIGUSR2 are passed on to every rank; SIGINT and SIGHUP not where they were
 // ignored. After one of the first four a rank may take its time to save; the next of the four ends all at once. Ranks

@@ -38,39 +38,35 @@ std::string bytes_table(const MemoryBytes& predicted, const std::optional<Memory
   return table(rows, 1, 2);
 }
 
-std::string ways_table(const std::vector<WayOut>& ways, int64_t limit) {
-  if (ways.empty()) return "no single change lowers the peak of these ranks: use more of them, or a smaller model\n";
-  std::vector<Row> rows = {{"cheapest ways out", "memory", "peak", "step time (predicted)"}};
+}  // namespace
+
+std::string ways_text(const std::vector<WayOut>& ways, const Room& room) {
+  if (ways.empty()) return "no change of the layout lowers this: more memory or ranks are needed, or a smaller model\n";
+  const bool together = room.kind == Room::Kind::kHost || room.kind == Room::Kind::kDevice;
+  std::vector<Row> rows = {{"cheapest ways out", "memory", together ? "needed" : "peak", "step time (predicted)"}};
   for (const WayOut& way : ways)
     rows.push_back({" " + way.change, "-" + bytes_text(way.saved), bytes_text(way.peak),
-                    cat(percent(way.slower), limit > 0 && !way.fits ? "   not enough alone" : "")});
+                    cat(percent(way.slower), room.kind != Room::Kind::kUnbounded && !way.fits ? "   not enough alone" : "")});
   return table(rows, 1, 2);
 }
 
-}  // namespace
-
-std::string shortage_text(const config::RunConfig& config, const Layout& layout, int rank,
+std::string shortage_text(const config::RunConfig& config, const Layout& layout, const Shortage& shortage,
                           const std::optional<MemoryBytes>& measured) {
-  const MemoryBytes predicted = predict_memory(layout, build_program(layout), rank);
-  return indented(bytes_table(predicted, measured)) +
-         indented(ways_table(ways_out(config, layout, rank), layout.device_limit));
+  const MemoryBytes predicted = predict_memory(layout, build_program(layout), shortage.rank);
+  const bool several = shortage.room.ranks > 1;
+  return indented((several ? cat("rank ", shortage.rank, "\n") : "") + bytes_table(predicted, measured)) +
+         indented(ways_text(ways_out(config, layout, shortage), shortage.room));
 }
 
-void check_device_limit(const config::RunConfig& config, const Layout& layout) {
-  if (layout.device_limit == 0) return;
-  const Program program = build_program(layout);
-  int worst = 0;
-  int64_t peak = 0;
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
-    const int64_t needed = predict_memory(layout, program, rank).peak;
-    if (needed > peak) worst = rank, peak = needed;
-  }
-  if (peak <= layout.device_limit) return;
+void check_room(const config::RunConfig& config, const Layout& layout, const Room& room) {
+  if (room.kind == Room::Kind::kUnbounded) return;
+  const Need need = need_of(config, layout, build_program(layout), room);
+  if (fits(need, room)) return;
+  const std::string own = room.kind == Room::Kind::kLimit ? "" : "; memory.device_limit holds ranks against a size of your own instead";
   throw OutOfMemoryError({.code = "LS4003",
-                          .what = cat("rank ", worst, " (", layout.mesh.describe(worst), ") would need ", bytes_text(peak),
-                                      ", but memory.device_limit = ", bytes_text(layout.device_limit),
-                                      " (nothing was started)", shortage_text(config, layout, worst, std::nullopt)),
-                          .way_out = "`lockstep show memory` has all of it"});
+                          .what = cat(shortage_line(layout, need, room), " (nothing was started)",
+                                      shortage_text(config, layout, {.rank = need.worst, .room = room}, std::nullopt)),
+                          .way_out = "`lockstep show memory` has all of it" + own});
 }
 
 }  // namespace lockstep::program

@@ -6,32 +6,45 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/config/run_config.h"
+#include "lockstep/config/load.h"
 #include "lockstep/program/memory.h"
+#include "lockstep/program/room.h"
 
 namespace lockstep::program {
 
 struct WayOut {
   std::string change;    // "memory.recompute = \"full\""
-  int64_t peak = 0;      // predicted, of the rank; with another number of stages of the rank that then needs most
-  int64_t saved = 0;     // of the peak
+  std::vector<config::Override> set{};  // the same as flags
+  int ranks = 0;         // -n, where the number of ranks changes; else 0
+  int64_t peak = 0;      // predicted, of the rank; with other stages or ranks of the rank that then needs most; of a host or
+                         // a GPU what its ranks take together
+  int64_t saved = 0;     // of that
   double slower = 0;     // predicted time of a step: 0.04 = 4 % more (step_cost.h)
   bool same_numbers = true;
-  bool fits = false;     // within memory.device_limit, on every stage of a pipeline
+  bool fits = false;     // in the room; with memory.device_limit on every stage of a pipeline
 };
 
-// The `most` cheapest single changes of the configuration that are valid for its model and ranks and lower the peak of
-// `rank`: recomputation, a higher zero stage, smaller microbatches, offload, tensor parallelism, more stages, bf16. Those that fit the
-// limit come first, among them those that keep the numbers, among those the fastest; of those that do not fit, the ones
-// that save most. Empty where nothing helps.
-std::vector<WayOut> ways_out(const config::RunConfig& config, const Layout& layout, int rank, size_t most = 3);
+struct Shortage {
+  int rank = 0;    // whose peak is to be lowered
+  Room room{};
+  size_t most = 3;  // ways to be named
+};
+
+// The cheapest changes of the configuration that are valid for its model and ranks and lower what is needed: recomputation, a
+// higher zero stage, smaller microbatches, offload from a GPU, none on the CPU, tensor parallelism, more stages, fewer ranks of
+// the host, saving without a copy, bf16, shorter sequences. Those that fit come first, among them those that keep the
+// numbers, among those the fastest; of those that do not fit, the ones that save most. Where no change fits alone, the
+// first one that does is made of up to three. Empty where nothing helps.
+std::vector<WayOut> ways_out(const config::RunConfig& config, const Layout& layout, const Shortage& shortage);
 
 // The table of an out-of-memory message: bytes by category, predicted and (where there are any) measured, and the ways out.
-std::string shortage_text(const config::RunConfig& config, const Layout& layout, int rank,
+std::string shortage_text(const config::RunConfig& config, const Layout& layout, const Shortage& shortage,
                           const std::optional<MemoryBytes>& measured);
+// The table of ways out alone.
+std::string ways_text(const std::vector<WayOut>& ways, const Room& room);
 
-// OutOfMemoryError LS4003 where the predicted peak of a rank is above memory.device_limit, before anything starts; with
-// the table of the rank that needs most.
-void check_device_limit(const config::RunConfig& config, const Layout& layout);
+// OutOfMemoryError LS4003 where the plan does not fit the room, before anything starts; with the table of the rank that
+// needs most.
+void check_room(const config::RunConfig& config, const Layout& layout, const Room& room);
 
 }  // namespace lockstep::program

@@ -2,13 +2,9 @@
 
 #include <ATen/Parallel.h>
 
-#include <sched.h>
-
-#include <algorithm>
-#include <thread>
-
 #include "apps/lockstep/runtime/backends.h"
 #include "lockstep/engine/memory_tracker.h"
+#include "lockstep/launch/compute_threads.h"
 #include "lockstep/program/job.h"
 #include "lockstep/train/executor_options.h"
 
@@ -20,20 +16,6 @@ std::chrono::milliseconds deadline_of(const config::RunConfig& config, const Ran
   return options.deadline.value_or(std::chrono::ceil<std::chrono::milliseconds>(configured));
 }
 
-// Cores that this process may run on: launchers that bind their ranks give each a part. `otherwise` where the mask is
-// wider than what is asked for here.
-int bound_cores(int otherwise) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : otherwise;
-}
-
-int compute_threads(const config::RunConfig& config, const launch::Identity& identity) {
-  if (config.train.threads > 0) return config.train.threads;
-  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return std::min(bound_cores(cores), std::max(1, cores / std::max(1, identity.local_size)));
-}
-
 }  // namespace
 
 RankJob::RankJob(const CommandLine& command_line, const RankJobOptions& options)
@@ -42,7 +24,7 @@ RankJob::RankJob(const CommandLine& command_line, const RankJobOptions& options)
   // A host without the device is told at once; ranks that another launcher has spread over hosts meet first.
   const launch::Identity& identity = command_line.identity;
   if (identity.region_fd >= 0 || identity.world_size == 1) train::device_of(loaded_.config);
-  layout_.threads = compute_threads(loaded_.config, identity);
+  layout_.threads = launch::compute_threads(loaded_.config.train.threads, identity);
   at::set_num_threads(layout_.threads);
   world_ = join_world(identity, loaded_.config, deadline_of(loaded_.config, options));
 }

@@ -1,7 +1,7 @@
+#include "apps/lockstep/runtime/device_room.h"
 #include "apps/lockstep/runtime/job.h"
 #include "apps/lockstep/runtime/verbs.h"
 #include "lockstep/base/units.h"
-#include "lockstep/program/ways_out.h"
 #include "lockstep/train/out_of_memory.h"
 #include "lockstep/train/trainer.h"
 
@@ -17,7 +17,7 @@ std::optional<double> stop_after(const CommandLine& command_line) {
 int verb_train_on_rank(const CommandLine& command_line) {
   const RankJob job(command_line);
   const auto train = [&] {
-    program::check_device_limit(job.config(), job.layout());  // with the number of threads of this machine
+    refuse_what_the_gpu_cannot_hold(job, command_line.identity.local_rank, command_line.identity.local_size);
     train::Trainer trainer({.loaded = job.loaded(),
                             .layout = job.layout(),
                             .world = job.world(),
