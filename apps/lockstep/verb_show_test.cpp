@@ -37,11 +37,29 @@ TEST(Show, WorksWithAPresetAlone) {
   for (const char* what : {"program", "layout", "memory", "traffic"}) {
     for (const char* preset : {"gpt2-test", "llama-test", "gpt2-124m", "llama3-8b", "gpt-100b"}) {
       for (const char* ranks : {"1", "3"}) {
-        const Outcome outcome = show(cat(what, " -n ", ranks, " --model.preset=", preset));
+        const Outcome outcome = show(cat(what, " -n ", ranks, " --train.device=cuda --model.preset=", preset));
         EXPECT_EQ(outcome.code, 0) << outcome.output;
       }
     }
   }
+}
+
+// A plan for the CPU is one for this host, as for `train`; one for GPUs is held against a limit alone.
+TEST(Show, MemoryThatDoesNotFitIsSaidWithTheWaysOut) {
+  const std::string large = "memory -n 2 --model.preset=gpt-100b --train.seq_len=64";
+  const Outcome here = show(large);
+  EXPECT_EQ(here.code, 4);
+  EXPECT_THAT(here.output, HasSubstr("does not fit: 2 ranks of this host would together need "));
+  EXPECT_THAT(here.output, HasSubstr("cheapest ways out"));
+  EXPECT_THAT(here.output, Not(HasSubstr("memory.offload = ")));
+  EXPECT_EQ(show(large + " --train.device=cuda").code, 0);
+  const Outcome limited = show(large + " --train.device=cuda --memory.device_limit=80GiB");
+  EXPECT_EQ(limited.code, 4);
+  EXPECT_THAT(limited.output, HasSubstr("memory.device_limit = 80.0 GiB; `lockstep train` refuses this"));
+  const Json json = parse_json(show(large + " --json --memory.device_limit=80GiB").output, "memory");
+  EXPECT_EQ(json["fits"], false);
+  EXPECT_GT(json["shortfalls"][0]["ways_out"].size(), 0u);
+  EXPECT_EQ(show(large + " --memory.device_limit=9999TiB").code, 0);
 }
 
 TEST(Show, ReadsARunFile) {

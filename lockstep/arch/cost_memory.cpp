@@ -6,17 +6,16 @@
 namespace lockstep::arch {
 namespace {
 
-// y = x W^T, sums of `in` terms. An fp32 one (nn/gemm.cpp) packs 64 columns of the weight at a time.
+// y = x W^T, sums of `in` terms.
 void linear(const Sizes& s, int64_t in, int64_t bytes_out, Memory& memory) {
   memory.take(bytes_out);
-  if (!s.fp32) memory.scratch(kPackingBytes);
-  if (s.fp32 && s.tokens > 1) memory.scratch(4 * 64 * in);
+  memory.scratch(product_scratch(s, {.rows = s.tokens, .terms = in, .columns = 0, .weight = Weight::kRows}));
 }
 
-// dx = dy W: the weight lies as the product reads it.
-void linear_backward_input(const Sizes& s, int64_t bytes_out, Memory& memory) {
+// dx = dy W of a weight [out, in].
+void linear_backward_input(const Sizes& s, int64_t out, int64_t in, int64_t bytes_out, Memory& memory) {
   memory.take(bytes_out);
-  if (!s.fp32) memory.scratch(kPackingBytes);
+  memory.scratch(product_scratch(s, {.rows = s.tokens, .terms = out, .columns = in, .weight = Weight::kColumns}));
 }
 
 // The product is added straight into an fp32 gradient when the operands are fp32.
@@ -34,9 +33,8 @@ constexpr AttentionScratch kAttentionForward{.sequences = 2, .blocks = 3, .score
 constexpr AttentionScratch kAttentionBackward{.sequences = 4, .blocks = 5, .scores = 2};
 
 int64_t attention_scratch(const Sizes& s, const AttentionScratch& scratch) {
-  const auto round_up = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
-  const int64_t rows = scratch.sequences * round_up(s.input.seq_len, 48) + scratch.blocks * 48;
-  return s.input.threads * 4 * (rows * round_up(s.model.head_size, 16) + scratch.scores * 48 * 48);
+  const int64_t rows = scratch.sequences * rounded_up(s.input.seq_len, 48) + scratch.blocks * 48;
+  return s.input.threads * 4 * (rows * rounded_up(s.model.head_size, 16) + scratch.scores * 48 * 48);
 }
 
 // Norms of query and key heads: what came in, copied, and a statistic a head. Nothing where the model has none.
@@ -81,7 +79,7 @@ int64_t kept_by(Recompute choice, const Sizes& s) {
 // The linear at the end of a half: with sequence parallelism all rows of its sum, of which this rank keeps its own.
 void row_linear(const Sizes& s, int64_t in, Memory& memory) {
   linear(s, in, s.sequence ? s.whole : s.hidden, memory);
-  if (s.sequence) memory.take(s.hidden), memory.drop(s.whole);
+  if (s.sequence) memory.take(s.hidden), memory.scratch(s.scattered() - s.whole), memory.drop(s.whole);
 }
 
 // Until the first half's branch is there; `saved`: whether what backward needs stays.
@@ -89,9 +87,9 @@ void attend(const Sizes& s, bool saved, Memory& memory) {
   const auto unless_saved = [&](int64_t bytes) { memory.drop(saved ? 0 : bytes); };
   norm_forward(s, memory);
   unless_saved(s.statistics);
-  memory.take(s.whole);
+  memory.take(s.gathered());
   linear(s, s.model.hidden, s.qkv, memory);
-  memory.drop(s.whole);
+  memory.drop(s.gathered());
   head_norm_forward(s, saved, memory);
   memory.take(s.q + s.logsumexp);
   memory.scratch(attention_scratch(s, kAttentionForward));
@@ -106,9 +104,9 @@ void attend(const Sizes& s, bool saved, Memory& memory) {
 void rise(const Sizes& s, bool saved, Memory& memory) {
   norm_forward(s, memory);
   if (!saved) memory.drop(s.statistics);
-  memory.take(s.whole);
+  memory.take(s.gathered());
   linear(s, s.model.hidden, s.up, memory);
-  memory.drop(s.whole);
+  memory.drop(s.gathered());
   memory.take(s.ffn);
   if (!saved) memory.drop(s.up);
 }
@@ -146,17 +144,18 @@ int64_t restore_peak(const Sizes& s) {
 
 // dx of the first linear of a half: with sequence parallelism it is summed into the rows here, and the unsummed one goes
 // when the sum has come (finish).
-void column_backward_input(const Sizes& s, Memory& memory) {
-  linear_backward_input(s, s.sequence ? s.whole : s.hidden, memory);
-  if (s.sequence) memory.take(s.hidden);
+void column_backward_input(const Sizes& s, int64_t out, Memory& memory) {
+  linear_backward_input(s, out, s.model.hidden, s.sequence ? s.whole : s.hidden, memory);
+  if (s.sequence) memory.take(s.hidden + s.scattered() - s.whole);
 }
 
-void finish(const Sizes& s, Memory& memory) { memory.drop(s.whole); }
+void finish(const Sizes& s, Memory& memory) { memory.drop(s.scattered()); }
 
 // The end of a half, backwards: with sequence parallelism all rows of dy are gathered, and W keeps those.
 void row_backward_input(const Sizes& s, Memory& memory) {
   dropout_backward(s, memory);
   memory.take(s.whole);
+  memory.scratch(s.gathered() - s.whole);
 }
 
 // A half's dy without the dropped elements is a copy that only this half sees, unless W keeps it.
@@ -165,29 +164,29 @@ void drop_masked(const Sizes& s, Memory& memory) {
 }
 
 // Of the first linear's weight gradient, with sequence parallelism: all rows of x.
-void gather_input(const Sizes& s, Memory& memory) { memory.take(s.whole); }
+void gather_input(const Sizes& s, Memory& memory) { memory.take(s.gathered()); }
 
 enum class Weights { kFollow, kLater };
 
 // Until the gradient of the first linear's x is on its way.
 void mlp_backward_input(const Sizes& s, Weights weights, Memory& memory) {
   row_backward_input(s, memory);
-  linear_backward_input(s, s.ffn, memory);  // of the nonlinearity's output
+  linear_backward_input(s, s.model.hidden, s.model.ffn, s.ffn, memory);  // of the nonlinearity's output
   memory.drop(s.ffn);
   if (weights == Weights::kFollow) gather_input(s, memory);
-  column_backward_input(s, memory);
+  column_backward_input(s, s.up_width, memory);
   drop_masked(s, memory);
 }
 
 void attention_backward_input(const Sizes& s, Weights weights, Memory& memory) {
   row_backward_input(s, memory);
-  linear_backward_input(s, s.q, memory);  // of mixed
+  linear_backward_input(s, s.model.hidden, s.q_width, s.q, memory);  // of mixed
   memory.scratch(attention_scratch(s, kAttentionBackward));  // dq, dk, dv take the place of q, k, v
   memory.drop(s.logsumexp);
   head_norm_backward_input(s, memory);
   memory.drop(s.q);
   if (weights == Weights::kFollow) gather_input(s, memory);
-  column_backward_input(s, memory);
+  column_backward_input(s, s.qkv_width, memory);
   drop_masked(s, memory);
 }
 
@@ -195,7 +194,7 @@ void attention_backward_input(const Sizes& s, Weights weights, Memory& memory) {
 void column_backward_weight(const Sizes& s, int64_t out, bool has_bias, Memory& memory) {
   if (s.sequence) memory.drop(s.hidden);
   linear_backward_weight(s, s.model.hidden, out, has_bias, memory);
-  memory.drop(s.sequence ? s.whole : s.hidden);
+  memory.drop(s.sequence ? s.gathered() : s.hidden);
 }
 
 // The last linear takes the block's dy as it came.

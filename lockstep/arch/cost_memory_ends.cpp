@@ -15,6 +15,7 @@ void embedding_backward_weight(const Sizes& s, int64_t dy, Memory& memory) {
   if (s.model.traits().learned_positions)
     memory.scratch(s.sequence ? s.rows * fp32_rows : 4 * s.input.seq_len * s.model.hidden);
   memory.take(s.whole);
+  memory.scratch(s.gathered() - s.whole);
   if (s.sequence) memory.drop(dy);
   // With a cut vocabulary the rows of tokens that live here: that share of them, if tokens are spread evenly.
   const int64_t size = s.input.tensor.size, here = s.tokens / size;
@@ -31,7 +32,7 @@ void embedding_memory(const Sizes& s, LayerCost& cost) {
   forward.take(s.sequence ? s.whole : s.hidden);
   forward.scratch(local_ids(s));
   if (s.sequence) {
-    forward.take(s.hidden), forward.drop(s.whole);
+    forward.take(s.hidden), forward.scratch(s.scattered() - s.whole), forward.drop(s.whole);
     if (s.model.traits().learned_positions) forward.scratch(s.hidden);
   }
   dropout_forward(s, forward);
@@ -52,21 +53,25 @@ void head_memory(const Sizes& s, LayerCost& cost) {
   const int64_t tp = s.input.tensor.size;
   const int64_t rows = std::min(head_chunk_rows(mesh::padded_part(s.vocab_size, tp)), s.tokens);  // of a chunk
   cost.kept = s.hidden;  // x
-  constexpr int64_t kLoss = 4;
   Memory backward(cost.kept);
   norm_forward(s, backward);
-  if (s.sequence) backward.take(s.whole), backward.drop(s.hidden);
-  backward.take(kLoss);
+  if (s.sequence) backward.take(s.whole), backward.scratch(s.gathered() - s.whole), backward.drop(s.hidden);
+  backward.take(kLossBytes);
   const int64_t logits = rows * m.vocab_size * s.input.element_size;  // overwritten with their gradient
   backward.take(logits);
-  if (tp > 1) backward.scratch(4 * 3 * rows * (1 + tp));  // softmax, of this rank and of all
+  backward.scratch(product_scratch(s, {.rows = rows, .terms = m.hidden, .columns = m.vocab_size, .weight = Weight::kRows}));
+  const int64_t softmax = tp > 1 ? 4 * 3 * rows * (1 + tp) : 0;  // of this rank and of all
+  backward.scratch(softmax + 4 * rows + kLossBytes);  // losses of rows, and their sum
   if (!s.fp32) backward.scratch(2 * m.vocab_size * m.hidden + kPackingBytes);
-  backward.scratch(rows * m.hidden * s.input.element_size + (s.fp32 ? 0 : kPackingBytes));  // their rows' gradient
+  const int64_t gradient = rows * m.hidden * s.input.element_size;  // of the chunk's rows
+  backward.take(gradient);
+  backward.scratch(product_scratch(s, {.rows = rows, .terms = m.vocab_size, .columns = m.hidden, .weight = Weight::kColumns}));
+  backward.drop(gradient);
   backward.drop(logits);
-  if (s.sequence) backward.take(s.hidden), backward.drop(s.whole);
+  if (s.sequence) backward.take(s.hidden), backward.scratch(s.scattered() - s.whole), backward.drop(s.whole);
   norm_backward_input(s, backward);
   const int64_t before = cost.kept + s.hidden;  // with dx
-  apart(backward, before, {.dx = s.hidden, .dy = kLoss}, cost);
+  apart(backward, before, {.dx = s.hidden, .dy = kLossBytes}, cost);
   Memory weight(cost.held);
   norm_backward_weight(s, weight);
   cost.weight_workspace = weight.peak() - cost.held;

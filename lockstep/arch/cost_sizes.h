@@ -15,13 +15,14 @@ struct Sizes {
         input(in),
         tokens(in.batch * in.seq_len),
         sequence(in.tensor.size > 1 && in.tensor.sequence_parallel),
-        rows(sequence ? mesh::padded_range(tokens, in.tensor.size, in.tensor.rank).size() : tokens),
+        rows(sequence ? mesh::padded_part(tokens, in.tensor.size) : tokens),
         fp32(in.element_size == 4),
         q_width(model.heads * m.head_size),
         qkv_width(q_width + 2 * model.kv_heads * m.head_size),
         up_width(m.traits().gated_mlp ? 2 * model.ffn : model.ffn),
         hidden(rows * m.hidden * in.element_size),
-        whole(sequence ? mesh::padded_part(tokens, in.tensor.size) * in.tensor.size * m.hidden * in.element_size : 0),
+        whole(sequence ? rows * in.tensor.size * m.hidden * in.element_size : 0),
+        uneven(sequence && tokens % in.tensor.size != 0),
         q(activations(q_width)),
         qkv(activations(qkv_width)),
         up(activations(up_width)),
@@ -31,6 +32,8 @@ struct Sizes {
         mask(m.dropout > 0 ? rows * m.hidden : 0) {}
 
   int64_t activations(int64_t width) const { return tokens * width * input.element_size; }
+  int64_t gathered() const { return whole + (uneven ? hidden : 0); }  // while the rows of this rank, copied, are on their way
+  int64_t scattered() const { return whole + (uneven ? whole : 0); }
 
   // The model whose layers are what this rank holds of them.
   static ModelConfig part_of(ModelConfig m, const TensorShard& shard) {
@@ -46,13 +49,14 @@ struct Sizes {
   const CostInput& input;
   int64_t tokens;  // M = B S
   bool sequence;   // norms, dropout and sums act on `rows` of them
-  int64_t rows;
+  int64_t rows;    // the last ranks may have fewer, in buffers of so many
   bool fp32;
   int64_t q_width;    // elements a token
   int64_t qkv_width;  // elements a token
   int64_t up_width;   // elements a token
   int64_t hidden;     // of the rows here
   int64_t whole;      // with sequence parallelism all rows, gathered or to be scattered; else 0
+  bool uneven;        // they are copied to buffers of equal parts for that (parallel/tensor/group.cpp)
   int64_t q;
   int64_t qkv;
   int64_t up;

@@ -5,6 +5,11 @@
 #include "lockstep/program/memory_walk.h"
 
 namespace lockstep::program {
+namespace {
+
+constexpr int64_t kLoss = 4;  // of a microbatch, from the head's backward to the end of the step
+
+}  // namespace
 
 void MemoryWalk::hand_on(const Flow& flow, int64_t bytes) {
   LOCKSTEP_CHECK(flowing_.emplace(flow, bytes).second, "layer ", flow.layer, " has not taken what it has of microbatch ",
@@ -49,6 +54,7 @@ void MemoryWalk::take_gradient(const Action& action) {
   activations_ = live(MemoryCategory::kActivations) + dx;
   take_flow({action.layer, action.microbatch, true});
   if (dx > 0) hand_on({action.layer - 1, action.microbatch, true}, dx);
+  if (action.layer == layout_.num_layers() - 1) live(MemoryCategory::kActivations) += kLoss;
 }
 
 void MemoryWalk::backward(const Action& action) {
