@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 QUOTE = re.compile(r"(<!-- lockstep ([^\n]*) -->\n```text\n)(.*?)(```\n)", re.DOTALL)
+DOES_NOT_FIT = 4  # `show memory` says so with its exit code, and prints all the same
 PICTURE = re.compile(r"<!-- lockstep ([^\n]*--svg) -->\n!\[[^\]\n]*\]\(([^)\s]+\.svg)\)")
 
 
@@ -21,8 +22,10 @@ def main():
     for page in map(pathlib.Path, pages):
         def renew(match):
             command = [program, *shlex.split(match[2])]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            return match[1] + output + match[4]
+            result = subprocess.run(command, capture_output=True, text=True)
+            if result.returncode not in (0, DOES_NOT_FIT):
+                sys.exit(f"{shlex.join(command)}\n{result.stderr}")
+            return match[1] + result.stdout + match[4]
 
         page.write_text(QUOTE.sub(renew, page.read_text()))
         for arguments, file in PICTURE.findall(page.read_text()):
