@@ -1,6 +1,7 @@
 #include "lockstep/program/ways_out.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -17,7 +18,8 @@ namespace {
 
 using config::RunConfig;
 
-constexpr int kMostTogether = 3;  // changes
+constexpr int kMostTogether = 3;               // changes
+constexpr int64_t kLargeProgram = 100'000;  // actions of all ranks: longer ones take seconds to plan in every way
 
 struct Change {
   std::vector<config::Override> set{};
@@ -272,7 +274,9 @@ std::vector<WayOut> ways_out(const config::RunConfig& config, const Layout& layo
   const std::vector<Tried> tried = try_changes(now, {}, judge, shortage.room);
   std::vector<WayOut> ways;
   for (const Tried& one : tried) ways.push_back(one.way);
-  if (!tried.empty() && !ways.front().fits)
+  int64_t actions = 0;
+  for (const auto& of_rank : now.program.ranks) actions += std::ssize(of_rank);
+  if (!tried.empty() && !ways.front().fits && actions < kLargeProgram)
     if (auto several = together(tried, judge, shortage.room)) ways.insert(ways.begin(), *std::move(several));
   ways.resize(std::min(shortage.most, ways.size()));
   return ways;

@@ -34,7 +34,7 @@ struct Shortage {
 // higher zero stage, smaller microbatches, offload from a GPU, none on the CPU, tensor parallelism, more stages, fewer ranks of
 // the host, saving without a copy, bf16, shorter sequences. Those that fit come first, among them those that keep the
 // numbers, among those the fastest; of those that do not fit, the ones that save most. Where no change fits alone, the
-// first one that does is made of up to three. Empty where nothing helps.
+// first one that does is made of up to three, which is not tried for the longest programs. Empty where nothing helps.
 std::vector<WayOut> ways_out(const config::RunConfig& config, const Layout& layout, const Shortage& shortage);
 
 // The table of an out-of-memory message: bytes by category, predicted and (where there are any) measured, and the ways out.

@@ -42,9 +42,9 @@ class MemoryLimitTest(support.LockstepTest):
                 event = [event for event in self.metrics(name)[1] if event["event"] == "memory"][0]
                 self.assertLessEqual(event["measured/peak"], event["predicted/peak"])
 
-    # So long that no machine holds it: every way to start ranks refuses it in the same way, before there is a run directory.
+    # So large that no machine holds it: every way to start ranks refuses it in the same way, before there is a run directory.
     def test_without_a_limit_the_host_is(self):
-        large = ["--model.layers=20000", "--model.hidden=12288", "--model.heads=96", "--model.ffn=49152"]
+        large = ["--model.layers=8", "--model.hidden=131072", "--model.heads=1024", "--model.ffn=524288"]
         for name, verb, ranks in (("train", "train", ["-n", 2]), ("verify", "verify", ["-n", 2]), ("alone", "train", ["-n", 1]),
                                   ("launched", "train", ["--rank", 1, "--world-size", 2, "--rendezvous", "127.0.0.1:1"])):
             with self.subTest(name):
