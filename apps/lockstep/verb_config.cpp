@@ -5,6 +5,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
 #include "lockstep/config/fields.h"
+#include "lockstep/program/defaults.h"
 
 namespace lockstep::apps {
 
@@ -21,7 +22,8 @@ int verb_config(const CommandLine& command_line) {
   if (what != "show") {
     throw ConfigError({.code = "LS1004", .what = cat("lockstep config '", what, "'"), .way_out = "write show or docs"});
   }
-  const config::LoadedConfig loaded = load_config(command_line);
+  config::LoadedConfig loaded = load_config(command_line);
+  program::settle_defaults(loaded, command_line.ranks.value_or(config::ranks_wanted(loaded.config)));
   if (command_line.ranks) config::check_layout(loaded, *command_line.ranks);
   std::fputs(config::resolved_toml(loaded).c_str(), stdout);
   return 0;

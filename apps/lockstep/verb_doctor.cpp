@@ -21,6 +21,7 @@
 #include "lockstep/base/units.h"
 #include "lockstep/config/check.h"
 #include "lockstep/config/fields.h"
+#include "lockstep/program/defaults.h"
 
 namespace lockstep::apps {
 namespace {
@@ -177,7 +178,10 @@ std::vector<Finding> configuration(const CommandLine& command_line) {
     return {bad("configuration", error)};
   }
   try {
-    if (command_line.ranks) config::check_layout(loaded, *command_line.ranks);
+    if (command_line.ranks) {
+      program::settle_defaults(loaded, *command_line.ranks);
+      config::check_layout(loaded, *command_line.ranks);
+    }
   } catch (const Error& error) {
     findings.push_back(bad("layout", error));
   }

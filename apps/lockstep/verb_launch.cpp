@@ -110,7 +110,7 @@ std::vector<std::string> train_arguments(const CommandLine& command_line) {
 int verb_launch(const CommandLine& command_line) {
   const System& system = system_of(command_line);
   refuse_words(command_line);
-  const config::LoadedConfig loaded = load_config(command_line);
+  config::LoadedConfig loaded = load_config(command_line);
   const config::RunConfig& config = loaded.config;
   const int ranks = command_line.ranks.value_or(config::ranks_wanted(config));
   program::check_room(config, program::layout_of(loaded, ranks), program::limit_of(config));  // the host is another

@@ -27,21 +27,6 @@ constexpr size_t kMaxBuckets = 12;
 constexpr int kColumns = 120;
 constexpr int kMaxRanksPerNode = 1 << 20;
 
-// The configuration; without a file, what nobody set is chosen to fit the ranks and the model.
-config::LoadedConfig configuration(const CommandLine& command_line, int ranks) {
-  if (!command_line.config_files().empty()) return load_config(command_line);
-  config::LoadedConfig loaded = config::load_config({}, command_line.overrides);
-  config::TrainSection& train = loaded.config.train;
-  const auto is_default = [&](const char* key) { return loaded.origin[key] == "default"; };
-  if (is_default("train.micro_batch") && is_default("train.global_batch")) train.micro_batch = 1;
-  if (is_default("train.global_batch"))
-    train.global_batch = config::data_parallel_size(loaded.config, ranks) * train.micro_batch;
-  if (is_default("train.seq_len") && loaded.config.data.tokenizer.empty()) {
-    train.seq_len = std::min(train.seq_len, arch::resolve_model(loaded.config.model).max_seq_len);
-  }
-  return loaded;
-}
-
 int ranks_per_node(const CommandLine& command_line) {
   const int64_t wanted = command_line.integer("ranks-per-node", Shown{}.ranks_per_node);
   if (wanted >= 1 && wanted <= kMaxRanksPerNode) return static_cast<int>(wanted);
@@ -51,13 +36,9 @@ int ranks_per_node(const CommandLine& command_line) {
 }
 
 Shown prepare(const CommandLine& command_line, const std::string& what) {
-  int ranks = command_line.ranks.value_or(0);
-  if (ranks == 0) {
-    const config::LoadedConfig loaded = config::load_config(command_line.config_files(), command_line.overrides);
-    ranks = config::ranks_wanted(loaded.config);
-  }
+  config::LoadedConfig loaded = config::load_config(command_line.config_files(), command_line.overrides);
+  const int ranks = command_line.ranks.value_or(config::ranks_wanted(loaded.config));
   Shown shown;
-  const config::LoadedConfig loaded = configuration(command_line, ranks);
   shown.layout = program::layout_of(loaded, ranks);
   shown.program = program::build_program(shown.layout);
   if (what == "memory") shown.shortfalls = shortfalls(command_line, loaded.config, shown.layout, shown.program);

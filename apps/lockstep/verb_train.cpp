@@ -34,7 +34,7 @@ void check_stop_after(const CommandLine& command_line) {
 
 int verb_train(const CommandLine& command_line) {
   refuse_words(command_line);
-  const config::LoadedConfig loaded = load_config(command_line);
+  config::LoadedConfig loaded = load_config(command_line);
   const int ranks = ranks_of(command_line, loaded.config);
   const int max_restarts = max_restarts_of(command_line, loaded.config);
   check_stop_after(command_line);

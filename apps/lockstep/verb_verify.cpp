@@ -8,7 +8,7 @@ namespace lockstep::apps {
 
 int verb_verify(const CommandLine& command_line) {
   refuse_words(command_line);
-  const config::LoadedConfig loaded = load_config(command_line);
+  config::LoadedConfig loaded = load_config(command_line);
   const int ranks = ranks_of(command_line, loaded.config);
   if (!is_checked(command_line)) {
     const program::Layout layout = program::layout_of(loaded, ranks);

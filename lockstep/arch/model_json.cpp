@@ -48,6 +48,22 @@ RopeScaling::Kind scaling_kind(const std::string& name) {
   throw std::invalid_argument("unknown rope scaling \"" + name + "\"");
 }
 
+// A file may say anything: what is computed with these sizes must not leave 64 bits, nor divide by zero.
+void require_sound(const ModelConfig& model, std::string& reading) {
+  visit_sizes(model, [&](const char* key, const auto& value) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, int64_t>) {
+      const int64_t most = &value == &model.layers ? int64_t{1} << 16 : int64_t{1} << 31;
+      reading = key;
+      if (value < 1 || value > most) throw std::invalid_argument(cat(value, " is not within 1 to ", most));
+    }
+  });
+  reading = "sliding_window";
+  if (model.sliding_window < 0) throw std::invalid_argument(cat(model.sliding_window, " is below 0"));
+  reading = "heads";
+  if (const std::vector<std::string> problems = size_problems(model); !problems.empty())
+    throw std::invalid_argument(join(problems, "; "));
+}
+
 }  // namespace
 
 Json model_json(const ModelConfig& model) {
@@ -88,6 +104,7 @@ ModelConfig parse_model_json(const Json& json, std::string_view origin) {
       model.rope_scaling.kind = scaling_kind(scaling.at("kind"));
       visit_rope_scaling(model.rope_scaling, [&](const char* key, auto& value) { read(scaling, key, value); });
     }
+    require_sound(model, reading);
   } catch (const std::exception& error) {
     throw CheckpointError({.code = "LS1312", .what = cat("model key \"", reading, "\": ", error.what()),
                            .where = std::string(origin)});

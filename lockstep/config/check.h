@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "lockstep/config/load.h"
+#include "lockstep/config/suggestion.h"
 
 namespace lockstep::config {
 
 // Data-parallel ranks of a world: parallel.dp, or where it is 0 as many as the ranks allow beside the other axes.
-int data_parallel_size(const RunConfig& config, int world_size);
-// The ranks that the configuration asks for; where parallel.dp is 0 those of one model replica.
+// As dp_replicate * dp_shard it may be more than an int holds: layout_problems() refuses that.
+int64_t data_parallel_size(const RunConfig& config, int world_size);
+// The ranks that the configuration asks for, at most INT_MAX; where parallel.dp is 0 those of one model replica.
 int ranks_wanted(const RunConfig& config);
 
 // How the data-parallel ranks are grouped: `replicate` groups of `shard` ranks each, which share out states.
@@ -43,18 +45,16 @@ TracedSteps traced_steps(const RunConfig& config);
 
 // Forward passes of one rank per optimizer step: global_batch / (dp * micro_batch).
 int64_t microbatches(const RunConfig& config, int world_size);
+// Sequences of which train.global_batch is a multiple: dp * micro_batch, with schedule interleaved * pp.
+int64_t batch_unit(const RunConfig& config, int world_size);
 
-struct LayoutProblem {
-  std::string key;      // the field to look at first
-  std::string what;     // the equation with its values
-  std::string way_out;  // values that would fit
-};
-
-// Every relation that does not hold between the configuration and a world of `world_size` ranks; empty = all well.
+// Every relation that does not hold between the configuration and a world of `world_size` ranks; empty = all well. The ways
+// out are values that suit the relation itself: keep_what_holds() leaves those that suit all others too.
 std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_size);
 
-// Throws ConfigError LS1101 with all of them, one line each with the place the value came from; nothing where there are none.
+// Throws RefusedConfig LS1101 with all of them, one line each with the place the value came from; nothing where there are none.
 void refuse_layout(const LoadedConfig& loaded, const std::vector<LayoutProblem>& problems);
+// The relations alone: of a model named by a preset or a directory no size is known here.
 void check_layout(const LoadedConfig& loaded, int world_size);
 void check_layout(const RunConfig& config, int world_size);
 

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "lockstep/base/checked.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
 #include "lockstep/config/check_parts.h"
@@ -48,38 +49,56 @@ std::vector<int> blocks_that_fit(std::vector<int> wanted, size_t stages, int64_t
   return wanted;
 }
 
+constexpr int64_t kMostStagesFitted = 256;
+
+Suggestion named(const std::vector<int>& blocks) {
+  const std::string text = layout_text(blocks);
+  return {.changes = {{"parallel.layers_per_stage", text}}, .text = cat("use ", text)};
+}
+
 // layers_per_stage beside the stages and the layers that there are.
 void block_problems(const RunConfig& config, int64_t stages, const std::string& product, const Expect& expect) {
   const std::vector<int>& blocks = config.parallel.layers_per_stage.list;
   const int64_t layers = config.model.layers.value_or(-1);
   const char* key = "parallel.layers_per_stage";
   const std::string list = cat("layers_per_stage = ", layout_text(blocks));
-  const std::string fit = layers < 0 ? cat("name ", stages, " counts, or leave it out")
-                                     : cat("use ", layout_text(blocks_that_fit(blocks, static_cast<size_t>(stages), layers)),
-                                           ", or leave it out");
+  const Suggestion out{.changes = {{.key = key}}, .text = "leave it out"};
+  const Ways fit = layers < 0                   ? Ways(cat("name ", stages, " counts, or leave it out"))
+                   : stages > kMostStagesFitted ? Ways{out}
+                                                : Ways{named(blocks_that_fit(blocks, static_cast<size_t>(stages), layers)), out};
   expect(std::ssize(blocks) == stages, key,
          cat(list, " names ", blocks.size(), blocks.size() == 1 ? " stage" : " stages", ", but ", product, " = ", stages), fit);
   if (std::ssize(blocks) != stages) return;
   const int64_t sum = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
   expect(layers < 0 || sum == layers, key, cat(list, " has ", sum, " blocks, but model.layers = ", layers), fit);
-  for (size_t i = 0; i < blocks.size(); ++i)
+  for (size_t i = 0; i < std::min<size_t>(blocks.size(), kMostStagesFitted); ++i)
     expect(blocks[i] >= least_blocks(i, blocks.size()), key, cat("stage ", i, " of ", list, " has no layer"), fit);
+}
+
+// Degrees that are worth a try: the largest, those next to it, and powers of two below.
+std::vector<Suggestion> from_above(const char* key, int64_t largest) {
+  std::vector<std::string> values;
+  for (int64_t value = largest; value >= 1 && value > largest - 8; --value) values.push_back(cat(value));
+  for (int64_t power = 1 << 20; power >= 1; power /= 2)
+    if (power <= largest - 8) values.push_back(cat(power));
+  return values_of(key, values);
 }
 
 void stage_problems(const RunConfig& config, const Expect& expect) {
   const ParallelSection& parallel = config.parallel;
   const int64_t pp = parallel.pp, each = pipeline_choice(config).virtual_stages, stages = pp * each;
   const std::string product = each == 1 ? cat("pp(", pp, ")") : cat("pp(", pp, ") x virtual_stages(", each, ")");
-  const int64_t layers = config.model.layers.value_or(stages) + 2;
+  const int64_t layers = saturating_add(config.model.layers.value_or(stages), 2);
   const int64_t fewer_each = layers / pp, fewer_ranks = layers / each;
-  std::vector<std::string> fits;
-  if (fewer_ranks > 1) fits.push_back(cat("pp ", fewer_ranks, " or less"));
+  std::vector<Suggestion> fits;
+  if (fewer_ranks >= 1) fits = from_above("parallel.pp", fewer_ranks);
   if (parallel.virtual_stages > 1 && !is_v_shaped(parallel.schedule) && fewer_each > 1)
-    fits.push_back(cat("virtual_stages ", fewer_each, " or less"));
+    fits = fits + from_above("parallel.virtual_stages", fewer_each);
+  fits = fits + values_of("parallel.schedule", {"1f1b"});
   const bool enough = stages <= layers;
   expect(enough, "parallel.pp",
          cat(product, " = ", stages, " stages, but embedding + model.layers(", layers - 2, ") + head = ", layers, " layers"),
-         fits.empty() ? "use a schedule with fewer stages of a rank" : cat("use ", join(fits, ", or ")));
+         fits);
   if (enough && !parallel.layers_per_stage.list.empty()) block_problems(config, stages, product, expect);
 }
 
@@ -88,9 +107,10 @@ void schedule_key_problems(const ParallelSection& parallel, const Expect& expect
   const int each = parallel.virtual_stages;
   expect(each <= 1 || !is_one_of(schedule, {"naive", "gpipe", "1f1b", "zb-h1", "zb-h2"}), "parallel.virtual_stages",
          cat("virtual_stages(", each, "), but schedule ", schedule, " has one stage of a rank"),
-         "use virtual_stages 1, or schedule interleaved");
+         {{.changes = {{"parallel.virtual_stages", "1"}}}, {.changes = {{"parallel.schedule", "interleaved"}}}});
   expect(each == 0 || each == 2 || !is_v_shaped(schedule), "parallel.virtual_stages",
-         cat("virtual_stages(", each, "), but schedule ", schedule, " has two stages of a rank"), "use virtual_stages 2");
+         cat("virtual_stages(", each, "), but schedule ", schedule, " has two stages of a rank"),
+         values_of("parallel.virtual_stages", {"2"}));
   const std::string file = schedule.starts_with(kScheduleFile) ? schedule.substr(kScheduleFile.size()) : "";
   std::error_code unreadable;
   expect(file.empty() || std::filesystem::is_regular_file(file, unreadable), "parallel.schedule",
@@ -113,24 +133,25 @@ void post_validation_problems(const RunConfig& config, const Expect& expect) {
   if (config.parallel.post_validation != "on") return;
   for (const auto& [key, why] : against_post_validation(config))
     expect(false, "parallel.post_validation", cat("post_validation = \"on\" beside ", key, ": ", why),
-           "use post_validation auto or off");
+           values_of("parallel.post_validation", {"auto", "off"}));
 }
 
 // What would be read by nobody.
 void unused_key_problems(const ParallelSection& parallel, const Expect& expect) {
   const ParallelSection unset{};
+  const auto cut_or_unset = [](const char* key) { return values_of("parallel.pp", {"2", "3", "4"}) + std::vector{left_out(key)}; };
   expect(parallel.schedule == unset.schedule, "parallel.schedule",
          cat("schedule ", parallel.schedule, " is of a pipeline, but pp = 1"),
-         cat("use pp 2 or more, or schedule ", unset.schedule, ", which is the default"));
+         cut_or_unset("parallel.schedule"));
   expect(parallel.virtual_stages <= 1, "parallel.virtual_stages",
          cat("virtual_stages(", parallel.virtual_stages, ") are of a pipeline rank, but pp = 1"),
-         "use pp 2 or more, or leave it out");
+         cut_or_unset("parallel.virtual_stages"));
   expect(parallel.layers_per_stage.list.empty(), "parallel.layers_per_stage",
          cat("layers_per_stage = ", layout_text(parallel.layers_per_stage.list), " cuts a pipeline, but pp = 1"),
-         "use pp 2 or more, or leave it out");
+         cut_or_unset("parallel.layers_per_stage"));
   expect(parallel.post_validation == unset.post_validation, "parallel.post_validation",
          cat("post_validation = \"", parallel.post_validation, "\" is of a pipeline, but pp = 1"),
-         "use pp 2 or more, or leave it out");
+         cut_or_unset("parallel.post_validation"));
 }
 
 }  // namespace

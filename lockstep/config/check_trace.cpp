@@ -28,10 +28,11 @@ void trace_problems(const RunConfig& config, const Expect& expect) {
   if (config.trace.steps.empty()) return;
   const TracedSteps steps = traced_steps(config);
   expect(steps.first >= 1 && steps.last >= steps.first, "trace.steps",
-         cat("\"", config.trace.steps, "\" names no steps"), "write \"10\" or \"10-12\"; steps count from 1");
+         cat("\"", config.trace.steps, "\" names no steps"),
+         {{.changes = {{"trace.steps", "1"}}, .text = "write \"10\" or \"10-12\"; steps count from 1"}});
   expect(steps.last <= config.train.steps, "trace.steps",
          cat("trace.steps ends at ", steps.last, ", but train.steps = ", config.train.steps),
-         cat("use steps up to ", config.train.steps));
+         {{.changes = {{"trace.steps", cat(config.train.steps)}}, .text = cat("use steps up to ", config.train.steps)}});
 }
 
 }  // namespace lockstep::config

@@ -269,7 +269,7 @@ TEST(CheckLayout, AllProblemsAtOnce) {
   EXPECT_EQ(layout_refusal(config, 4),
             "error LS1101: this layout does not fit the launch (4 problems, nothing was started)\n"
             "  parallel.dp             [mesh] dp(3) = 3, but 4 ranks were started                         "
-            "dp=4 would fit, or -n 3\n"
+            "use dp 4, or -n 3\n"
             "  train.global_batch      global_batch(32) is not a multiple of dp(3) * micro_batch(8) = 24  "
             "use global_batch 24 or 48\n"
             "  optimizer.warmup_steps  warmup_steps(100) > train.steps(50)                                "
@@ -311,7 +311,7 @@ TEST(CheckLayout, TensorParallelism) {
   config.parallel.tp = 4;
   config.model.heads = 6;
   EXPECT_THAT(layout_refusal(config, 4), HasSubstr("model.heads(6) % tp(4) = 2"));
-  EXPECT_THAT(layout_refusal(config, 4), HasSubstr("use tp 3 or 6"));
+  EXPECT_THAT(layout_refusal(config, 4), HasSubstr("use tp 2 or 1"));
   config.model.heads = 12;
   config.model.kv_heads = 3;
   EXPECT_THAT(layout_refusal(config, 4), HasSubstr("neither of model.kv_heads(3) and tp(4) divides the other"));

@@ -30,6 +30,10 @@ class Declare {
         .assign = [section = section_, member, rule, key](RunConfig& config, const Value& value) {
           return read_value(key, value, rule, config.*section.*member);
         },
+        .reset = [section = section_, member](RunConfig& config) {
+          const RunConfig unset;
+          config.*section.*member = unset.*section.*member;
+        },
     });
     return *this;
   }
@@ -46,6 +50,9 @@ std::vector<Section> declare_sections() {
   const Rule positive{.least = 0, .open_below = true};
   const Rule fraction{.least = 0, .below = 1};
   const auto counted = [](double least, std::string unit) { return Rule{.least = least, .unit = std::move(unit)}; };
+  const auto bounded = [](double least, double below, std::string unit = "") {
+    return Rule{.least = least, .below = below, .unit = std::move(unit)};
+  };
   std::vector<Section> table;
 
   Declare(table, "run", &RunConfig::run, "What the run is called and where its files go.")
@@ -79,18 +86,20 @@ std::vector<Section> declare_sections() {
 
   Declare(table, "train", &RunConfig::train, "The loop.")
       .field("steps", &TrainSection::steps, counted(1, "steps"), "optimizer steps to train")
-      .field("seq_len", &TrainSection::seq_len, counted(1, "tokens"), "length S of a sequence")
-      .field("global_batch", &TrainSection::global_batch, counted(1, "sequences"), "batch of one step, over all ranks")
-      .field("micro_batch", &TrainSection::micro_batch, counted(1, "sequences"),
-             "batch of one forward pass of one rank")
+      .field("seq_len", &TrainSection::seq_len, bounded(1, kSizesBelow, "tokens"),
+             "length S of a sequence; where not given at most what the model can read")
+      .field("global_batch", &TrainSection::global_batch, bounded(1, kSizesBelow, "sequences"),
+             "batch of one step, over all ranks; where not given the first from 32 on that the ranks share evenly")
+      .field("micro_batch", &TrainSection::micro_batch, bounded(1, kSizesBelow, "sequences"),
+             "batch of one forward pass of one rank; where not given the largest up to 8 that fits global_batch")
       .field("seed", &TrainSection::seed, zero_or_more, "of initial values, data order and dropout")
       .field("precision", &TrainSection::precision, any, "of forward and backward; master weights are fp32")
       .field("device", &TrainSection::device, any, "where a rank computes")
       .field("eval_every", &TrainSection::eval_every, counted(0, "steps"), "between validation losses; 0 = never")
-      .field("eval_samples", &TrainSection::eval_samples, counted(1, "sequences"),
+      .field("eval_samples", &TrainSection::eval_samples, bounded(1, kSizesBelow, "sequences"),
              "of one validation loss, over all ranks")
       .field("log_every", &TrainSection::log_every, counted(1, "steps"), "between lines of metrics")
-      .field("threads", &TrainSection::threads, zero_or_more,
+      .field("threads", &TrainSection::threads, bounded(0, 1 << 16),
              "compute threads of a rank; 0 = cores / ranks of the host")
       .field("nonfinite", &TrainSection::nonfinite, any,
              "where a gradient is not finite: stop, or skip the step on all ranks and go on with the next batch")
@@ -114,18 +123,19 @@ std::vector<Section> declare_sections() {
       .field("eps", &OptimizerSection::eps, positive, "added to the root of the second moment")
       .field("max_grad_norm", &OptimizerSection::max_grad_norm, zero_or_more, "clip the global norm to this; 0 = off");
 
+  const Rule ranks_or_zero = bounded(0, kMostRanks + 1);
   const Rule schedules{.choices = {kPipelineSchedules.begin(), kPipelineSchedules.end()},
                        .or_begins = std::string(kScheduleFile)};
   Declare(table, "parallel", &RunConfig::parallel, "The layout: the product of the axes is the number of ranks.")
-      .field("dp", &ParallelSection::dp, zero_or_more, "data-parallel ranks; 0 = all that were started / (tp * pp)")
+      .field("dp", &ParallelSection::dp, ranks_or_zero, "data-parallel ranks; 0 = all that were started / (tp * pp)")
       .field("zero", &ParallelSection::zero, {.least = 0, .below = 4},
              "what data-parallel ranks share out: 1 optimizer state, 2 also gradients, 3 also parameters")
       .field("fsdp", &ParallelSection::fsdp, any, "the same as zero = 3")
-      .field("dp_replicate", &ParallelSection::dp_replicate, zero_or_more,
+      .field("dp_replicate", &ParallelSection::dp_replicate, ranks_or_zero,
              "HSDP: groups that each hold all shards; 0 = dp / dp_shard")
-      .field("dp_shard", &ParallelSection::dp_shard, zero_or_more,
+      .field("dp_shard", &ParallelSection::dp_shard, ranks_or_zero,
              "ranks among which states are shared out; 0 = dp / dp_replicate with zero, else 1")
-      .field("prefetch", &ParallelSection::prefetch, counted(0, "layers"),
+      .field("prefetch", &ParallelSection::prefetch, bounded(0, 1 << 16, "layers"),
              "with zero 3: how far ahead of their use parameters are gathered")
       .field("prefetch_limit", &ParallelSection::prefetch_limit, zero_or_more,
              "most bytes of gathered parameters that wait for their layer")
@@ -135,11 +145,11 @@ std::vector<Section> declare_sections() {
              "with zero 3: drop gathered parameters after each microbatch")
       .field("reduce_precision", &ParallelSection::reduce_precision, any,
              "with zero: of gradients on their way to the owner of a shard; they are summed in fp32 always")
-      .field("tp", &ParallelSection::tp, counted(1, "ranks"), "ranks that share one copy of the model, cut inside every layer")
-      .field("pp", &ParallelSection::pp, counted(1, "ranks"), "pipeline ranks: each holds one or several stretches of layers")
+      .field("tp", &ParallelSection::tp, bounded(1, kMostRanks + 1, "ranks"), "ranks that share one copy of the model, cut inside every layer")
+      .field("pp", &ParallelSection::pp, bounded(1, kMostRanks + 1, "ranks"), "pipeline ranks: each holds one or several stretches of layers")
       .field("schedule", &ParallelSection::schedule, schedules,
              "order in which a pipeline runs its stages; file:PATH = the one of a CSV grid")
-      .field("virtual_stages", &ParallelSection::virtual_stages, zero_or_more,
+      .field("virtual_stages", &ParallelSection::virtual_stages, bounded(0, 1 << 16),
              "stages of a pipeline rank; 0 = 2 with interleaved, zb-v and dualpipe-v, else 1")
       .field("layers_per_stage", &ParallelSection::layers_per_stage, zero_or_more,
              "blocks of every stage, in order; empty = balanced by cost")
@@ -149,7 +159,7 @@ std::vector<Section> declare_sections() {
       .field("sequence_parallel", &ParallelSection::sequence_parallel, any,
              "with tp: norms, dropout and residual sums act on 1/tp of the rows")
       .field("data_parallel", &ParallelSection::data_parallel, any, "how gradients are summed")
-      .field("bucket_mib", &ParallelSection::bucket_mib, {.least = 0, .open_below = true, .unit = "MiB"},
+      .field("bucket_mib", &ParallelSection::bucket_mib, {.least = 0, .below = 1e9, .open_below = true, .unit = "MiB"},
              "gradients reduced as one")
       .field("overlap", &ParallelSection::overlap, any, "communicate while the backward pass goes on")
       .field("backend", &ParallelSection::backend, any,

@@ -13,6 +13,11 @@
 
 namespace lockstep::config {
 
+// Ranks of a mesh, and of each of its axes.
+inline constexpr int kMostRanks = 1 << 20;
+// Counts of sequences and tokens: a product of two fits into 64 bits.
+inline constexpr int64_t kSizesBelow = int64_t{1} << 31;
+
 // What a TOML scalar can be, or a list of texts or of integers.
 using Value = std::variant<bool, int64_t, double, std::string, std::vector<std::string>, std::vector<int64_t>>;
 
@@ -35,6 +40,7 @@ struct Field {
   std::function<std::string(const RunConfig&)> print;
   // Puts the value into the configuration, or says why not and leaves it as it was.
   std::function<std::optional<Complaint>(RunConfig&, const Value&)> assign;
+  std::function<void(RunConfig&)> reset;  // to the default
 
   std::string key() const { return section + "." + name; }
   std::string default_text() const { return print(RunConfig{}); }

@@ -9,6 +9,7 @@
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
+#include "lockstep/config/toml_bounds.h"
 
 namespace lockstep::config {
 namespace {
@@ -58,8 +59,10 @@ class Loader {
 
   void read(const Source& source, int depth = 0) {
     toml::table root;
+    const std::string text = join(source.lines, "\n");
+    if (is_refused(source, text)) return;
     try {
-      root = toml::parse(join(source.lines, "\n"), source.name);
+      root = toml::parse(text, source.name);
     } catch (const toml::parse_error& error) {
       const std::string why(error.description());
       return complain(source, error.source(), {.code = "LS1040", .what = "not TOML", .hint = why});
@@ -108,6 +111,25 @@ class Loader {
   }
 
  private:
+  // What the parser, which recurses, is not given.
+  bool is_refused(const Source& source, const std::string& text) {
+    if (text.size() > kMostTomlBytes) {
+      problems_.push_back({.message = {.code = "LS1040",
+                                       .what = cat("the file has ", text.size(), " bytes, more than ", kMostTomlBytes),
+                                       .where = source.name}});
+      return true;
+    }
+    const std::optional<TooDeep> found = too_deep(text);
+    if (!found) return false;
+    problems_.push_back({.message = {.code = "LS1040",
+                                     .what = found->what,
+                                     .where = cat(source.name, ":", found->line, ":", found->column),
+                                     .way_out = "a key is [section] and name = value"},
+                         .line = found->line,
+                         .column = found->column});
+    return true;
+  }
+
   void read_section(const Source& source, const toml::key& section_key, const toml::table& section) {
     const std::string section_name(section_key.str());
     if (!is_section(section_name)) {

@@ -112,17 +112,17 @@ TEST(CheckPipeline, RanksOfAllAxes) {
   EXPECT_EQ(data_parallel_size(read("[parallel]\ntp = 65536\npp = 65536"), 8), 1);
   const Refused all[] = {
       {"[parallel]\ntp = 4\npp = 2\ndp = 3", 32, "run.toml:4", "[mesh] tp(4) x pp(2) x dp(3) = 24, but 32 ranks were started",
-       "dp=4 would fit, or -n 24"},
+       "use dp 4, or -n 24"},
       {"[parallel]\ntp = 4\npp = 2\ndp = 2", 24, "run.toml:4", "[mesh] tp(4) x pp(2) x dp(2) = 16, but 24 ranks were started",
-       "dp=3, tp=6 or pp=3 would fit, or -n 16"},
+       "use dp 3, or tp 6, or pp 3"},
       // Of the others, 6 ranks do not divide 8 heads, and 2 blocks with embedding and head are no 5 stages.
       {"[model]\nheads = 8\nlayers = 2\n[parallel]\ntp = 4\npp = 2\ndp = 2", 24, "run.toml:7", "but 24 ranks were started",
-       "dp=3 or pp=3 would fit, or -n 16"},
+       "use dp 3, or pp 3, or -n 16"},
       {"[model]\nlayers = 2\n[parallel]\npp = 2\ndp = 2", 10, "run.toml:5", "[mesh] pp(2) x dp(2) = 4, but 10 ranks were started",
-       "dp=5 would fit, or -n 4"},
+       "use -n 4, or dp 5 with global_batch 45"},
       {"[parallel]\ntp = 2\npp = 2", 6, "run.toml:3", "[mesh] tp(2) x pp(2) x dp(1) = 4, but 6 ranks were started",
-       "tp=1 or 3 or pp=1 or 3 would fit, or -n 4"},
-      {"[parallel]\npp = 4", 1, "run.toml:2", "[mesh] pp(4) x dp(1) = 4, but 1 rank was started", "pp=1 would fit, or -n 4"},
+       "use tp 1 or 3, or pp 1 or 3, or -n 4"},
+      {"[parallel]\npp = 4", 1, "run.toml:2", "[mesh] pp(4) x dp(1) = 4, but 1 rank was started", "use pp 1, or -n 4"},
       {"[parallel]\ntp = 2\npp = 2", 7, "run.toml:3", "= 4, but 7 ranks were started", "use -n 4"},
   };
   for (const Refused& refused : all) expect_refused_alone(refused);
@@ -133,11 +133,11 @@ TEST(CheckPipeline, RanksOfAllAxes) {
 TEST(CheckPipeline, StagesAndLayers) {
   const Refused all[] = {
       {"[model]\nlayers = 2\n[parallel]\npp = 6", 6, "run.toml:4",
-       "pp(6) = 6 stages, but embedding + model.layers(2) + head = 4 layers", "use pp 4 or less"},
+       "pp(6) = 6 stages, but embedding + model.layers(2) + head = 4 layers", "use pp 3 or 2"},
       {"[model]\nlayers = 4\n[parallel]\npp = 4\nschedule = \"zb-v\"", 4, "run.toml:4",
-       "pp(4) x virtual_stages(2) = 8 stages, but embedding + model.layers(4) + head = 6 layers", "use pp 3 or less"},
+       "pp(4) x virtual_stages(2) = 8 stages, but embedding + model.layers(4) + head = 6 layers", "use pp 2, or schedule 1f1b"},
       {"[model]\nlayers = 6\n[parallel]\npp = 4\nschedule = \"interleaved\"\nvirtual_stages = 3", 4, "run.toml:4",
-       "= 12 stages, but embedding + model.layers(6) + head = 8 layers", "use pp 2 or less, or virtual_stages 2 or less"},
+       "= 12 stages, but embedding + model.layers(6) + head = 8 layers", "use pp 2, or virtual_stages 2 or 1"},
       {"[model]\nlayers = 12\n[parallel]\npp = 4\nlayers_per_stage = \"4*3\"", 4, "run.toml:5",
        "layers_per_stage = \"4*3\" names 3 stages, but pp(4) = 4", "use \"3*4\", or leave it out"},
       {"[parallel]\npp = 2\nschedule = \"interleaved\"\nlayers_per_stage = [4]", 2, "run.toml:4",
@@ -165,18 +165,18 @@ TEST(CheckPipeline, Schedules) {
       {"[parallel]\npp = 2\nschedule = \"file:no/such.csv\"", 2, "run.toml:3",
        "schedule file:no/such.csv: there is no file no/such.csv", "name a CSV file"},
       {"[parallel]\npost_validation = \"on\"", 2, "run.toml:2", "post_validation = \"on\" is of a pipeline, but pp = 1",
-       "use pp 2 or more, or leave it out"},
+       "use pp 2, or leave post_validation out"},
       {"[parallel]\npp = 2\npost_validation = \"on\"\n[train]\nnonfinite = \"skip\"", 2, "run.toml:3",
        "post_validation = \"on\" beside train.nonfinite: nonfinite = \"skip\" wants to know of a step before the next one begins",
        "use post_validation auto or off"},
       {"[parallel]\npp = 2\nzero = 3\npost_validation = \"on\"", 4, "run.toml:4", "post_validation = \"on\" beside parallel.zero",
        "use post_validation auto or off"},
       {"[parallel]\nschedule = \"gpipe\"", 2, "run.toml:2", "schedule gpipe is of a pipeline, but pp = 1",
-       "use pp 2 or more, or schedule 1f1b"},
+       "use pp 2, or leave schedule out"},
       {"[parallel]\nvirtual_stages = 2", 2, "run.toml:2", "virtual_stages(2) are of a pipeline rank, but pp = 1",
-       "use pp 2 or more, or leave it out"},
+       "leave virtual_stages out"},
       {"[parallel]\nlayers_per_stage = [12]", 2, "run.toml:2", "layers_per_stage = \"12\" cuts a pipeline, but pp = 1",
-       "use pp 2 or more, or leave it out"},
+       "leave layers_per_stage out"},
   };
   for (const Refused& refused : all) expect_refused_alone(refused);
   for (const char* fits : {"schedule = \"1f1b\"", "virtual_stages = 1", "pp = 2\nschedule = \"zb-h1\"\nvirtual_stages = 1",

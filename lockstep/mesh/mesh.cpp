@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/checked.h"
 
 namespace lockstep::mesh {
 
@@ -29,10 +30,13 @@ PerAxis PerAxis::ones() {
 }
 
 Mesh::Mesh(const PerAxis& degrees) : degrees_(degrees) {
+  int64_t ranks = 1;
   for (Axis axis : kAxes) {
     LOCKSTEP_CHECK(degrees_[axis] >= 1, "degree of ", axis_name(axis), ": ", degrees_[axis]);
-    world_size_ *= degrees_[axis];
+    ranks = saturating_mul(ranks, degrees_[axis]);
   }
+  LOCKSTEP_CHECK(ranks <= std::numeric_limits<int>::max(), "ranks: ", ranks);
+  world_size_ = static_cast<int>(ranks);
 }
 
 Mesh Mesh::data_parallel(int dp) {

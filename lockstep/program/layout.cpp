@@ -6,6 +6,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/units.h"
+#include "lockstep/program/extent.h"
 #include "lockstep/program/schedules.h"
 
 namespace lockstep::program {
@@ -55,8 +56,14 @@ std::vector<config::LayoutProblem> schedule_problems_of(const config::RunConfig&
                             .grid = choice.file.empty() ? "" : read_file(choice.file),
                             .overlap = config.parallel.overlap,
                             .sequences = config.train.micro_batch * config::data_parallel_size(config, world_size)};
-  for (const ScheduleProblem& problem : schedule_problems(input))
-    if (!wrong(problem.key)) found.push_back({.key = problem.key, .what = problem.what, .way_out = problem.way_out});
+  for (const ScheduleProblem& problem : schedule_problems(input)) {
+    if (wrong(problem.key)) continue;
+    found.push_back({.key = problem.key, .what = problem.what, .way_out = problem.way_out});
+    if (input.kind != ScheduleKind::kInterleaved || problem.key != "train.global_batch") continue;
+    const int64_t unit = config::batch_unit(config, world_size), below = config.train.global_batch / unit * unit;
+    if (below > 0) found.back().ways = config::values_of(problem.key, {cat(below)});
+    found.back().ways.push_back({.changes = {{problem.key, cat(below + unit)}}});
+  }
   return found;
 }
 
@@ -148,8 +155,10 @@ std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& conf
   resolved.model.heads = model.heads;
   resolved.model.kv_heads = model.kv_heads;
   std::vector<config::LayoutProblem> problems = config::layout_problems(resolved, world_size);
-  for (config::LayoutProblem& problem : schedule_problems_of(config, world_size, problems))
-    problems.push_back(std::move(problem));
+  // A schedule is read microbatch by microbatch: not of a job that is too large to be planned.
+  std::vector<config::LayoutProblem> beyond = extent_problems(resolved, model, world_size);
+  if (beyond.empty() || !problems.empty()) beyond = schedule_problems_of(config, world_size, problems);
+  std::move(beyond.begin(), beyond.end(), std::back_inserter(problems));
   return problems;
 }
 
@@ -159,7 +168,10 @@ Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& mod
 
 Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& model, int world_size) {
   const config::RunConfig& config = loaded.config;
-  config::refuse_layout(loaded, layout_problems(config, model, world_size));
+  std::vector<config::LayoutProblem> problems = layout_problems(config, model, world_size);
+  const config::Rules rules = [&](const config::Trial& trial) { return layout_problems(trial.loaded.config, model, trial.world_size); };
+  keep_what_holds(problems, {.loaded = loaded, .world_size = world_size}, rules);
+  config::refuse_layout(loaded, problems);
   mesh::PerAxis degrees = mesh::PerAxis::ones();
   const config::DataDegrees data = config::data_degrees(config, world_size);
   degrees[mesh::Axis::kDpReplicate] = data.replicate;

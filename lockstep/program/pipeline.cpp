@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include "lockstep/base/check.h"
@@ -17,9 +18,11 @@ constexpr std::array<std::string_view, 9> kNames = {"naive", "gpipe", "1f1b", "i
 class Costs {
  public:
   Costs(const arch::ModelConfig& model, const arch::CostInput& input) : sums_{0} {
+    std::map<arch::LayerKind, arch::LayerCost> known;  // all blocks cost the same
     for (const arch::LayerSpec& layer : arch::layer_table(model)) {
-      const arch::LayerCost cost = arch::layer_cost(model, layer, input);
-      sums_.push_back(sums_.back() + cost.forward_flops() + cost.backward_flops());
+      const auto [cost, fresh] = known.try_emplace(layer.kind);
+      if (fresh) cost->second = arch::layer_cost(model, layer, input);
+      sums_.push_back(sums_.back() + cost->second.forward_flops() + cost->second.backward_flops());
     }
   }
   int layers() const { return static_cast<int>(sums_.size()) - 1; }

@@ -115,12 +115,12 @@ class RefusalTest(support.LockstepTest):
     def test_ranks(self):
         message = self.refused(8, pp=2, tp=2, dp=3)
         self.assertIn("[mesh] tp(2) x pp(2) x dp(3) = 12, but 8 ranks were started", message)
-        self.assertIn("dp=2 would fit, or -n 12", message)
+        self.assertIn("use dp 2, or -n 12", message)
 
     def test_more_stages_than_layers(self):
         message = self.refused(5, pp=5)
         self.assertIn("pp(5) = 5 stages, but embedding + model.layers(2) + head = 4 layers", message)
-        self.assertIn("use pp 4 or less", message)
+        self.assertIn("use pp 4 with -n 4", message)
 
     def test_layers_of_stages(self):
         message = self.refused(2, "--model.layers=4", pp=2, layers_per_stage="3,3")
