@@ -173,6 +173,7 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
   const OptimizerSection& optimizer = config.optimizer;
   const int64_t dp = data_parallel_size(config, world_size);
 
+  if (too_many_ranks(config, world_size, expect)) return problems;
   mesh_problems(config, world_size, expect);
   tensor_parallel_problems(config.model, config.parallel.tp, expect);
   pipeline_problems(config, expect);

@@ -58,16 +58,27 @@ std::vector<Suggestion> multiples_near(const std::string& key, int64_t unit, int
   return values_of(key, below == 0 ? std::vector{cat(unit)} : std::vector{cat(below), cat(saturating_add(below, unit))});
 }
 
+bool too_many_ranks(const RunConfig& config, int world_size, const Expect& expect) {
+  const ParallelSection& parallel = config.parallel;
+  const bool two = parallel.dp == 0 && parallel.dp_replicate > 0 && parallel.dp_shard > 0;
+  const int64_t ranks = saturating_mul(saturating_mul(data_parallel_size(config, world_size), parallel.tp), parallel.pp);
+  const std::string data = two ? cat("dp_replicate(", parallel.dp_replicate, ") x dp_shard(", parallel.dp_shard, ")")
+                               : cat("dp(", data_parallel_size(config, world_size), ")");
+  const bool axes = ranks > kMostRanks;
+  expect(!axes, two ? "parallel.dp_shard" : parallel.dp > 0 ? "parallel.dp" : "parallel.tp",
+         cat("[mesh] tp(", parallel.tp, ") x pp(", parallel.pp, ") x ", data, " = ", size_text(ranks), " ranks, more than ", kMostRanks),
+         cat("use ", kMostRanks, " ranks or fewer"));
+  expect(axes || world_size <= kMostRanks, "parallel.dp", cat(world_size, " ranks were started, more than ", kMostRanks),
+         cat("use -n ", kMostRanks, " or less"));
+  return axes || world_size > kMostRanks;
+}
+
 void mesh_problems(const RunConfig& config, int world_size, const Expect& expect) {
   const int64_t dp = data_parallel_size(config, world_size), tp = config.parallel.tp, pp = config.parallel.pp;
   const int64_t ranks = saturating_mul(saturating_mul(dp, tp), pp);
   const std::string product =
       cat(tp == 1 ? "" : cat("tp(", tp, ") x "), pp == 1 ? "" : cat("pp(", pp, ") x "), "dp(", dp, ")");
   const char* key = config.parallel.dp > 0 ? "parallel.dp" : pp == 1 ? "parallel.tp" : "parallel.pp";
-  expect(std::max<int64_t>(ranks, world_size) <= kMostRanks, key,
-         cat("[mesh] ", product, " = ", size_text(ranks), " and ", world_size, " started: more than ", kMostRanks, " ranks"),
-         cat("use ", kMostRanks, " ranks or fewer"));
-  if (std::max<int64_t>(ranks, world_size) > kMostRanks) return;
   expect(ranks == world_size, key,
          cat("[mesh] ", product, " = ", ranks, ", but ", world_size, world_size == 1 ? " rank was" : " ranks were",
              " started"),

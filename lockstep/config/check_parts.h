@@ -30,6 +30,8 @@ std::vector<Suggestion> divisors_near(const std::string& key, int64_t number, in
 // The positive multiples of `unit` next to `wanted`, below and above.
 std::vector<Suggestion> multiples_near(const std::string& key, int64_t unit, int64_t wanted);
 
+// More ranks than any mesh may have: nothing else is judged then.
+bool too_many_ranks(const RunConfig& config, int world_size, const Expect& expect);
 // The product of the axes and the number of ranks.
 void mesh_problems(const RunConfig& config, int world_size, const Expect& expect);
 // Stages, their layers and the schedule, as far as they can be judged without the schedule itself.

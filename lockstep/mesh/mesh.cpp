@@ -90,8 +90,11 @@ std::vector<int> Mesh::group(int rank, std::span<const Axis> axes) const {
 }
 
 int Mesh::group_rank(int rank, std::span<const Axis> axes) const {
-  const std::vector<int> ranks = group(rank, axes);
-  return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  const PerAxis at = coordinates(rank);
+  int place = 0;  // ranks ascend with the coordinates, the first of kAxes before all others
+  for (Axis axis : kAxes)
+    if (std::find(axes.begin(), axes.end(), axis) != axes.end()) place = place * degrees_[axis] + at[axis];
+  return place;
 }
 
 std::string Mesh::describe(int rank) const {

@@ -232,14 +232,21 @@ class Verifier {
     for (int rank = 0; rank < layout_.mesh.world_size(); ++rank) {
       for (const auto& [axes, name] : {std::pair(std::span<const mesh::Axis>(kShardAxis), "dp_shard"),
                                        {std::span<const mesh::Axis>(kReplicateAxis), "dp_replicate"}})
-        if (const int first = layout_.mesh.group(rank, axes)[0];
+        if (const int first = first_of_group(rank, axes);
             first != rank && !same_list(rank, first) && over_data(rank) != over_data(first))
           problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", name,
                                   " group do not communicate in the same order"));
-      const int tensor = layout_.mesh.group(rank, kTensorAxis)[0];
+      const int tensor = first_of_group(rank, kTensorAxis);
       if (!same_list(rank, tensor))
         problem("deadlock", cat("ranks ", tensor, " and ", rank, " of one tp group do not run the same list"));
     }
+  }
+
+  // The group itself is not made: there are as many as ranks, and each may have all of them.
+  int first_of_group(int rank, std::span<const mesh::Axis> axes) const {
+    mesh::PerAxis at = layout_.mesh.coordinates(rank);
+    for (const mesh::Axis axis : axes) at[axis] = 0;
+    return layout_.mesh.rank(at);
   }
 
   const Program& program_;
