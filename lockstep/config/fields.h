@@ -14,7 +14,7 @@
 namespace lockstep::config {
 
 // Ranks of a mesh, and of each of its axes.
-inline constexpr int kMostRanks = 1 << 20;
+inline constexpr int kMostRanks = 1 << 17;
 // Counts of sequences and tokens: a product of two fits into 64 bits.
 inline constexpr int64_t kSizesBelow = int64_t{1} << 31;
 

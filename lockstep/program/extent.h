@@ -10,7 +10,7 @@
 
 namespace lockstep::program {
 
-inline constexpr int64_t kMostActions = int64_t{1} << 25;       // F and B of a step, over all ranks
+inline constexpr int64_t kMostActions = int64_t{1} << 23;       // F and B of a step, over all ranks: planned in seconds
 inline constexpr int64_t kMostCuts = int64_t{1} << 29;          // that balanced_stages() compares
 inline constexpr double kMostBytes = 4e18;                      // of anything that is added up for one rank
 
