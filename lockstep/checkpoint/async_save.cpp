@@ -75,7 +75,8 @@ void Saver::Job::run() {
                   .train_state = train_state,
                   .world = *options.world,
                   .keep = options.keep,
-                  .progress = [this](const std::string& what) { note(what); }});
+                  .progress = [this](const std::string& what) { note(what); },
+                  .guard = options.guard});
   } catch (const PeerLostError&) {
     failure = std::current_exception();
     lost = true;

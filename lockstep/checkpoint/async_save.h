@@ -23,6 +23,7 @@ struct SaverOptions {
   int keep = 0;
   std::chrono::milliseconds stall_timeout{600000};  // longest time without progress
   Progress progress{};                              // called on the thread that writes
+  std::function<void()> guard{};                    // as in SaveRequest; called on that thread too
 };
 
 // At most one save is in flight. Each writes the bytes that save() writes of the same state. Host memory: one copy of

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <tuple>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/hash.h"
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/piece_reader.h"
+#include "lockstep/checkpoint/publish.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -16,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kStepPrefix = "step-";
-constexpr std::string_view kTemporaryPrefix = ".tmp-";
 constexpr size_t kStepDigits = 8;
 
 [[noreturn]] void damaged(const fs::path& file, const std::string& what) {
@@ -42,6 +43,7 @@ std::string step_name(int64_t step) {
 
 std::optional<int64_t> parse_step_name(std::string_view name) {
   if (!name.starts_with(kStepPrefix)) return std::nullopt;
+  if (name.ends_with(kNewSuffix)) name.remove_suffix(std::string_view(kNewSuffix).size());
   const std::string_view digits = name.substr(kStepPrefix.size());
   int64_t step = 0;
   const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), step);
@@ -114,7 +116,13 @@ std::vector<StepFolder> list_steps(const fs::path& directory) {
     }
     steps.push_back(std::move(folder));
   }
-  std::sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
+  // Of two with one number the better one first, and of two whole ones the one with the longer name, the new one.
+  std::sort(steps.begin(), steps.end(), [](const StepFolder& a, const StepFolder& b) {
+    return std::tuple(b.step, !a.problem.empty(), b.path.filename().string().size()) <
+           std::tuple(a.step, !b.problem.empty(), a.path.filename().string().size());
+  });
+  const auto same = [](const StepFolder& a, const StepFolder& b) { return a.step == b.step; };
+  steps.erase(std::unique(steps.begin(), steps.end(), same), steps.end());
   return steps;
 }
 

@@ -1,5 +1,5 @@
-// The folder `checkpoints/` of a run: step-00001200/{model,optim,train_state.json,manifest.json}, and what is being
-// written in .tmp-*. The newest step is found by reading manifests; the link `latest` is for people.
+// The folder `checkpoints/` of a run: step-00001200/{model,optim,train_state.json,manifest.json}, what is being written in
+// .tmp-*, and steps of abandoned branches (branches.h). The newest step is found by reading manifests; `latest` is for people.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,11 @@
 
 namespace lockstep::checkpoint {
 
-std::string step_name(int64_t step);                       // "step-00001200"
-std::optional<int64_t> parse_step_name(std::string_view);  // nothing for any other name
+inline constexpr std::string_view kTemporaryPrefix = ".tmp-";  // of what nobody may read
+
+std::string step_name(int64_t step);  // "step-00001200"
+// Of such a name, or of "step-00001200.new" (publish.h); nothing for any other.
+std::optional<int64_t> parse_step_name(std::string_view);
 // The same of a folder that may be written as a link, or with a slash at its end.
 std::optional<int64_t> step_of(const std::filesystem::path& folder);
 
@@ -34,7 +37,8 @@ struct StepFolder {
   int64_t step = 0;
   std::string problem{};
 };
-// Newest first; empty where `directory` does not exist. Does not read tensors.
+// Newest first, each number once: of a step that is being replaced the new one, unless it alone is damaged. Empty where
+// `directory` does not exist. Does not read tensors.
 std::vector<StepFolder> list_steps(const std::filesystem::path& directory);
 
 struct Latest {
@@ -47,7 +51,7 @@ Latest find_latest(const std::filesystem::path& directory);
 // Removes what unfinished saves left behind.
 void remove_temporary(const std::filesystem::path& directory);
 // Keeps step `newest` and the keep - 1 whole steps before it (0 = all); returns the names of the removed ones. Later
-// steps, which a run that went back left behind, and broken ones stay.
+// steps, broken ones and what was set aside stay.
 std::vector<std::string> remove_old_steps(const std::filesystem::path& directory, int64_t newest, int keep);
 
 }  // namespace lockstep::checkpoint

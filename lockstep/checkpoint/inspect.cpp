@@ -3,6 +3,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/checkpoint/branches.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -23,10 +24,22 @@ void count_tensors(const Manifest& manifest, StepReport* report) {
   }
 }
 
+bool is_one_step(const fs::path& path) { return fs::exists(path / kManifestName) || step_of(path); }
+
+fs::path folder_of_steps(const fs::path& path) {
+  return fs::is_directory(path / "checkpoints") ? path / "checkpoints" : path;
+}
+
+std::vector<fs::path> paths_of(const std::vector<StepFolder>& steps) {
+  std::vector<fs::path> paths;
+  for (const StepFolder& step : steps) paths.push_back(step.path);
+  return paths;
+}
+
 }  // namespace
 
 StepReport inspect_step(const fs::path& step_folder) {
-  StepReport report{.path = step_folder};
+  StepReport report{.path = step_folder, .set_aside = branch_of(step_folder).value_or("")};
   report.train_state.step = step_of(step_folder).value_or(0);
   try {
     const Manifest manifest = read_manifest(step_folder);
@@ -42,10 +55,9 @@ StepReport inspect_step(const fs::path& step_folder) {
 }
 
 std::vector<fs::path> steps_of(const fs::path& path) {
-  if (fs::exists(path / kManifestName) || step_of(path)) return {path};
-  const fs::path directory = fs::is_directory(path / "checkpoints") ? path / "checkpoints" : path;
-  std::vector<fs::path> folders;
-  for (const StepFolder& folder : list_steps(directory)) folders.push_back(folder.path);
+  if (is_one_step(path)) return {path};
+  const fs::path directory = folder_of_steps(path);
+  std::vector<fs::path> folders = paths_of(list_steps(directory));
   if (folders.empty())
     throw CheckpointError({.code = "LS1313",
                            .what = cat("no checkpoint in ", directory.string()),
@@ -53,8 +65,14 @@ std::vector<fs::path> steps_of(const fs::path& path) {
   return folders;
 }
 
+std::vector<fs::path> set_aside_steps_of(const fs::path& path) {
+  if (is_one_step(path)) return {};
+  return paths_of(list_set_aside(folder_of_steps(path)));
+}
+
 std::string report_text(const StepReport& report) {
-  std::string text = cat(report.path.string(), report.whole() ? "  whole\n" : "  BROKEN\n");
+  std::string text = cat(report.path.string(), report.whole() ? "  whole" : "  BROKEN",
+                         report.set_aside.empty() ? "\n" : ", set aside when the run went back\n");
   for (const std::string& problem : report.problems) text += cat("  problem     ", problem, "\n");
   if (report.files.empty()) return text;
   const TrainState& state = report.train_state;
@@ -82,6 +100,7 @@ OrderedJson report_json(const StepReport& report) {
   for (const auto& [name, size] : report.files) files[name] = size;
   return {{"path", report.path.string()},
           {"whole", report.whole()},
+          {"set_aside", report.set_aside.empty() ? OrderedJson(nullptr) : OrderedJson(report.set_aside)},
           {"problems", report.problems},
           {"step", state.step},
           {"samples", state.consumed_samples},

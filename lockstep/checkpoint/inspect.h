@@ -13,6 +13,7 @@ namespace lockstep::checkpoint {
 
 struct StepReport {
   std::filesystem::path path;
+  std::string set_aside{};              // "set-aside-1" for a step of an abandoned branch; else empty
   std::vector<std::string> problems{};  // none = whole
   // The rest is empty where the manifest cannot be read.
   TrainState train_state{};
@@ -30,6 +31,8 @@ StepReport inspect_step(const std::filesystem::path& step_folder);
 // The steps that `path` means: one step's folder, a folder of steps or a run directory; newest first. CheckpointError
 // LS1313 where there is none.
 std::vector<std::filesystem::path> steps_of(const std::filesystem::path& path);
+// The steps that the run there has set aside; none where `path` is one step.
+std::vector<std::filesystem::path> set_aside_steps_of(const std::filesystem::path& path);
 
 std::string report_text(const StepReport& report);
 OrderedJson report_json(const StepReport& report);

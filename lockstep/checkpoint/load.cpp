@@ -30,7 +30,7 @@ std::string listed(const std::vector<std::string>& lines) {
   throw CheckpointError(
       {.code = "LS1307",
        .what = cat("checkpoint ", folder.string(), " belongs to another model (", how, ")", listed(lines)),
-       .way_out = "set the model of the checkpoint in [model], or start afresh with checkpoint.resume = \"none\""});
+       .way_out = "set the model of the checkpoint in [model], or begin anew: another run.name, no checkpoint.resume"});
 }
 
 // Which saved tensor fills this one: the most precise copy of what it stands for.
@@ -167,7 +167,7 @@ Attempt attempt(const ResumeRequest& request, const fs::path& folder) {
   throw CheckpointError(
       {.code = "LS1301",
        .what = cat("no whole checkpoint in ", path.string(), listed(lines)),
-       .way_out = "start afresh with checkpoint.resume = \"none\", or name a checkpoint of another run"});
+       .way_out = "begin anew with another run.name; checkpoint.resume may name a checkpoint to begin from"});
 }
 
 }  // namespace
@@ -191,18 +191,19 @@ std::optional<Resumed> resume(const ResumeRequest& request) {
   Resumed resumed;
   const int64_t count = broadcast_number(request.world, "checkpoint count", static_cast<int64_t>(candidates.size()));
   for (int64_t i = 0; i < count; ++i) {
-    // Rank 0 alone has the list; the others learn the step, and -1 stands for the folder that the request names.
+    // Rank 0 alone has the list; the others learn the name, and "" stands for the folder that the request names.
     const StepFolder mine = request.world.rank() == 0 ? candidates[static_cast<size_t>(i)] : StepFolder{};
     const bool whole_folder = mine.path == request.path;
-    const int64_t step = broadcast_number(request.world, "checkpoint step", whole_folder ? -1 : mine.step);
-    const fs::path folder = step < 0 ? request.path : request.path / step_name(step);
+    const std::string name = broadcast_text(request.world, "checkpoint step", 0,
+                                            whole_folder ? "" : mine.path.filename().string());
+    const fs::path folder = name.empty() ? request.path : request.path / name;
     Attempt result = attempt(request, folder);
     if (result.problem.empty()) {
       resumed.path = folder;
       resumed.train_state = std::move(result.train_state);
       return resumed;
     }
-    resumed.skipped.push_back({.path = folder, .step = step, .problem = result.problem});
+    resumed.skipped.push_back({.path = folder, .step = parse_step_name(name).value_or(-1), .problem = result.problem});
   }
   if (count == 0) return std::nullopt;
   none_whole(request.path, resumed.skipped);

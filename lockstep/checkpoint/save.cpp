@@ -10,6 +10,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/agree.h"
 #include "lockstep/checkpoint/directory.h"
+#include "lockstep/checkpoint/publish.h"
 #include "lockstep/checkpoint/shard_writer.h"
 
 namespace lockstep::checkpoint {
@@ -22,7 +23,7 @@ class Writing {
   explicit Writing(const SaveRequest& request)
       : request_(request),
         final_(request.directory / step_name(request.train_state.step)),
-        temporary_(request.directory / cat(".tmp-", step_name(request.train_state.step))) {}
+        temporary_(request.directory / cat(kTemporaryPrefix, step_name(request.train_state.step))) {}
 
   SaveResult run() {
     together("prepare", [this] { on_rank_0(&Writing::prepare); });
@@ -56,7 +57,9 @@ class Writing {
   }
 
   void prepare() {
+    if (request_.guard) request_.guard();
     fs::create_directories(request_.directory);
+    repair_steps(request_.directory);
     remove_temporary(request_.directory);
     fs::create_directory(temporary_);
   }
@@ -95,21 +98,12 @@ class Writing {
       if (fs::exists(temporary_ / sub)) sync_directory(temporary_ / sub);
     }
     write_file(temporary_ / kManifestName, manifest_text(manifest));
-    rename_into_place();
+    if (request_.guard) request_.guard();
+    publish_step(temporary_, final_);
+    result_.warning = point_latest(request_.directory, final_.filename().string());
     read_manifest(final_);
     result_.bytes = manifest.total_bytes();
     result_.removed = remove_old_steps(request_.directory, manifest.step, request_.keep);
-  }
-
-  void rename_into_place() {
-    const fs::path replaced = request_.directory / cat(".tmp-replaced-", final_.filename().string());
-    if (fs::exists(final_)) fs::rename(final_, replaced);
-    fs::rename(temporary_, final_);
-    sync_directory(request_.directory);
-    fs::remove_all(replaced);
-    const fs::path link = request_.directory / ".tmp-latest";
-    fs::create_directory_symlink(final_.filename(), link);
-    fs::rename(link, request_.directory / "latest");
   }
 
   const SaveRequest& request_;

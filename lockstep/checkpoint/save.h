@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ struct SaveRequest {
   comm::Communicator& world;
   int keep = 0;  // how many steps to keep, this one included; 0 = all
   Progress progress{};
+  std::function<void()> guard{};  // on rank 0, before it changes the folder: throws where the run has lost it
 };
 
 struct SaveResult {
@@ -29,11 +31,13 @@ struct SaveResult {
   uint64_t bytes = 0;                  // of all files, on every rank
   double seconds = 0;                  // from the call to the renamed folder
   std::vector<std::string> removed{};  // names of old steps, on rank 0
+  std::string warning{};               // on rank 0: that the link `latest` could not be set, and why
 };
 
 // Collective. Every rank writes into .tmp-step-00001200, rank 0 gathers the manifest, writes it last and renames the
 // folder; older steps are removed only after the new one was read back. If any rank fails, every rank throws
-// CheckpointError LS1306 with that rank's reason, and older steps are untouched. A step of the same number is replaced.
+// CheckpointError LS1306 with that rank's reason, and older steps are untouched. A step of the same number is replaced, as
+// publish_step() does it.
 // The deadline of `world` bounds how much longer one rank may write than another.
 SaveResult save(const SaveRequest& request);
 

@@ -13,6 +13,7 @@ std::string train_state_text(const TrainState& state) {
                             {"data", OrderedJson(state.data)},
                             {"model", OrderedJson(state.model)},
                             {"version", state.version},
+                            {"settings", OrderedJson(state.settings)},
                             {"world_size", state.world_size},
                             {"layout", state.layout}};
   return json.dump(1) + "\n";
@@ -29,6 +30,7 @@ TrainState parse_train_state(std::string_view text, std::string_view origin) {
     state.data = json.at("data");
     state.model = json.at("model");
     json.at("version").get_to(state.version);
+    state.settings = json.value("settings", Json::object());
     json.at("world_size").get_to(state.world_size);
     json.at("layout").get_to(state.layout);
   } catch (const Json::exception& error) {

@@ -18,6 +18,9 @@ struct TrainState {
   Json data = Json::object();   // identity of the data and its order, as the trainer states it: compared on resume
   Json model = Json::object();  // the model's configuration
   std::string version{};        // of Lockstep
+  // What was trained with, by name, as the trainer states it: what differs when a run goes on is told, never refused. Empty in
+  // checkpoints of versions that did not keep it.
+  Json settings = Json::object();
   // Information only: any layout loads what any layout saved.
   int world_size = 0;
   std::string layout{};

@@ -41,15 +41,22 @@ int inspect_path(const CommandLine& command_line, bool verify) {
   }
   bool any_whole = false, all_whole = true;
   OrderedJson steps = OrderedJson::array();
-  for (const auto& step : checkpoint::steps_of(path)) {
-    const checkpoint::StepReport report = checkpoint::inspect_step(step);
-    any_whole = any_whole || report.whole();
-    all_whole = all_whole && report.whole();
+  const auto show = [&](const checkpoint::StepReport& report) {
     if (command_line.json) {
       steps.push_back(checkpoint::report_json(report));
     } else {
       print(checkpoint::report_text(report));
     }
+  };
+  for (const auto& step : checkpoint::steps_of(path)) {
+    const checkpoint::StepReport report = checkpoint::inspect_step(step);
+    any_whole = any_whole || report.whole();
+    all_whole = all_whole && report.whole();
+    show(report);
+  }
+  // A run never goes on from these: they decide nothing.
+  if (!verify) {
+    for (const auto& step : checkpoint::set_aside_steps_of(path)) show(checkpoint::inspect_step(step));
   }
   const bool good = verify ? all_whole : any_whole;
   if (command_line.json) print(OrderedJson({{"ok", good}, {"steps", steps}}).dump() + "\n");
