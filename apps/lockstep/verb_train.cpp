@@ -10,15 +10,10 @@ namespace lockstep::apps {
 
 namespace {
 
-int max_restarts_of(const CommandLine& command_line, const config::RunConfig& config) {
+int max_restarts_of(const CommandLine& command_line) {
   const int64_t restarts = command_line.integer("max-restarts", 0);
   if (restarts < 0 || restarts > 1000)
     throw ConfigError({.code = "LS1005", .what = cat("--max-restarts ", restarts, ": 0 to 1000 is needed")});
-  if (restarts > 0 && config.checkpoint.resume != "auto")
-    throw ConfigError({.code = "LS1005",
-                       .what = cat("--max-restarts goes on from the newest checkpoint of the run, but checkpoint.resume is \"",
-                                   config.checkpoint.resume, "\""),
-                       .way_out = "leave checkpoint.resume at \"auto\""});
   return static_cast<int>(restarts);
 }
 
@@ -36,7 +31,7 @@ int verb_train(const CommandLine& command_line) {
   refuse_words(command_line);
   config::LoadedConfig loaded = load_config(command_line);
   const int ranks = ranks_of(command_line, loaded.config);
-  const int max_restarts = max_restarts_of(command_line, loaded.config);
+  const int max_restarts = max_restarts_of(command_line);
   check_stop_after(command_line);
   if (!is_checked(command_line)) {
     const program::Layout layout = program::layout_of(loaded, ranks);

@@ -184,7 +184,9 @@ std::vector<Section> declare_sections() {
       .field("asynchronous", &CheckpointSection::asynchronous, any, "written beside the next steps, from a copy in memory")
       .field("stall_timeout", &CheckpointSection::stall_timeout, {.least = 0, .below = 1e9, .open_below = true},
              "longest time without progress of such a save; then the run stops")
-      .field("resume", &CheckpointSection::resume, any, "\"auto\" = newest whole one of this run, \"none\", or a path");
+      .field("resume", &CheckpointSection::resume, any,
+             "where a run without checkpoints of its own begins: from nothing (\"auto\", \"none\") or at a path; one with them goes on "
+             "from its newest whole one; the path of one of its own steps goes back to it, once");
 
   Declare(table, "trace", &RunConfig::trace, "What a step spends its time on, action by action.")
       .field("steps", &TraceSection::steps, any,

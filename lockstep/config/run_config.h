@@ -161,7 +161,7 @@ struct CheckpointSection {
   int64_t keep = 3;             // the newest ones; 0 = all
   bool asynchronous = true;     // written by a thread beside the next steps
   Duration stall_timeout{600};  // of such a save without any progress
-  std::string resume = "auto";  // "auto": newest whole one of this run, else from scratch; "none"; or a path
+  std::string resume = "auto";  // where a run without checkpoints begins: "auto", "none" = from nothing; or a path
   bool operator==(const CheckpointSection&) const = default;
 };
 

@@ -13,6 +13,8 @@
 #include "lockstep/base/units.h"
 #include "lockstep/optim/lr_schedule.h"
 #include "lockstep/train/batches.h"
+#include "lockstep/train/beginning.h"
+#include "lockstep/train/changes.h"
 #include "lockstep/train/evaluate.h"
 #include "lockstep/train/executor_options.h"
 #include "lockstep/train/gemm_rate.h"
@@ -38,12 +40,6 @@ std::unique_ptr<comm::Communicator> checkpoint_group(comm::World& world) {
   return world.communicator(ranks, "checkpoint");
 }
 
-CheckpointError no_checkpoint(const std::string& path) {
-  return CheckpointError({.code = "LS1310",
-                          .what = cat("no checkpoint in ", path),
-                          .way_out = "checkpoint.resume is \"auto\", \"none\", RUN/checkpoints or one step of it"});
-}
-
 engine::ExecutorOptions executor_options_of(const TrainJob& job) {
   engine::ExecutorOptions options = executor_options(job.loaded.config, job.layout);
   options.before_action = job.before_action;
@@ -57,11 +53,8 @@ std::chrono::milliseconds milliseconds_of(const config::Duration& duration) {
 // What would stop the run later is told before anything is written.
 const TrainJob& checked(const TrainJob& job) {
   device_of(job.loaded.config);
-  const std::string& resume = job.loaded.config.checkpoint.resume;
-  if (resume == "auto" || resume == "none") return job;
-  const std::filesystem::path path = std::filesystem::weakly_canonical(resume);
-  const bool one_step = checkpoint::parse_step_name(path.filename().string()).has_value();
-  if (one_step ? !std::filesystem::exists(path) : checkpoint::list_steps(path).empty()) throw no_checkpoint(resume);
+  const config::RunConfig& config = job.loaded.config;
+  if (config.checkpoint.resume != "auto") (void)beginning_of(RunDirectory(config.run.dir), config.checkpoint.resume);
   return job;
 }
 
@@ -76,11 +69,13 @@ Trainer::Trainer(const TrainJob& job)
       device_(device_of(job.loaded.config)),
       sampler_(open_training_data(job.loaded.config, job.layout)),
       validation_(open_validation(job.loaded.config, job.layout)),
+      lock_(std::make_shared<RunLock>(directory_.root())),
       saver_({.world = checkpoint_group(job.world),
               .directory = directory_.checkpoints(),
               .keep = static_cast<int>(job.loaded.config.checkpoint.keep),
               .stall_timeout = milliseconds_of(job.loaded.config.checkpoint.stall_timeout),
-              .progress = job.save_progress}),
+              .progress = job.save_progress,
+              .guard = [lock = lock_] { lock->check(); }}),
       tracer_(directory_, config::traced_steps(job.loaded.config), job.world, groups_, executor_),
       signals_(job.second_signal_ends),
       dump_([this](const std::string& stack) { write_dump(stack); }) {}
@@ -108,6 +103,7 @@ void Trainer::note(const std::string& text) {
 void Trainer::open_run_directory() {
   log_.info(cat("rank ", job_.world.rank(), " of ", job_.world.size(), " (", job_.layout.mesh.describe(job_.world.rank()),
                 "), ", job_.world.backend(), ", started by ", job_.launcher));
+  take_lock();
   if (is_rank0()) {
     directory_.open({.config_text = config::resolved_toml(job_.loaded),
                      .model = arch::model_json(job_.layout.model),
@@ -121,40 +117,6 @@ void Trainer::open_run_directory() {
   }
   groups_.world().barrier({.site = "start"}).wait();
   gemm_rate_ = measure_gemm_rate(executor_.compute_dtype(), device_);
-}
-
-bool Trainer::resume() {
-  if (config().checkpoint.resume == "none") return false;
-  const bool automatic = config().checkpoint.resume == "auto";
-  const std::vector<engine::StateTensor> state = executor_.store().state();
-  const auto resumed =
-      checkpoint::resume({.path = automatic ? directory_.checkpoints() : std::filesystem::path(config().checkpoint.resume),
-                          .state = state,
-                          .world = groups_.world(),
-                          .model = arch::model_json(job_.layout.model)});
-  if (!resumed && !automatic) throw no_checkpoint(config().checkpoint.resume);
-  if (!resumed) return false;
-  for (const checkpoint::StepFolder& folder : resumed->skipped)
-    note(cat("skipped ", folder.path.string(), ": ", folder.problem));
-  if (automatic) check_resumed(*resumed);
-  executor_.store().loaded();
-  step_ = resumed_at_ = saved_at_ = resumed->train_state.step;
-  consumed_samples_ = resumed->train_state.consumed_samples;
-  consumed_tokens_ = resumed->train_state.consumed_tokens;
-  note(cat("resumed from ", resumed->path.string(), " at step ", step_));
-  if (rank0_) rank0_->metrics.event("resume", step_, {{"path", resumed->path.string()}});
-  return true;
-}
-
-// A run that goes on must go on in the same data: sample i would otherwise be another one.
-void Trainer::check_resumed(const checkpoint::Resumed& resumed) {
-  const Json now = data_identity(config(), job_.layout, sampler_);
-  if (resumed.train_state.data != now)
-    throw CheckpointError({.code = "LS1311",
-                           .what = cat(resumed.path.string(), " was trained on other data or in another order\n  checkpoint ",
-                                       resumed.train_state.data.dump(), "\n  now        ", now.dump()),
-                           .way_out = cat("give the run another name, or start from these weights on the new data with "
-                                          "--checkpoint.resume=", resumed.path.string())});
 }
 
 Request Trainer::train() {
@@ -221,6 +183,7 @@ Request Trainer::agree_on_request() {
 void Trainer::ask() {
   Request mine = signals_.request();
   if (is_rank0()) {
+    lock_->check();
     mine = std::max(mine, take_switch_file(directory_.root()));
     if (job_.stop_after_seconds && seconds_since(began_) >= *job_.stop_after_seconds)
       mine = std::max(mine, Request::kRequeue);
@@ -296,6 +259,7 @@ checkpoint::TrainState Trainer::train_state() const {
           .data = data_identity(config(), job_.layout, sampler_),
           .model = arch::model_json(job_.layout.model),
           .version = job_.version,
+          .settings = settings_of(config()),
           .world_size = job_.world.size(),
           .layout = program::describe(job_.layout)};
 }
@@ -309,7 +273,8 @@ void Trainer::save() {
                                    .state = state,
                                    .train_state = train_state(),
                                    .world = groups_.world(),
-                                   .keep = static_cast<int>(config().checkpoint.keep)}));
+                                   .keep = static_cast<int>(config().checkpoint.keep),
+                                   .guard = [this] { lock_->check(); }}));
   }
   last_save_ = Clock::now();
   saved_at_ = step_;
@@ -318,6 +283,10 @@ void Trainer::save() {
 void Trainer::finish() {
   if (saved_at_ == config().train.steps && resumed_at_ == step_) {
     note(cat("nothing to do: the run has its ", step_, " steps; raise train.steps to go on"));
+  } else if (step_ > config().train.steps) {
+    note(cat("nothing to do: the run has done ", step_, " steps, more than train.steps = ", config().train.steps,
+             "; raise it above ", step_, " to go on, or go back with --checkpoint.resume=",
+             (directory_.checkpoints() / "step-NNNNNNNN").string()));
   } else if (saved_at_ != step_) {
     save();
   }

@@ -19,6 +19,7 @@
 #include "lockstep/train/exposed.h"
 #include "lockstep/train/metrics.h"
 #include "lockstep/train/run_directory.h"
+#include "lockstep/train/run_lock.h"
 #include "lockstep/train/stack_dump.h"
 #include "lockstep/train/step_tracer.h"
 #include "lockstep/train/stop_request.h"
@@ -45,9 +46,9 @@ class Trainer {
   explicit Trainer(const TrainJob& job);
   ~Trainer();
 
-  // From the newest checkpoint (as checkpoint.resume says) to the last step, or until the run is asked to stop; then it
-  // is saved. Returns kOk, kSaved or kInterrupted, the same on all ranks. Errors as Executor::step, checkpoint::save and
-  // checkpoint::resume; they are in the log when they leave here.
+  // From the newest checkpoint (beginning.h) to the last step, or until the run is asked to stop; then it is saved. Returns
+  // kOk, kSaved or kInterrupted, the same on all ranks. Errors as Executor::step, checkpoint::save, checkpoint::resume and
+  // RunLock; they are in the log when they leave here.
   ExitCode run();
 
  private:
@@ -55,8 +56,11 @@ class Trainer {
   struct Console0;  // what only rank 0 has
 
   void open_run_directory();
+  void take_lock();
   bool resume();  // false: there is nothing to go on from
   void check_resumed(const checkpoint::Resumed& resumed);
+  void leave_branch(int64_t step, bool asked);
+  void report_changes(const checkpoint::TrainState& saved);
   Request train();
   bool must_be_settled(int64_t step) const;
   void settle();
@@ -98,6 +102,8 @@ class Trainer {
   at::Device device_;
   data::Sampler sampler_;
   std::optional<data::Sampler> validation_;
+  std::shared_ptr<RunLock> lock_;  // taken on rank 0; the thread that saves looks at it too
+  bool warned_of_latest_ = false;
   checkpoint::Saver saver_;
   StepTracer tracer_;
   std::unique_ptr<Console0> rank0_;

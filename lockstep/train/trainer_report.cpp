@@ -96,6 +96,9 @@ void Trainer::report_saved(const std::optional<checkpoint::SaveResult>& saved) {
            format_duration(saved->seconds)));
   if (rank0_)
     rank0_->metrics.event("checkpoint", saved->step, {{"path", saved->path.string()}, {"seconds", saved->seconds}});
+  if (saved->warning.empty() || std::exchange(warned_of_latest_, true)) return;
+  log_.warn(saved->warning);
+  if (rank0_) rank0_->console.note(cat("warning: ", saved->warning));
 }
 
 }  // namespace lockstep::train

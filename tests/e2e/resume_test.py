@@ -1,5 +1,6 @@
 """Runs that stop, are damaged or killed, and go on. resume_test.py BUILD_FOLDER"""
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -56,20 +57,71 @@ class ResumeTest(support.LockstepTest):
                 self.rest(name, *second_arguments, ranks=second)
                 self.assert_close(self.losses(name), self.reference, 1e-5)
 
-    def test_none_starts_afresh(self):
-        self.half("none", ranks=2)
-        result = self.train("none", DROPOUT, "--train.steps=3", "--checkpoint.resume=none", ranks=2)
-        self.assertNotIn("resumed", result.err)
-        self.assertEqual(self.metrics("none")[0][-3]["step"], 1)
-        for step, loss in self.losses("none").items():
-            self.assertEqual(loss, self.reference[step])
+    def test_none_begins_from_nothing_and_goes_on_afterwards(self):
+        none = "--checkpoint.resume=none"
+        self.assertNotIn("resumed", self.train("none", DROPOUT, f"--train.steps={HALF}", none, ranks=2).err)
+        result = self.rest("none", none, ranks=2)
+        self.assertIn('checkpoint.resume = "none" says where a run begins; this one has checkpoints of its own', result.err)
+        self.assertEqual(self.losses("none"), self.reference)
 
-    def test_a_path_starts_another_run_from_there(self):
+    def test_a_path_is_where_another_run_begins(self):
         self.half("first", ranks=2)
         for number, path in enumerate(("runs/first/checkpoints", f"runs/first/checkpoints/step-{HALF:08d}")):
-            self.rest(f"second{number}", f"--checkpoint.resume={path}", ranks=2)
+            begin = f"--checkpoint.resume={path}"
+            result = self.train(f"second{number}", DROPOUT, f"--train.steps={HALF + 4}", begin, ranks=2)
+            self.assertIn(f"resumed from {path}", result.err)
+            # The same once more, as the loop of a batch script has it, also when the first run is gone.
+            if number == 1:
+                shutil.rmtree(self.run_folder("first"))
+            result = self.train(f"second{number}", DROPOUT, f"--train.steps={LAST}", begin, ranks=2)
+            self.assertIn(f"resumed from runs/second{number}/checkpoints/step-{HALF + 4:08d}", result.err)
+            steps = [row["step"] for row in self.metrics(f"second{number}")[0]]
+            self.assertEqual(steps, list(range(HALF + 1, LAST + 1)))
             expected = {step: loss for step, loss in self.reference.items() if step > HALF}
             self.assertEqual(self.losses(f"second{number}"), expected)
+
+    def test_going_back_leaves_a_branch_that_is_never_chosen(self):
+        self.train("back", DROPOUT, f"--train.steps={LAST}", "--checkpoint.every=5", "--checkpoint.keep=0", ranks=1)
+        step_5 = f"--checkpoint.resume={self.step_folder('back', 5)}"
+        result = self.train("back", DROPOUT, "--train.steps=8", "--checkpoint.keep=1", step_5)
+        self.assertIn("at step 5\n", result.err)
+        self.assertIn("set aside in runs/back/checkpoints/set-aside-1: step-00000020, step-00000015, step-00000010; they are kept",
+                      result.err)
+        log = (self.run_folder("back") / "logs" / "rank-0000.log").read_text()
+        self.assertIn("set aside in runs/back/checkpoints/set-aside-1: step-00000020", log)
+        # Newest of all is step 20, of another branch.
+        result = self.train("back", DROPOUT, "--train.steps=11", "--checkpoint.keep=1")
+        self.assertIn("resumed from runs/back/checkpoints/step-00000008", result.err)
+        # It goes back once: the same command goes on.
+        result = self.train("back", DROPOUT, "--train.steps=13", "--checkpoint.keep=1", step_5)
+        self.assertIn("gone back to step 5 before", result.err)
+        self.assertIn("resumed from runs/back/checkpoints/step-00000011", result.err)
+        result = self.do("checkpoint", "inspect", "runs/back", "--json").json()
+        self.assertEqual([(step["step"], step["set_aside"], step["whole"]) for step in result["steps"]],
+                         [(13, None, True), (20, "set-aside-1", True), (15, "set-aside-1", True), (10, "set-aside-1", True)])
+        self.assertIn("set aside when the run went back", self.do("checkpoint", "inspect", "runs/back").out)
+
+    def test_a_copy_without_links_goes_on(self):
+        self.half("linked", ranks=1)
+        shutil.copytree(self.run_folder("linked"), self.run_folder("copied"), symlinks=False)
+        latest = self.run_folder("copied") / "checkpoints" / "latest"
+        self.assertTrue(latest.is_dir() and not latest.is_symlink())
+        result = self.rest("copied", "--checkpoint.every=5", ranks=1)
+        self.assertEqual(result.err.count("warning: runs/copied/checkpoints/latest is no link"), 1, result)
+        self.assertIn("latest is no link", (self.run_folder("copied") / "logs" / "rank-0000.log").read_text())
+        self.assertTrue((self.step_folder("copied", LAST) / "manifest.json").is_file())
+
+    def test_what_has_changed_is_told(self):
+        self.half("changed", ranks=2)
+        result = self.train("changed", DROPOUT, "--train.steps=12", "--optimizer.lr=2e-3", "--train.global_batch=4", ranks=1)
+        for line in (r"changed since the checkpoint of step 10\n", r"  optimizer\.lr +0\.001 -> 0\.002\n",
+                     r"  train\.global_batch +8 -> 4\n", r"  train\.steps +10 -> 12\n", r"  ranks +2 -> 1\n",
+                     r"  learning rate +0\.001 at step 10 -> 0\.002 at step 11 -> 0\.002 at step 12\n"):
+            self.assertRegex(result.err, line)
+        result = self.train("changed", DROPOUT, "--train.steps=11", "--optimizer.lr=2e-3", "--train.global_batch=4")
+        self.assertIn("nothing to do: the run has done 12 steps, more than train.steps = 11; raise it above 12", result.err)
+        result = self.train("changed", DROPOUT, "--train.steps=13", "--optimizer.lr=2e-3", "--train.global_batch=4")
+        self.assertNotRegex(result.err, r"ranks +\d+ ->")
 
     def test_a_finished_run_has_nothing_to_do(self):
         result = self.train("whole", DROPOUT, f"--train.steps={LAST}", ranks=2)

@@ -2,6 +2,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -174,7 +175,7 @@ class SwitchTest(StopTestCase):
         self.check_stopped("after", 75)
 
     def test_nonsense_is_refused(self):
-        for flags in (("--stop-after", "3"), ("--max-restarts", "-1"), ("--max-restarts", "1", "--checkpoint.resume=none")):
+        for flags in (("--stop-after", "3"), ("--max-restarts", "-1")):
             result = self.lockstep("train", "run.toml", *flags)
             self.assertEqual(result.code, 2, result)
             self.assertIn("LS1005", result.err)
@@ -205,7 +206,7 @@ class LostRankTest(StopTestCase):
         self.check_gone(pids)
 
     def test_lost_ranks_are_started_again_and_come_to_the_end(self):
-        process = self.start("again", "--max-restarts=1", "--checkpoint.every=2", steps=400)
+        process = self.start("again", "--max-restarts=1", "--checkpoint.every=2", "--checkpoint.resume=none", steps=400)
         self.wait_until(lambda: self.step_folder("again", 2).parent.exists() and self.steps_done("again") > 5, "no checkpoint")
         os.kill(max(support.children(process.pid), key=support.rank_of), signal.SIGKILL)
         err = self.check_ended(process, 0)
@@ -214,6 +215,29 @@ class LostRankTest(StopTestCase):
         self.assertTrue((self.run_folder("again") / "DONE").exists())
         self.train("unbroken", "--train.steps=400", ranks=2)
         self.assertEqual(self.losses("again"), self.losses("unbroken"))
+
+
+class OneRunTest(StopTestCase):
+    def test_a_second_run_in_the_folder_is_refused(self):
+        process = self.start("held")
+        rank_0 = next(pid for pid in support.children(process.pid) if support.rank_of(pid) == 0)
+        result = self.lockstep("train", "run.toml", "--run.name=held", "-n", 2, "--train.steps=3")
+        self.assertEqual(result.code, 8, result)
+        self.assertIn(f"LS1315: another run trains in runs/held: process {rank_0} on {socket.gethostname()}", result.err)
+        done = self.steps_done("held")
+        self.wait_until(lambda: self.steps_done("held") > done + 2, "the first did not go on")
+        process.send_signal(signal.SIGTERM)
+        self.check_ended(process, 75)
+        last = self.check_stopped("held", 75)
+        self.assertIn(f"at step {last}", self.train("held", f"--train.steps={last + 1}").err)
+
+    def test_the_lock_of_a_killed_run_is_taken_over_at_once(self):
+        process = self.start("killed-run", ranks=1)
+        process.kill()
+        process.communicate(timeout=support.SECONDS)
+        self.train("killed-run", "--train.steps=3")
+        self.assertIn(f"took the run directory over from process {process.pid}",
+                      (self.run_folder("killed-run") / "logs" / "rank-0000.log").read_text())
 
 
 if __name__ == "__main__":
