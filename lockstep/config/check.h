@@ -29,7 +29,7 @@ int zero_stage(const RunConfig& config);
 struct PipelineChoice {
   int schedule = 0;         // place in kPipelineSchedules, or behind them: file:PATH
   std::string file{};       // of schedule file:PATH
-  int virtual_stages = 1;
+  int virtual_stages = 1;   // 0 = as the grid of the file has it
   std::vector<int> blocks{};  // of every stage; empty = balanced
   bool post_validation = false;
 };

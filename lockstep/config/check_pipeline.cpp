@@ -87,12 +87,15 @@ std::vector<Suggestion> from_above(const char* key, int64_t largest) {
 void stage_problems(const RunConfig& config, const Expect& expect) {
   const ParallelSection& parallel = config.parallel;
   const int64_t pp = parallel.pp, each = pipeline_choice(config).virtual_stages, stages = pp * each;
+  if (each == 0) return;  // only the grid says it
   const std::string product = each == 1 ? cat("pp(", pp, ")") : cat("pp(", pp, ") x virtual_stages(", each, ")");
   const int64_t layers = saturating_add(config.model.layers.value_or(stages), 2);
   const int64_t fewer_each = layers / pp, fewer_ranks = layers / each;
+  const bool grid = parallel.schedule.starts_with(kScheduleFile);  // it has as many stages as it has
   std::vector<Suggestion> fits;
-  if (fewer_ranks >= 1) fits = from_above("parallel.pp", fewer_ranks);
-  if (parallel.virtual_stages > 1 && !is_v_shaped(parallel.schedule) && fewer_each > 1)
+  if (grid) fits = values_of("model.layers", {cat(stages - 2)});
+  if (!grid && fewer_ranks >= 1) fits = from_above("parallel.pp", fewer_ranks);
+  if (parallel.virtual_stages > 1 && !grid && !is_v_shaped(parallel.schedule) && fewer_each > 1)
     fits = fits + from_above("parallel.virtual_stages", fewer_each);
   fits = fits + values_of("parallel.schedule", {"1f1b"});
   const bool enough = stages <= layers;
@@ -165,7 +168,7 @@ PipelineChoice pipeline_choice(const RunConfig& config) {
   const bool two = parallel.pp > 1 && is_one_of(parallel.schedule, {"interleaved", "zb-v", "dualpipe-v"});
   return {.schedule = static_cast<int>(found - names.begin()),
           .file = found == names.end() ? parallel.schedule.substr(kScheduleFile.size()) : "",
-          .virtual_stages = parallel.virtual_stages > 0 ? parallel.virtual_stages : two ? 2 : 1,
+          .virtual_stages = parallel.virtual_stages > 0 ? parallel.virtual_stages : found == names.end() ? 0 : two ? 2 : 1,
           .blocks = parallel.layers_per_stage.list,
           .post_validation = parallel.pp > 1 && (parallel.post_validation == "on" || (wanted && against_post_validation(config).empty()))};
 }

@@ -150,7 +150,7 @@ std::vector<Section> declare_sections() {
       .field("schedule", &ParallelSection::schedule, schedules,
              "order in which a pipeline runs its stages; file:PATH = the one of a CSV grid")
       .field("virtual_stages", &ParallelSection::virtual_stages, bounded(0, 1 << 16),
-             "stages of a pipeline rank; 0 = 2 with interleaved, zb-v and dualpipe-v, else 1")
+             "stages of a pipeline rank; 0 = 2 with interleaved, zb-v and dualpipe-v, with file:PATH those of the grid, else 1")
       .field("layers_per_stage", &ParallelSection::layers_per_stage, zero_or_more,
              "blocks of every stage, in order; empty = balanced by cost")
       .field("post_validation", &ParallelSection::post_validation, {.choices = {"auto", "on", "off"}},

@@ -9,19 +9,22 @@ using program::Action;
 using program::ActionKind;
 using program::Algorithm;
 
-ActivationLinks::ActivationLinks(const program::Layout& layout, Groups& groups, ExposedWaits& waits)
-    : layout_(layout), groups_(groups), waits_(waits) {}
+ActivationLinks::ActivationLinks(const program::Layout& layout, int depth, Groups& groups, ExposedWaits& waits)
+    : layout_(layout), depth_(depth), groups_(groups), waits_(waits) {}
 
 void ActivationLinks::send(const Action& action, at::Tensor tensor) {
   const bool forward = action.kind == ActionKind::kSendForward;
   LOCKSTEP_CHECK(tensor.defined(), program::action_name(action.kind), " of stage ", action.stage, " has nothing to send");
   const int to = layout_.rank_at(groups_.rank(), forward ? action.stage + 1 : action.stage - 1);
   comm::Communicator& link = groups_.link(groups_.rank(), to, forward);
-  OnItsWay& on_its_way = sent_[&link];
-  waits_.wait(on_its_way.work, "pp send");
-  on_its_way.tensor = std::move(tensor);
-  on_its_way.work = link.send(on_its_way.tensor, 1,
-                              {.site = cat(forward ? "send_f stage " : "send_b stage ", action.stage), .algorithm = Algorithm::kDirect});
+  std::deque<OnItsWay>& on_their_way = sent_[&link];
+  if (std::ssize(on_their_way) == depth_) {
+    waits_.wait(on_their_way.front().work, "pp send");
+    on_their_way.pop_front();
+  }
+  OnItsWay& last = on_their_way.emplace_back(OnItsWay{.tensor = std::move(tensor), .work = {}});
+  last.work = link.send(last.tensor, 1,
+                        {.site = cat(forward ? "send_f stage " : "send_b stage ", action.stage), .algorithm = Algorithm::kDirect});
 }
 
 void ActivationLinks::recv(const Action& action, at::Tensor tensor) {
@@ -52,7 +55,8 @@ void ActivationLinks::drop() {
 }
 
 void ActivationLinks::flush() {
-  for (auto& [link, on_its_way] : sent_) waits_.wait(on_its_way.work, "pp send");
+  for (auto& [link, on_their_way] : sent_)
+    for (OnItsWay& each : on_their_way) waits_.wait(each.work, "pp send");
   sent_.clear();
 }
 

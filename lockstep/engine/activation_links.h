@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <deque>
 #include <map>
 
 #include "lockstep/engine/exposed_waits.h"
@@ -19,10 +20,12 @@ struct Flow {
   auto operator<=>(const Flow&) const = default;
 };
 
-// A tensor on its way is alive until it has been sent: at most one of a channel, since the next one waits for it.
+// A tensor on its way is alive until it has been sent: at most `depth` of a channel, since a further one waits for the first
+// of them. What was sent first arrives first.
 class ActivationLinks {
  public:
-  ActivationLinks(const program::Layout& layout, Groups& groups, ExposedWaits& waits);
+  // depth: Program::channel_depth.
+  ActivationLinks(const program::Layout& layout, int depth, Groups& groups, ExposedWaits& waits);
 
   // SEND_*: of the action's stage on this rank.
   void send(const program::Action& action, at::Tensor tensor);
@@ -41,9 +44,10 @@ class ActivationLinks {
     comm::Work work;
   };
   const program::Layout& layout_;
+  const int depth_;
   Groups& groups_;
   ExposedWaits& waits_;
-  std::map<comm::Communicator*, OnItsWay> sent_;
+  std::map<comm::Communicator*, std::deque<OnItsWay>> sent_;
   std::map<Flow, OnItsWay> coming_;
 };
 

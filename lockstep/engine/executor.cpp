@@ -72,7 +72,7 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
       activations_(options_.layout.offload.activations ? std::make_unique<ActivationOffload>(*copies_, memory_) : nullptr),
       gather_(options_.layout, store_, groups, waits_, copies_.get()),
       gradients_(options_.layout, program_.buckets, store_, groups, waits_),
-      links_(options_.layout, groups, waits_),
+      links_(options_.layout, program_.channel_depth, groups, waits_),
       tensor_(tensor_group(options_.layout, groups)),
       layers_(model::build_layers(options_.layout.model, store_,
                                   {.seed = options_.seed,

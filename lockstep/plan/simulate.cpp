@@ -1,6 +1,7 @@
 #include "lockstep/plan/simulate.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -139,9 +140,14 @@ class Simulator {
   void send(const ActionRef& ref, Walker& walker) {
     const int transfer = id(matching_.transfer_of, ref);
     const ActionRef& recv = matching_.transfers[static_cast<size_t>(transfer)].recv;
-    Moment& channel = channels_[{ref.rank, recv.rank, actions(ref.rank)[static_cast<size_t>(ref.index)].kind}];
-    after(walker.clock, channel);
-    channel = record(ref, walker.clock, seconds(ref));
+    std::deque<Moment>& channel = channels_[{ref.rank, recv.rank, actions(ref.rank)[static_cast<size_t>(ref.index)].kind}];
+    if (static_cast<int>(channel.size()) == program_.channel_depth) {
+      after(walker.clock, channel.front());
+      channel.pop_front();
+    }
+    Moment begin = walker.clock;
+    if (!channel.empty()) after(begin, channel.back());
+    channel.push_back(record(ref, begin, seconds(ref)));
     walker.uses.start(ref, actions(ref.rank)[static_cast<size_t>(ref.index)]);
     sent_[static_cast<size_t>(transfer)] = true;
     wake(receiver_[static_cast<size_t>(transfer)]);
@@ -277,7 +283,7 @@ class Simulator {
   std::vector<int> receiver_;   // by transfer: the rank that waits for it
   std::vector<Call> calls_;     // by meeting
   std::map<std::vector<int>, Moment> groups_;
-  std::map<std::tuple<int, int, ActionKind>, Moment> channels_;
+  std::map<std::tuple<int, int, ActionKind>, std::deque<Moment>> channels_;  // the ends of what is on its way
   std::vector<Stage> forward_, backward_;
 };
 
@@ -291,7 +297,7 @@ std::vector<std::vector<Item>> repeated(const std::vector<std::vector<Item>>& li
 }
 
 double end_of_steps(const program::Program& program, const program::Layout& layout, const ActionTimes& times, int steps) {
-  const program::Program several{.ranks = repeated(program.ranks, steps), .buckets = program.buckets};
+  const program::Program several{.ranks = repeated(program.ranks, steps), .buckets = program.buckets, .channel_depth = program.channel_depth};
   const ActionTimes takes{.seconds = repeated(times.seconds, steps), .in_units = times.in_units};
   return Simulator(several, layout, takes).run().use.step_seconds;
 }

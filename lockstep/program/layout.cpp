@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/file.h"
@@ -23,10 +25,18 @@ std::vector<arch::Recompute> recompute_of(const config::MemorySection& memory, i
   return blocks;
 }
 
+// With what the configuration leaves to the grid of a file, whose text is the second.
+std::pair<config::PipelineChoice, std::string> schedule_choice(const config::RunConfig& config) {
+  config::PipelineChoice choice = config::pipeline_choice(config);
+  const std::string grid = choice.file.empty() ? "" : read_file(choice.file);
+  if (choice.virtual_stages == 0) choice.virtual_stages = std::max(1, grid_virtual_stages(grid));
+  return {std::move(choice), grid};
+}
+
 Pipeline pipeline_of(const config::RunConfig& config, const arch::ModelConfig& model) {
-  const config::PipelineChoice choice = config::pipeline_choice(config);
+  const auto [choice, grid] = schedule_choice(config);
   Pipeline pipeline{.kind = static_cast<ScheduleKind>(choice.schedule), .ranks = config.parallel.pp,
-                    .virtual_stages = choice.virtual_stages, .grid = choice.file.empty() ? "" : read_file(choice.file)};
+                    .virtual_stages = choice.virtual_stages, .grid = grid};
   pipeline.post_validation = choice.post_validation;
   pipeline.grid_in_v = pipeline.kind == ScheduleKind::kFile && grid_lies_in_v(pipeline.grid);
   if (!choice.blocks.empty())
@@ -48,13 +58,12 @@ std::vector<config::LayoutProblem> schedule_problems_of(const config::RunConfig&
   };
   std::vector<config::LayoutProblem> found;
   if (config.parallel.pp == 1 || wrong("parallel.schedule") || wrong("parallel.virtual_stages")) return found;
-  const config::PipelineChoice choice = config::pipeline_choice(config);
+  const auto [choice, grid] = schedule_choice(config);
   const ScheduleInput input{.kind = static_cast<ScheduleKind>(choice.schedule),
                             .ranks = config.parallel.pp,
                             .virtual_stages = choice.virtual_stages,
                             .microbatches = static_cast<int>(std::max(int64_t{1}, config::microbatches(config, world_size))),
-                            .grid = choice.file.empty() ? "" : read_file(choice.file),
-                            .overlap = config.parallel.overlap,
+                            .grid = grid,
                             .sequences = config.train.micro_batch * config::data_parallel_size(config, world_size)};
   for (const ScheduleProblem& problem : schedule_problems(input)) {
     if (wrong(problem.key)) continue;
@@ -154,6 +163,9 @@ std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& conf
   resolved.model.layers = model.layers;
   resolved.model.heads = model.heads;
   resolved.model.kv_heads = model.kv_heads;
+  if (const std::string file = config::pipeline_choice(config).file;
+      config.parallel.pp > 1 && config.parallel.virtual_stages == 0 && std::filesystem::is_regular_file(file))
+    resolved.parallel.virtual_stages = grid_virtual_stages(read_file(file));
   std::vector<config::LayoutProblem> problems = config::layout_problems(resolved, world_size);
   // A schedule is read microbatch by microbatch: not of a job that is too large to be planned.
   std::vector<config::LayoutProblem> beyond = extent_problems(resolved, model, world_size);

@@ -1,6 +1,7 @@
 // What is alive while the actions of one rank run, by category: inside program/ alone, behind memory.h.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <utility>
 #include <vector>
@@ -69,7 +70,7 @@ class MemoryWalk {
   std::map<int, int64_t> units_;     // layer that owns it -> elements
   MemoryArray live_{};
   std::map<Flow, int64_t> flowing_;  // outputs and gradients that nobody took yet, and buffers of what is to come
-  std::map<Channel, int64_t> sent_;  // the last of each, until it has gone
+  std::map<Channel, std::deque<int64_t>> sent_;  // the last Program::channel_depth of each, until they have gone
   std::map<Key, int64_t> kept_;      // for backward, on the device or the host; after I what W needs
   std::map<int, int64_t> gathered_;  // unit -> bytes between UNSHARD and RESHARD
   std::map<int, int64_t> fetched_;   // unit -> bytes between FETCH and EVICT

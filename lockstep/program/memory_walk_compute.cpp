@@ -1,4 +1,5 @@
 // The walk over computing actions, and over what they hand to one another on this rank and others.
+#include <numeric>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -79,15 +80,18 @@ void MemoryWalk::backward_weight(const Action& action) {
   open_gradients(action);
 }
 
-// The one before it on the channel is waited for first.
+// The one Program::channel_depth before it on the channel is waited for first.
 void MemoryWalk::send(const Action& action) {
   const bool forward = action.kind == ActionKind::kSendForward;
   const auto [begin, end] = layout_.stage_layers(action.stage);
   const auto sent = flowing_.extract({forward ? end : begin - 1, action.microbatch, !forward});
   LOCKSTEP_CHECK(!sent.empty(), "stage ", action.stage, " has made nothing of microbatch ", action.microbatch);
-  int64_t& last = sent_[{layout_.rank_at(rank_, action.stage + (forward ? 1 : -1)), forward}];
-  live(MemoryCategory::kActivations) -= last;
-  last = sent.mapped();
+  std::deque<int64_t>& waiting = sent_[{layout_.rank_at(rank_, action.stage + (forward ? 1 : -1)), forward}];
+  if (static_cast<int>(waiting.size()) == program_.channel_depth) {
+    live(MemoryCategory::kActivations) -= waiting.front();
+    waiting.pop_front();
+  }
+  waiting.push_back(sent.mapped());
 }
 
 void MemoryWalk::receive(const Action& action) {
@@ -98,7 +102,8 @@ void MemoryWalk::receive(const Action& action) {
 }
 
 void MemoryWalk::wait_for_sends() {
-  for (const auto& [channel, bytes] : sent_) live(MemoryCategory::kActivations) -= bytes;
+  for (const auto& [channel, bytes] : sent_)
+    live(MemoryCategory::kActivations) -= std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
   sent_.clear();
 }
 

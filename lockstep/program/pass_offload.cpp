@@ -113,13 +113,14 @@ class Updates {
  private:
   void add(const Action& action) { result_.push_back(action); }
 
-  // Of the last microbatch: what is on disk has its time to come. The end where nothing is updated.
+  // Of the microbatch that ends last: what is on disk has its time to come. The end where nothing is updated.
   size_t first_backward() const {
     const auto steps = [](const Action& action) { return action.kind == ActionKind::kStep; };
     if (std::none_of(actions_.begin(), actions_.end(), steps)) return actions_.size();
-    const int last = static_cast<int>(layout_.num_microbatches()) - 1;
+    const auto goes_back = [](const Action& action) { return computes(action.kind) && action.kind != ActionKind::kForward; };
+    const auto last = std::find_if(actions_.rbegin(), actions_.rend(), goes_back);
     const auto found = std::find_if(actions_.begin(), actions_.end(), [&](const Action& action) {
-      return computes(action.kind) && action.kind != ActionKind::kForward && action.microbatch == last;
+      return goes_back(action) && action.microbatch == last->microbatch;
     });
     return static_cast<size_t>(found - actions_.begin());
   }

@@ -18,7 +18,8 @@ Program expand_layers(Program program, const Layout& layout);
 // Where a stage's neighbour is on another rank of pp: SEND_F directly after the F of its last layer, SEND_B after the B or I
 // of its first one; RECV_F and RECV_B ahead of the stretch of a stage that needs what they bring, with overlap in front of
 // the stretch that computes before it. Both begin where they stand and every direction between two ranks has a channel of
-// its own, so that no order of them can deadlock which the order of the stages does not.
+// its own, whose RECVs are in the order of its SENDs: what is used later and sent earlier is received early. Sets channel_depth,
+// so that no order of the stages deadlocks in transfers.
 Program transfer_activations(Program program, const Layout& layout);
 
 // F, B, I, W and RECOMPUTE.

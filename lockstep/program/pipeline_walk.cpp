@@ -24,7 +24,10 @@ class Walk {
     const auto cells = static_cast<size_t>(stages_) * static_cast<size_t>(in_.microbatches);
     forward_.assign(cells, false);
     backward_.assign(cells, false);
-    sent_.assign(input.lists.size() * input.lists.size() * 2, 0);
+    forward_end_.assign(cells, 0);
+    backward_end_.assign(cells, 0);
+    clock_.assign(input.lists.size(), 0);
+    sent_.resize(input.lists.size() * input.lists.size() * 2);
     received_ = sent_;
     for (int stage = 0; stage < stages_; ++stage) rank_of_.push_back(in_.pipeline.rank_of(stage));
     if (!in_.layers) return;
@@ -35,11 +38,23 @@ class Walk {
     for (bool moved = true; moved;) {
       moved = false;
       for (size_t at = 0; at < next_.size(); ++at)
-        for (; !ended(at) && !waits(action(at)); ++next_[at], moved = true) hand_over(action(at));
+        for (; !ended(at) && !waits(action(at)); ++next_[at], moved = true) pass(at, action(at));
     }
     for (size_t at = 0; at < next_.size(); ++at)
       if (!ended(at)) return circle(at);
     return {};
+  }
+
+  // After run(): of each channel, those that were sent before the one at hand was asked for, and that one.
+  int most_on_their_way() const {
+    int most = 1;
+    for (size_t channel = 0; channel < sent_.size(); ++channel)
+      for (size_t i = 0; i < received_[channel].size(); ++i) {
+        const auto& sent = sent_[channel];
+        const auto later = std::lower_bound(sent.begin(), sent.end(), received_[channel][i]);
+        most = std::max(most, static_cast<int>(later - sent.begin()) - static_cast<int>(i));
+      }
+    return most;
   }
 
  private:
@@ -91,7 +106,8 @@ class Walk {
   bool waits(const Action& action) const {
     const Wait wait = needs(action);
     if (wait.channel >= 0)
-      return sent_[static_cast<size_t>(wait.channel)] > received_[static_cast<size_t>(wait.channel)];
+      return sent_[static_cast<size_t>(wait.channel)].size() >=
+             received_[static_cast<size_t>(wait.channel)].size() + static_cast<size_t>(in_.channel_depth);
     return wait.stage >= 0 && !(wait.forward ? forward_ : backward_)[cell(wait.stage, wait.microbatch)];
   }
   bool elsewhere(int stage, int other) const {
@@ -107,11 +123,30 @@ class Walk {
       return action.kind == (forward ? ActionKind::kSendForward : ActionKind::kSendBackward);
     return forward ? action.kind == ActionKind::kForward && top(action, of) : is_input(action) && bottom(action, of);
   }
-  void hand_over(const Action& action) {
+  // In units of the work of a stage, which falls to the last of its layers.
+  int takes(const Action& action) const {
+    const int of = stage(action);
+    if (action.kind == ActionKind::kForward) return top(action, of) ? 1 : 0;
+    if (!is_input(action) && action.kind != ActionKind::kBackwardWeight) return 0;
+    return !bottom(action, of) ? 0 : action.kind == ActionKind::kBackward ? 2 : 1;
+  }
+
+  void pass(size_t at, const Action& action) {
+    int& clock = clock_[at];
+    if (const Wait wait = needs(action); wait.channel < 0 && wait.stage >= 0)
+      clock = std::max(clock, (wait.forward ? forward_end_ : backward_end_)[cell(wait.stage, wait.microbatch)]);
+    clock += takes(action);
     if (in_.transfers && (sends(action) || receives(action)))
-      ++(sends(action) ? sent_ : received_)[static_cast<size_t>(channel(action))];
-    if (hands_over(action, true)) forward_[cell(stage(action), action.microbatch)] = true;
-    if (hands_over(action, false)) backward_[cell(stage(action), action.microbatch)] = true;
+      (sends(action) ? sent_ : received_)[static_cast<size_t>(channel(action))].push_back(clock);
+    hand_over(action, clock);
+  }
+  void hand_over(const Action& action, int clock) {
+    const auto note = [&](std::vector<bool>& done, std::vector<int>& end) {
+      done[cell(stage(action), action.microbatch)] = true;
+      end[cell(stage(action), action.microbatch)] = clock;
+    };
+    if (hands_over(action, true)) note(forward_, forward_end_);
+    if (hands_over(action, false)) note(backward_, backward_end_);
   }
 
   // Every rank that waits waits for one other; following them from any leads into a circle.
@@ -137,7 +172,7 @@ class Walk {
     const Wait wait = needs(action(at));
     const auto peer = static_cast<size_t>(rank_of_[static_cast<size_t>(wait.stage)]);
     const std::vector<Action>& list = *in_.lists[peer];
-    int later = wait.channel < 0 ? 0 : received_[static_cast<size_t>(wait.channel)];
+    int later = wait.channel < 0 ? 0 : static_cast<int>(received_[static_cast<size_t>(wait.channel)].size());
     const auto giver = std::ranges::find_if(list, [&](const Action& other) { return gives(other, wait, later); });
     const std::string waits = cat("rank ", in_.ranks[at], ": ", text(action(at)), " waits for ");
     const std::string of = peer == at ? " of itself" : cat(" of rank ", in_.ranks[peer]);
@@ -153,7 +188,9 @@ class Walk {
   const int stages_;
   std::vector<int> rank_of_, stage_of_;
   std::vector<bool> forward_, backward_;  // handed over, by stage and microbatch
-  std::vector<int> sent_, received_;      // begun, by channel
+  std::vector<int> forward_end_, backward_end_;    // when
+  std::vector<std::vector<int>> sent_, received_;  // by channel: when each was begun
+  std::vector<int> clock_;                // of every list
   std::vector<size_t> next_;              // position in every list
 };
 
@@ -161,6 +198,12 @@ class Walk {
 
 std::vector<std::string> find_deadlock(const WalkInput& input) {
   return Walk(input).run();
+}
+
+int unhindered_channel_depth(WalkInput input) {
+  input.channel_depth = std::max(1, input.microbatches * input.pipeline.virtual_stages);
+  Walk walk(input);
+  return walk.run().empty() ? walk.most_on_their_way() : 1;
 }
 
 }  // namespace lockstep::program

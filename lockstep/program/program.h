@@ -78,6 +78,9 @@ struct Bucket {
 struct Program {
   std::vector<std::vector<Action>> ranks;
   std::vector<Bucket> buckets;  // of every coordinate on pp in turn; of one of them in the order in which backward fills them
+  // Tensors that may be on their way in a channel between two pipeline ranks at once: a SEND waits for the one this many
+  // before it. Until then the sender keeps what it sent.
+  int channel_depth = 1;
   bool operator==(const Program&) const = default;
 };
 

@@ -1,11 +1,9 @@
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <set>
 #include <utility>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/passes.h"
 #include "lockstep/program/pipeline_walk.h"
 #include "lockstep/program/schedule_file.h"
 
@@ -21,12 +19,6 @@ std::string numbers(const std::vector<int>& values) {
   return join(texts, ", ");
 }
 
-std::vector<int> stages_of_one_layer(int stages) {
-  std::vector<int> first(static_cast<size_t>(stages) + 1);
-  std::iota(first.begin(), first.end(), 0);
-  return first;
-}
-
 class GridCheck {
  public:
   GridCheck(const Grid& grid, const ScheduleInput& input)
@@ -35,7 +27,6 @@ class GridCheck {
         pipeline_{.kind = ScheduleKind::kFile,
                   .ranks = input.ranks,
                   .virtual_stages = input.virtual_stages,
-                  .first_layer = stages_of_one_layer(input.ranks * input.virtual_stages),
                   .grid_in_v = program::grid_in_v(grid)} {}
 
   std::vector<ScheduleProblem> run() {
@@ -123,7 +114,7 @@ class GridCheck {
       }
     for (int stage = 0; stage < grid_.stages; ++stage)
       for (int m = 0; m < grid_.microbatches; ++m) check_microbatch(stage, m);
-    several(wrong_, "every stage runs one F and one B (or I, then W) of every microbatch, backward in their order");
+    several(wrong_, "every stage runs one F and one B (or I, then W) of every microbatch");
     return wrong_.empty();
   }
 
@@ -147,38 +138,17 @@ class GridCheck {
     for (const auto& [early, late] : kOrders)
       if (precedes(now[late], now[early]))
         wrong_.push_back(cat(text(now[late].cell), ": ", name(late), " before its ", kNames[early]));
-    if (m == 0) return;
-    const std::array<Found, 3>& before = of(stage, m - 1);
-    for (const Part part : {kI, kW})
-      if (precedes(now[part], before[part]))
-        wrong_.push_back(cat(text(now[part].cell), ": ", name(part), " before that of m", m - 1,
-                             ", but gradients are summed in the order of the microbatches"));
   }
 
   void check_ends() {
-    std::vector<std::string> circle = find_circle(grid_.ranks, false);
-    if (circle.empty()) circle = find_circle(with_transfers(), true);
-    if (!circle.empty())
-      problem(kKey, cat("the grid deadlocks: ", join(circle, "; ")), "change the order of one of these ranks");
-  }
-  std::vector<std::string> find_circle(const std::vector<std::vector<Action>>& lists, bool transfers) const {
-    WalkInput walk{.pipeline = pipeline_,
-                   .microbatches = input_.microbatches,
-                   .layers = transfers,
-                   .transfers = transfers,
-                   .name_stages = true};
-    for (size_t row = 0; row < lists.size(); ++row) {
-      walk.lists.push_back(&lists[row]);
+    WalkInput walk{.pipeline = pipeline_, .microbatches = input_.microbatches, .name_stages = true};
+    for (size_t row = 0; row < grid_.ranks.size(); ++row) {
+      walk.lists.push_back(&grid_.ranks[row]);
       walk.ranks.push_back(static_cast<int>(row));
     }
-    return find_deadlock(walk);
-  }
-  // With a layer for every stage.
-  std::vector<std::vector<Action>> with_transfers() const {
-    mesh::PerAxis degrees = mesh::PerAxis::ones();
-    degrees[mesh::Axis::kPp] = input_.ranks;
-    const Layout layout{.model = {}, .mesh = mesh::Mesh(degrees), .pipeline = pipeline_, .overlap = input_.overlap};
-    return transfer_activations(expand_layers({.ranks = grid_.ranks, .buckets = {}}, layout), layout).ranks;
+    const std::vector<std::string> circle = find_deadlock(walk);
+    if (!circle.empty())
+      problem(kKey, cat("the grid deadlocks: ", join(circle, "; ")), "change the order of one of these ranks");
   }
 
   const Grid& grid_;

@@ -4,11 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
+#include <random>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
+#include "lockstep/program/memory.h"
 #include "lockstep/program/schedules.h"
 #include "lockstep/program/verify.h"
 
@@ -41,6 +45,23 @@ std::vector<std::string> said(const ScheduleInput& input) {
   for (const ScheduleProblem& problem : schedule_problems(input))
     lines.push_back(cat(problem.key, ": ", problem.what, " -> ", problem.way_out));
   return lines;
+}
+
+// gpt2 with a block more than stages need; parallel.virtual_stages is left to the grid.
+Layout layout_of(const std::string& text, int ranks, int microbatches, int blocks = 4) {
+  const std::string path = testing::TempDir() + "lockstep_schedule_file_test.csv";
+  write_file(path, text);
+  config::RunConfig config;
+  config.model.preset = "gpt2-test";
+  config.model.layers = blocks;
+  config.train.global_batch = microbatches;
+  config.train.micro_batch = 1;
+  config.train.seq_len = 16;
+  config.parallel.pp = ranks;
+  config.parallel.schedule = "file:" + path;
+  Layout layout = make_layout(config, arch::resolve_model(config.model), ranks);
+  std::filesystem::remove(path);
+  return layout;
 }
 
 TEST(ScheduleFileTest, RunsWhatPyTorchPrints) {
@@ -106,9 +127,23 @@ TEST(ScheduleFileTest, ActionsThatAreMissingTwiceOrOutOfOrder) {
   EXPECT_THAT(said(grid("0B0,0F0\n1F0,1W0,1I0", 2, 1, 1)),
               ElementsAre(HasSubstr("row 1, column 1: B or I of stage 0 m0 before its F"),
                           HasSubstr("row 2, column 2: B or W of stage 1 m0 before its B or I")));
-  EXPECT_THAT(said(grid("0F0,0F1,0B0,0B1\n1F0,1F1,1I1,1I0,1W0,1W1", 2, 1, 2)),
-              ElementsAre(HasSubstr("row 2, column 3: B or I of stage 1 m1 before that of m0, but gradients are summed in the "
-                                    "order of the microbatches")));
+}
+
+// Gradients are summed in the order of the grid: every layer of a stage keeps to it.
+TEST(ScheduleFileTest, BackwardInAnyOrderOfTheMicrobatches) {
+  const Layout layout = layout_of("0F0,0F1,0F2,0B1,0B2,0B0\n1F0,1F1,1F2,1I1,1I2,1I0,1W2,1W0,1W1", 2, 3);
+  const Program program = build_program(layout);
+  EXPECT_THAT(verify(program, layout), IsEmpty());
+  for (const ActionKind kind : {ActionKind::kBackwardInput, ActionKind::kBackwardWeight}) {
+    Program other = program;
+    std::vector<Action>& list = other.ranks[1];
+    const int last = layout.num_layers() - 1;
+    const auto of = [&](int m) {
+      return std::ranges::find(list, Action{.kind = kind, .layer = last, .microbatch = m});
+    };
+    std::iter_swap(of(2), of(0));
+    EXPECT_THAT(join(verify(other, layout), "\n"), HasSubstr("[order]")) << action_name(kind);
+  }
 }
 
 TEST(ScheduleFileTest, ADeadlockIsShownAsTheCircle) {
@@ -125,48 +160,105 @@ TEST(ScheduleFileTest, ADeadlockIsShownAsTheCircle) {
               ElementsAre(HasSubstr("rank 0: F stage 1 m0 waits for F stage 0 m0 of itself")));
 }
 
-// Rank 0 runs all F first, rank 1 in turns: with one tensor on its way in each direction both wait to send.
-TEST(ScheduleFileTest, ADeadlockOfTransfersIsShownToo) {
+// Rank 0 runs all F first and has output j at j + 1, rank 1 in turns asks for input k > 0 at 3 k - 1: of the last four
+// three have to wait for it. With one tensor on its way in each direction both would wait to send.
+TEST(ScheduleFileTest, AChannelHoldsAsManyAsTheGridWants) {
   std::string ahead, turns;
   for (int m = 0; m < 8; ++m) {
     ahead += cat("0F", m, ",");
     turns += cat("1F", m, ",1B", m, ",");
   }
   for (int m = 0; m < 8; ++m) ahead += cat("0B", m, ",");
-  const std::vector<std::string> lines = said(grid(ahead + "\n" + turns, 2, 1, 8));
-  ASSERT_EQ(lines.size(), 1u);
-  EXPECT_THAT(lines[0], HasSubstr("rank 0: SEND_F stage 0 m"));
-  EXPECT_THAT(lines[0], HasSubstr("behind SEND_B stage 1 m"));
-  EXPECT_THAT(lines[0], HasSubstr("rank 1: SEND_B stage 1 m1 waits for RECV_B stage 0 m0 of rank 0"));
+  const Layout layout = layout_of(ahead + "\n" + turns, 2, 8);
+  Program program = build_program(layout);
+  EXPECT_EQ(program.channel_depth, 4);
+  program.channel_depth = 2;
+  EXPECT_THAT(verify(program, layout), ElementsAre(HasSubstr("[deadlock] rank 0: SEND_F stage 0 m")));
+  program.channel_depth = 1;
+  const std::string lines = join(verify(program, layout), "\n");
+  EXPECT_THAT(lines, HasSubstr("[deadlock] rank 0: SEND_F stage 0 m"));
+  EXPECT_THAT(lines, HasSubstr("behind SEND_B stage 1 m"));
+  EXPECT_THAT(lines, HasSubstr("rank 1: SEND_B stage 1 m1 waits for RECV_B stage 0 m0 of rank 0"));
+}
+
+// Rank 1 uses in another order than rank 0 makes: what is made first is received first and waits.
+TEST(ScheduleFileTest, AChannelKeepsTheOrderOfItsSender) {
+  for (const char* text : {"0F0,0F1,0F2,0B0,0B1,0B2\n1F2,1F0,1F1,1B0,1B1,1B2", "0F2,0F0,0F1,0B1,0B2,0B0\n1F0,1F1,1F2,1B2,1B0,1B1"})
+    for (const bool overlap : {true, false}) {
+      Layout layout = layout_of(text, 2, 3);
+      layout.overlap = overlap;
+      const Program program = build_program(layout);
+      EXPECT_THAT(verify(program, layout), IsEmpty()) << text;
+      std::vector<int> received;
+      for (const Action& action : program.ranks[1])
+        if (action.kind == ActionKind::kRecvForward) received.push_back(action.microbatch);
+      EXPECT_THAT(received, text[2] == '0' ? ElementsAre(0, 1, 2) : ElementsAre(2, 0, 1)) << text;
+      EXPECT_GT(predict_memory(layout, program, 1).peak, 0);
+    }
+}
+
+// What can be run next is drawn until all has run: a grid that ends, in whatever order of ranks, stages and microbatches.
+std::string drawn_grid(std::mt19937& random, int ranks, int each, bool in_v, int microbatches) {
+  const Pipeline pipeline{.kind = in_v ? Kind::kZbV : Kind::kInterleaved, .ranks = ranks, .virtual_stages = each};
+  const int stages = pipeline.stages();
+  enum Done { kNothing, kF, kI, kW };
+  std::map<std::pair<int, int>, Done> done;  // stage, microbatch
+  std::vector<std::vector<std::string>> rows(static_cast<size_t>(ranks));
+  for (int left = stages * microbatches; left > 0;) {
+    const auto draw = [&](int count) { return std::uniform_int_distribution<int>(0, count - 1)(random); };
+    const int stage = draw(stages), m = draw(microbatches);
+    Done& now = done[{stage, m}];
+    const auto has = [&](int other, Done what) { return other < 0 || other == stages || done[{other, m}] >= what; };
+    std::string kind;
+    if (now == kNothing && has(stage - 1, kF)) kind = "F", now = kF;
+    else if (now == kF && has(stage + 1, kI) && draw(2) == 0) kind = "B", now = kW;
+    else if (now == kF && has(stage + 1, kI)) kind = "I", now = kI;
+    else if (now == kI) kind = "W", now = kW;
+    if (kind.empty()) continue;
+    if (now == kW) --left;
+    rows[static_cast<size_t>(pipeline.rank_of(stage))].push_back(cat(stage, kind, m));
+  }
+  std::vector<std::string> lines;
+  for (const auto& row : rows) lines.push_back(join(row, ","));
+  return join(lines, "\n");
+}
+
+TEST(ScheduleFileTest, EveryOrderThatEndsIsTakenAndProved) {
+  std::mt19937 random(7);
+  int deep = 0;
+  for (int i = 0; i < 200; ++i) {
+    const int ranks = 2 + i % 3, each = 1 + i / 3 % 2, microbatches = 1 + i % 7;
+    const std::string text = drawn_grid(random, ranks, each, each == 2 && i % 2 == 0, microbatches);
+    Layout layout = layout_of(text, ranks, microbatches, 2 * ranks);
+    layout.overlap = i % 5 != 0;
+    SCOPED_TRACE(text);
+    const Program program = build_program(layout);
+    EXPECT_THAT(verify(program, layout), IsEmpty());
+    deep += program.channel_depth > 1;
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_GT(predict_memory(layout, program, rank).peak, 0);
+  }
+  EXPECT_GT(deep, 50);
 }
 
 TEST(ScheduleFileTest, AConfigurationNamesTheFile) {
-  const std::string path = testing::TempDir() + "lockstep_schedule_file_test.csv";
-  const auto layout = [&](const std::string& text) {
-    write_file(path, text);
-    config::RunConfig config;
-    config.model.preset = "gpt2-test";
-    config.model.layers = 4;
-    config.train.global_batch = 4;
-    config.train.micro_batch = 1;
-    config.train.seq_len = 16;
-    config.parallel.pp = 2;
-    config.parallel.schedule = "file:" + path;
-    config.parallel.virtual_stages = 2;
-    return make_layout(config, arch::resolve_model(config.model), 2);
-  };
-  const Layout v = layout(kDualPipeV), loop = layout(kInterleaved);
+  const Layout v = layout_of(kDualPipeV, 2, 4), loop = layout_of(kInterleaved, 2, 4);
   EXPECT_THAT(v.pipeline.stages_of(1), ElementsAre(1, 2));
   EXPECT_THAT(loop.pipeline.stages_of(1), ElementsAre(1, 3));
   for (const Layout& each : {v, loop}) EXPECT_THAT(verify(build_program(each), each), IsEmpty());
-  try {
-    layout("0F0,0B0\n1F0,1B0,9Q9\n");
-    FAIL() << "no error";
-  } catch (const ConfigError& error) {
-    EXPECT_EQ(error.message().code, "LS1101");
-    EXPECT_THAT(error.message().what, HasSubstr("grid: row 2, column 3: \"9Q9\" is not an action"));
-  }
-  std::filesystem::remove(path);
+  const auto refused = [](const char* text, int blocks) {
+    try {
+      layout_of(text, 2, 4, blocks);
+    } catch (const ConfigError& error) {
+      EXPECT_EQ(error.message().code, "LS1101");
+      return cat(error.message().what, " -> ", error.message().way_out);
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(refused("0F0,0B0\n1F0,1B0,9Q9\n", 4), HasSubstr("grid: row 2, column 3: \"9Q9\" is not an action"));
+  // Stages that the grid has count beside the layers of the model.
+  const std::string few = refused(kInterleaved, 1);
+  EXPECT_THAT(few, HasSubstr("pp(2) x virtual_stages(2) = 4 stages, but embedding + model.layers(1) + head = 3 layers"));
+  EXPECT_THAT(few, HasSubstr("use a grid with up to 3 stages, or model.layers 2 or more"));
 }
 
 TEST(ScheduleProblemsTest, CombinationsThatCannotBe) {

@@ -81,6 +81,12 @@ std::vector<ScheduleProblem> schedule_problems(const ScheduleInput& input) {
   return problems;
 }
 
+int grid_virtual_stages(const std::string& text) {
+  const Grid grid = read_grid(text);
+  const int rows = static_cast<int>(grid.ranks.size());
+  return rows > 0 && grid.stages % rows == 0 ? grid.stages / rows : 0;
+}
+
 bool grid_lies_in_v(const std::string& grid) { return grid_in_v(read_grid(grid)); }
 
 std::vector<std::vector<Action>> make_schedule(const ScheduleInput& input) {

@@ -16,7 +16,6 @@ struct ScheduleInput {
   int virtual_stages = 1;
   int microbatches = 1;
   std::string grid{};      // kFile
-  bool overlap = true;     // kFile: as Layout::overlap, which says where receives stand
   int64_t sequences = 0;   // of a microbatch on all data ranks: to name a global batch in a way out; 0 = not known
 };
 
@@ -29,8 +28,9 @@ struct ScheduleInput {
 //   zb-v         two stages a rank, V-shaped (Qi et al. 2024)
 //   dualpipe-v   two stages a rank, V-shaped, F of one beside B of the other (DeepSeek-AI 2024; Cut-in-half of 2025)
 //   file         a grid in CSV as torch.distributed.pipelining writes it, a row for every rank: schedule_file.h
-// The backward passes of a stage come in ascending order of microbatches everywhere, and so do the weight gradients: sums
-// over microbatches are in one order. InternalError where schedule_problems() finds any.
+// The backward passes of a stage come in ascending order of microbatches in all that are generated, and so do the weight
+// gradients: sums over microbatches are in one order. A grid sums in the order that it states. InternalError where
+// schedule_problems() finds any.
 std::vector<std::vector<Action>> make_schedule(const ScheduleInput& input);
 
 // What cannot be, with the equation and the nearest values that work; empty = all well.
@@ -43,6 +43,8 @@ std::vector<ScheduleProblem> schedule_problems(const ScheduleInput& input);
 
 // Whether the stages of the grid lie V-shaped (else in a loop). Of a grid in which schedule_problems() finds nothing.
 bool grid_lies_in_v(const std::string& grid);
+// Stages of a row of the grid; 0 where its stages are no multiple of its rows.
+int grid_virtual_stages(const std::string& grid);
 
 // "use 4 or 8 microbatches: global_batch 16 or 32".
 std::string microbatches_text(const ScheduleInput& input, const std::vector<int>& counts);

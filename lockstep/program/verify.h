@@ -20,8 +20,8 @@ bool is_transfer(ActionKind kind);
 //   [ranks]       one list of actions per rank of the mesh; every index of an action exists
 //   [once]        each layer has one F and one backward (B, or I and W) per microbatch, on the rank that holds it
 //   [order]       F of a microbatch in the order of the layers, backward in the opposite order, each F before its B,
-//                 W after I; backward and W of a layer in the order of the microbatches; RECV before what uses it, SEND
-//                 after what makes it and before LOSS
+//                 W after I; backward and W of a layer in the order of the microbatches, or in that of the grid from a file;
+//                 RECV before what uses it, SEND after what makes it and before LOSS
 //   [free]        what F keeps is freed by one B, or one W
 //   [match]       where a stage's neighbour is on another rank, one transfer for every microbatch; and the two ranks of a
 //                 channel send and receive the same in the same order
@@ -58,8 +58,8 @@ bool is_transfer(ActionKind kind);
 //   [input]       offloaded inputs of layers that are computed again: evicted once after F, fetched once after that and
 //                 before RECOMPUTE; of no other layer
 //   [deadlock]    all ranks of a data group, and of a tp group, issue the same communication in the same order; the lists
-//                 of a pipeline all come to their end when run against each other, with one tensor on its way in every
-//                 channel; else the actions that wait in a circle
+//                 of a pipeline all come to their end when run against each other, with Program::channel_depth tensors on
+//                 their way in every channel; else the actions that wait in a circle
 std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after = Pass::kOffload);
 
 }  // namespace lockstep::program

@@ -8,6 +8,7 @@
 #include "lockstep/program/passes.h"
 #include "lockstep/program/pipeline_walk.h"
 #include "lockstep/program/render.h"
+#include "lockstep/program/schedule_file.h"
 
 namespace lockstep::program {
 namespace {
@@ -36,6 +37,7 @@ class PassCheck {
     stage_slots_ = slots(stages_, stages);
     for (auto& found : passes_) found.resize(places_.size() * static_cast<size_t>(microbatches_));
     for (auto& found : transfers_) found.resize(stages_.size() * static_cast<size_t>(microbatches_));
+    if (layout.pipeline.kind == ScheduleKind::kFile) follow_grid();
   }
 
   std::vector<std::string> run() {
@@ -97,6 +99,25 @@ class PassCheck {
     if (action.kind != ActionKind::kBackwardInput) add(pass(kW, place, m));
   }
 
+  // Of a grid from a file: which microbatch stands before which, by stage.
+  void follow_grid() {
+    const std::vector<Action> actions = read_grid(layout_.pipeline.grid).ranks.at(static_cast<size_t>(layout_.pipeline_rank(rank_)));
+    for (const Part part : {kI, kW}) {
+      std::vector<int>& before = before_[part];
+      before.resize(stages_.size() * static_cast<size_t>(microbatches_), -1);
+      std::vector<int> last(static_cast<size_t>(layout_.pipeline.stages()), -1);
+      for (const Action& action : actions)
+        if (action.kind == ActionKind::kBackward || action.kind == (part == kI ? ActionKind::kBackwardInput : ActionKind::kBackwardWeight))
+          before.at(cell(stage_slots_, action.stage, action.microbatch)) =
+              std::exchange(last[static_cast<size_t>(action.stage)], action.microbatch);
+    }
+  }
+  // The microbatch whose backward (or W) at the same place stands before that of m in the schedule; -1: none.
+  int previous(Part part, int place, int m) const {
+    if (before_[part].empty()) return m - 1;
+    return before_[part][cell(stage_slots_, after_ == Pass::kSchedule ? place : layout_.pipeline.stage_of(place), m)];
+  }
+
   bool sound(int place, int m) {
     return pass(kF, place, m).times == 1 && pass(kI, place, m).times == 1 && pass(kW, place, m).times == 1;
   }
@@ -110,10 +131,11 @@ class PassCheck {
                                  " W (a B is one of each)"));
     if (input.at < forward.at) problem("order", cat(text(input.at), " before its F"));
     if (weight.at < input.at) problem("order", cat("W before I of ", name(place, m)));
-    if (m > 0 && sound(place, m - 1)) {
-      // Otherwise sums over microbatches would be in another order than those of one rank.
-      if (input.at < pass(kI, place, m - 1).at) problem("order", cat(text(input.at), " before that of m", m - 1));
-      if (weight.at < pass(kW, place, m - 1).at) problem("order", cat(text(weight.at), " before that of m", m - 1));
+    // Otherwise sums over microbatches would be in another order than the schedule states.
+    for (const Part part : {kI, kW}) {
+      const int before = previous(part, place, m);
+      if (before >= 0 && sound(place, before) && pass(part, place, m).at < pass(part, place, before).at)
+        problem("order", cat(text(pass(part, place, m).at), " before that of m", before));
     }
     const bool has_below = place > 0 && place_slots_[static_cast<size_t>(place) - 1] >= 0;
     if (!has_below || !sound(place - 1, m)) return;
@@ -153,6 +175,7 @@ class PassCheck {
   const std::vector<int> stages_, places_;  // that this rank holds; places: stages or layers
   std::vector<int> place_slots_, stage_slots_;  // where a place or stage is among those, or -1
   std::array<std::vector<Found>, 3> passes_;     // by part, place and microbatch
+  std::array<std::vector<int>, 3> before_;       // by part (kI, kW), stage and microbatch; empty = ascending
   std::array<std::vector<Found>, 4> transfers_;  // by kind, stage and microbatch
   int loss_ = -1;
   std::vector<std::string> problems_;

@@ -68,6 +68,7 @@ class PipelineCheck {
                     .microbatches = static_cast<int>(layout_.num_microbatches()),
                     .layers = after_ > Pass::kSchedule,
                     .transfers = after_ >= Pass::kTransferActivations,
+                    .channel_depth = program_.channel_depth,
                     .ranks = ranks_};
     for (size_t at = 0; at < ranks_.size(); ++at) input.lists.push_back(&list(at));
     const std::vector<std::string> circle = find_deadlock(input);
