@@ -11,7 +11,8 @@ import unittest
 from pathlib import Path
 
 BUILD = None  # main() sets it
-EXCERPT = Path(__file__).resolve().parent.parent / "fixtures" / "austen-64k.txt"
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+EXCERPT = FIXTURES / "austen-64k.txt"
 SECONDS = 120  # no command of these tests takes longer
 
 CONFIG = """\
