@@ -4,10 +4,12 @@
     ctest --test-dir build/release --output-junit results.xml
     scripts/support_table.py results.xml            # prints the table
     scripts/support_table.py results.xml --write    # puts it between the marks in README.md
+    scripts/support_table.py results.xml --check    # says where README.md is not what these results say
 
 A row says that something works where each of its tests has passed. Otherwise it names those that failed or did not run.
 """
 import argparse
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
@@ -45,9 +47,9 @@ ROWS = (
         "engine.tensor_parallel_test", "parallel_tensor.layers_test", "e2e.verify_test"),
     row("dp x tp", "either kind of data parallelism over tp groups", "groups of neighbouring ranks",
         "engine.tensor_parallel_test", "e2e.verify_test", "e2e.tensor_parallel_test"),
-    row("pipelines", "naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v, or a grid in CSV: the same bits from all; "
+    row("pipelines", "naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v: the same bits from all; PyTorch's grids in CSV; "
         "uneven stages; tied embeddings on two ranks; evaluation through the stages", "interleaved: microbatches a multiple of `pp`",
-        "program.schedules_test", "program.schedule_file_test", "program.pipeline_mutants_test", "program.pipeline_memory_test",
+        "program.schedules_test", "program.schedule_file_test", "pipeline_grids_test", "program.pipeline_mutants_test", "program.pipeline_memory_test",
         "program.pipeline_predict_test", "engine.pipeline_test", "engine.pipeline_memory_test", "config.pipeline_test",
         "e2e.pipeline_test"),
     row("post-validation", "zb-h2 and zb-v do not wait for the gradient norm of all stages; an update that should have been clipped is "
@@ -88,7 +90,7 @@ ROWS = (
     row("chat", "with the model's template", "", "e2e.chat_test", "chat_template_test"),
     row("backend: shared memory", "ranks of one host", "", "comm.collectives_test", "comm.faults_test"),
     row("backend: MPI", "ranks of several hosts", "[what has been run](docs/launching.md#what-has-been-run)",
-        "comm.mpi_collectives_test", "comm.mpi_faults_test", "e2e.mpi_test", "e2e.mpi_verify_test"),
+        "comm.mpi_collectives_test", "comm.mpi_faults_test", "e2e.mpi_test", "e2e.mpi_verify_test", "e2e.mpi_hosts_test"),
     row("launchers", "`-n`, torchrun, mpirun, srun, Kubernetes, flags",
         "[what has been run](docs/launching.md#what-has-been-run)",
         "e2e.launchers_test", "e2e.mpirun_test", "e2e.launch_scripts_test"),
@@ -120,6 +122,18 @@ def table(results):
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def claimed(text):
+    """What a table says of each test: those that a row names as amiss are, the others of its row have passed."""
+    results = {}
+    for entry, line in zip(ROWS, text.splitlines()[2:]):
+        works = line.split(" | ")[1]
+        found = re.findall(r"\*\*(failed|not run)\*\*: ((?:`[^`]+`(?:, )?)+)", works)
+        amiss = {test: outcome for outcome, tests in found for test in re.findall(r"`([^`]+)`", tests)}
+        for test in entry.tests:
+            results.setdefault(test, amiss.get(test, "passed"))
+    return results
+
+
 def marked(text):
     """The text before the table, the table, the text behind it."""
     head, found, rest = text.partition(BEGIN)
@@ -132,10 +146,17 @@ def marked(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", help="what `ctest --output-junit` wrote")
-    parser.add_argument("--write", action="store_true", help="into README.md")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--write", action="store_true", help="into README.md")
+    what.add_argument("--check", action="store_true", help="compare with README.md")
     arguments = parser.parse_args()
     results = outcomes(arguments.results)
     text = table(results)
+    if arguments.check:
+        _, inside, _ = marked(README.read_text())
+        differ = [line for line in text.splitlines() if line not in inside.splitlines()]
+        print("".join(f"README.md does not say: {line}\n" for line in differ), end="")
+        return 1 if differ else 0
     if arguments.write:
         head, _, tail = marked(README.read_text())
         README.write_text(head + text + tail)

@@ -6,6 +6,7 @@
 - paths in backticks that begin at the top of the repository exist
 - quoted output and pictures (scripts/quote_output.py) are what the program prints and draws today
 - ```sh blocks behind a line `<!-- run -->` run, those of a page after each other in one empty folder
+- README.md's `<!-- demo -->` has the lines that the demo's commands print today, with the numbers that do not change from run to run
 - README.md names every room, the pages every verb of `lockstep --help`
 """
 import os
@@ -28,6 +29,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 REPOSITORY_PATH = re.compile(r"(?:apps|lockstep|docs|examples|scripts|tests|cmake)/[\w./-]*")
 RUN = re.compile(r"<!-- run -->\n```(?:sh|console)\n(.*?)```\n", re.DOTALL)
 QUOTE = re.compile(r"<!-- lockstep ([^\n]*) -->\n```text\n(.*?)```\n", re.DOTALL)
+DEMO = re.compile(r"<!-- demo -->\n```text\n(.*?)```\n", re.DOTALL)
 PICTURE = re.compile(r"<!-- lockstep ([^\n]*--svg) -->\n!\[[^\]\n]*\]\(([^)\s]+\.svg)\)")
 
 
@@ -69,6 +71,23 @@ def broken_paths(page, text):
     for code in CODE.findall(FENCE.sub("", text)):
         if REPOSITORY_PATH.fullmatch(code) and not (SOURCE_DIR / code).exists():
             yield f"{page}: `{code}`: no such file"
+
+
+# Of the demo: what follows from its configuration alone.
+FIXED = re.compile(r"  (?:model|layout|ranks|batch|memory|parameters|gradients|optimizer|activations|buffers|peak)  (?!.*AdamW)| {13}\w")
+
+
+def form(line):
+    """The line without its numbers and how wide its columns are."""
+    line = re.sub(r"\d+(?:[.:]\d+)*(?:e[-+]?\d+)?(?:[kMG]\b|m\d+s)?", "#", line)
+    line = re.sub(r"# (?:[KMG]iB|m?s|h)\b", "#", line)
+    return [re.sub(r"^-#?$", "#", word) for word in line.split()]
+
+
+def not_printed(quoted, printed):
+    """The first quoted line of whose form no line is printed behind that of the one before; None where there is none."""
+    forms = iter([form(line) for line in printed])
+    return next((line for line in quoted if line.strip() not in ("", "...") and form(line) not in forms), None)
 
 
 def lockstep(*arguments):
@@ -121,6 +140,47 @@ class Docs(unittest.TestCase):
         result = subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(scripts)], cwd=folder, env=environment,
                                 capture_output=True, text=True, timeout=300)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_demo(self):
+        """A few steps of what `make demo` does, on a short text."""
+        block, = DEMO.findall(text_of("README.md"))
+        script = text_of("scripts/demo.sh")
+        shown, written = block.split("== what the model writes\n")
+        with tempfile.TemporaryDirectory() as folder:
+            printed = self.short_demo(Path(folder))
+        said = iter(re.findall(r'^ *say "(.*)"$', script, re.MULTILINE))
+        for title in re.findall(r"^== (.*)$", block, re.MULTILINE):
+            self.assertIn(title, said)
+        self.assertEqual(not_printed([line for line in shown.splitlines() if not line.startswith("==")], printed), None,
+                         "renew it with scripts/quote_demo.py")
+        fixed = [line for line in shown.splitlines() if FIXED.match(line)]
+        self.assertEqual([line for line in fixed if line not in printed], [], "renew it with scripts/quote_demo.py")
+        self.assertEqual(len(fixed), 12)
+        last = re.search(r"^The run is in .*\n.*$", written, re.MULTILINE)[0]
+        self.assertIn(last.rpartition(" ")[0], script)
+
+    def short_demo(self, folder):
+        short = ["--model.vocab_size=4096", "--train.steps=4", "--train.log_every=1", "--train.eval_every=1", "--train.eval_samples=2",
+                 "--optimizer.warmup_steps=1"]
+        lines, data = [], Path("data/demo")
+        (folder / data).mkdir(parents=True)
+        text = SOURCE_DIR / "tests/fixtures/austen-64k.txt"
+        for words in (["data", "tokenizer", text, "--vocab-size", "512", "--out", data / "tokenizer.json"],
+                      *(["data", "prepare", text, "--tokenizer", data / "tokenizer.json", "--out", data / part]
+                        for part in ("train", "validation")),
+                      ["train", SOURCE_DIR / "examples/demo.toml", "-n", "2", *short]):
+            result = subprocess.run([BUILD_DIR / "lockstep", *words], cwd=folder, text=True, timeout=120, stdout=subprocess.PIPE,
+                                    stderr=subprocess.STDOUT)
+            self.assertEqual(result.returncode, 0, result.stdout)
+            lines += result.stdout.splitlines()
+        return lines
+
+    def test_a_demo_of_another_form_is_found(self):
+        printed = ["  layout     dp 2 (ring), 1 microbatch", "  1/600    8.3759      -   262    2m37s", "total   1.5 MiB"]
+        for quoted, wrong in ((["   33/4   1.5   -0.3  0.1  36.6 s"], None), (["..."], None), (["total  2 GiB"], None),
+                              (["total  2 GiB", "  1/6 8.3 - 1 2 s"], "  1/6 8.3 - 1 2 s"), (["  1/600  8.3759  262  2m37s"], "  1/600  8.3759  262  2m37s"),
+                              (["layout dp 2 (tree), 1 microbatch"], "layout dp 2 (tree), 1 microbatch")):
+            self.assertEqual(not_printed(quoted, printed), wrong)
 
     def test_verbs(self):
         verbs = re.findall(r"^  ([a-z]+)  ", lockstep("--help").stdout, re.MULTILINE)

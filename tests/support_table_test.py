@@ -1,4 +1,5 @@
-"""README's table "What works" is what scripts/support_table.py makes of passed tests. support_table_test.py SOURCE BUILD"""
+"""README's table "What works" is one that scripts/support_table.py writes; whether its results are those of the tests that have
+just run says `support_table.py RESULTS --check`. support_table_test.py SOURCE BUILD"""
 import json
 import subprocess
 import sys
@@ -21,10 +22,28 @@ class SupportTableTest(unittest.TestCase):
         for row in support_table.ROWS:
             self.assertTrue(row.tests, row.name)
 
-    def test_the_readme_holds_what_the_script_writes_where_they_pass(self):
+    def test_the_readme_holds_what_the_script_writes(self):
         _, inside, _ = support_table.marked((SOURCE / "README.md").read_text())
-        self.assertEqual(inside, support_table.table(dict.fromkeys(NAMED, "passed")),
-                         "run scripts/support_table.py RESULTS --write")
+        self.assertEqual(inside, support_table.table(support_table.claimed(inside)), "run scripts/support_table.py RESULTS --write")
+
+    def test_a_table_says_of_each_test_what_it_was_made_of(self):
+        words = ("passed", "failed", "not run", "passed", "passed")
+        results = {test: words[number % len(words)] for number, test in enumerate(sorted(NAMED))}
+        self.assertEqual(support_table.claimed(support_table.table(results)), results)
+
+    def test_results_that_the_readme_does_not_show_are_an_error(self):
+        _, inside, _ = support_table.marked((SOURCE / "README.md").read_text())
+        results = support_table.claimed(inside)
+        lost = next(test for test, outcome in results.items() if outcome == "passed")
+        for change, code in ({}, 0), ({lost: "fail"}, 1), ({lost: "notrun"}, 1):
+            words = {"passed": "run", "failed": "fail", "not run": "notrun"}
+            cases = {test: words[outcome] for test, outcome in results.items()} | change
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "results.xml"
+                path.write_text("<testsuite>" + "".join(f'<testcase name="{name}" status="{status}"/>' for name, status in cases.items())
+                                + "</testsuite>")
+                done = subprocess.run([sys.executable, SOURCE / "scripts/support_table.py", path, "--check"], capture_output=True, text=True)
+            self.assertEqual((done.returncode, f"`{lost}`" in done.stdout), (code, code == 1), done)
 
     def test_what_did_not_pass_is_named_instead(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -9,8 +9,10 @@
 #include <functional>
 #include <tuple>
 
+#include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
 #include "lockstep/engine/test_training.h"
+#include "lockstep/engine/test_values.h"
 #include "lockstep/program/memory.h"
 #include "lockstep/program/predict.h"
 #include "lockstep/program/schedules.h"
@@ -30,6 +32,7 @@ double error_of(const at::Tensor& actual, const at::Tensor& expected) {
 
 void expect_same(const Outcome& actual, const Outcome& expected, double bound, const std::string& where) {
   EXPECT_TRUE(actual.copies_agree) << where;
+  ASSERT_EQ(actual.steps.size(), expected.steps.size()) << where;
   for (size_t step = 0; step < expected.steps.size(); ++step) {
     EXPECT_NEAR(actual.steps[step].loss, expected.steps[step].loss, bound * expected.steps[step].loss) << where;
     EXPECT_NEAR(actual.steps[step].grad_norm, expected.steps[step].grad_norm, bound * expected.steps[step].grad_norm) << where;
@@ -41,6 +44,11 @@ void expect_same(const Outcome& actual, const Outcome& expected, double bound, c
     if (name.find("attention.k.bias") != std::string::npos) continue;
     EXPECT_LE(error_of(actual.gradients.at(name), gradient), bound) << where << " " << name;
   }
+  const auto judged = [](std::map<std::string, at::Tensor> values) {
+    std::erase_if(values, [](const auto& value) { return value.first.find("attention.k.bias") != std::string::npos; });
+    return values;
+  };
+  testing::expect_same_values(judged(actual.values), judged(expected.values), expected.gradients, {.gradient_bound = bound});
 }
 
 Case pipeline(const char* preset, ScheduleKind kind, int pp, int virtual_stages = 1) {
@@ -66,6 +74,7 @@ bool fits(const program::Layout& layout) {
 }
 
 TEST(Pipeline, EveryScheduleComputesWhatOneRankComputes) {
+  int compared = 0;
   for (const char* preset : {"gpt2-test", "llama-test"})
     for (const int microbatches : {1, 2, 4, 8}) {
       const int batch = 2 * microbatches;
@@ -79,6 +88,7 @@ TEST(Pipeline, EveryScheduleComputesWhatOneRankComputes) {
           if (!fits(layout)) continue;
           const std::string where = cat(preset, " ", program::describe(layout), " ", program::schedule_name(kind.kind));
           SCOPED_TRACE(where);
+          ++compared;
           const Outcome actual = train_layout(layout, {});
           expect_same(actual, expected, 1e-5, where);
           const Outcome& reference = first.try_emplace(microbatches, actual).first->second;
@@ -89,6 +99,8 @@ TEST(Pipeline, EveryScheduleComputesWhatOneRankComputes) {
           }
         }
     }
+  // Of 2 models x 4 batches x 3 degrees x 8 kinds all but interleaved ones whose microbatches pp does not divide.
+  EXPECT_EQ(compared, 2 * (4 * 3 * 8 - 7));
 }
 
 // What a pipeline is combined with.
@@ -135,6 +147,7 @@ TEST(Pipeline, ComposesWithEverything) {
                                                                      {ScheduleKind::kZbH1, 2, 1}, {ScheduleKind::kZbV, 2, 2},
                                                                      {ScheduleKind::kOneFOneB, 3, 1}};
   const std::vector<Variant> all = variants();
+  size_t compared = 0;
   for (size_t v = 0; v < all.size(); ++v) {
     std::map<std::string, Outcome> expected;  // by model
     for (size_t k = 0; k < pipelines.size(); ++k) {
@@ -150,11 +163,33 @@ TEST(Pipeline, ComposesWithEverything) {
       const std::string where = cat(preset, " pp ", pp, " ", program::schedule_name(kind), " ", all[v].name);
       SCOPED_TRACE(where);
       expect_same(train_layout(layout, {}), expected.at(preset), 1e-5, where);
+      ++compared;
     }
   }
+  // Not on more than 8 ranks: three over pp 3; nor interleaved with three microbatches.
+  EXPECT_EQ(compared, all.size() * pipelines.size() - 4);
 }
 
-// What every rank sends and holds is what was predicted from its list.
+// What every rank sends and holds in a step is what was predicted from its list.
+void expect_predicted(const program::Layout& layout, const std::string& what) {
+  lockstep::testing::run_ranks(layout.mesh.world_size(), [&](comm::World& world) {
+    Groups groups(world, layout);
+    Executor executor({.layout = layout}, groups);
+    groups.take_ledger();
+    const int rank = world.rank();
+    executor.step(executor.load([&] { return testing::microbatches(layout, rank, 0); }), 1, 1e-3);
+    const std::string where = cat(what, " rank ", rank);
+    const program::Ledger predicted = program::predict_ledger(layout, executor.program(), rank);
+    EXPECT_THAT(program::Ledger::difference(predicted, groups.take_ledger()), ::testing::IsEmpty()) << where;
+    const program::MemoryBytes bytes = program::predict_memory(layout, executor.program(), rank);
+    const program::MemoryBytes measured = executor.measured_memory();
+    for (size_t i = 0; i < program::kNumMemoryCategories; ++i)
+      EXPECT_NEAR(static_cast<double>(measured.bytes[i]), static_cast<double>(bytes.bytes[i]), 0.05 * static_cast<double>(bytes.bytes[i]))
+          << where << " " << program::category_name(static_cast<program::MemoryCategory>(i));
+    EXPECT_NEAR(static_cast<double>(measured.peak), static_cast<double>(bytes.peak), 0.05 * static_cast<double>(bytes.peak)) << where;
+  });
+}
+
 TEST(Pipeline, LedgerAndMemoryAreThePredictedOnes) {
   install_memory_tracking();
   const std::vector<std::pair<ScheduleKind, int>> pipelines = {{ScheduleKind::kOneFOneB, 1}, {ScheduleKind::kInterleaved, 2},
@@ -168,23 +203,63 @@ TEST(Pipeline, LedgerAndMemoryAreThePredictedOnes) {
       all[v].change(c);
       if (c.ranks() > 8) continue;
       const program::Layout layout = layout_for(c, 8 * c.dp * c.micro_batch);
-      lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
-        Groups groups(world, layout);
-        Executor executor({.layout = layout}, groups);
-        groups.take_ledger();
-        const int rank = world.rank();
-        executor.step(executor.load([&] { return testing::microbatches(layout, rank, 0); }), 1, 1e-3);
-        const std::string where = cat(preset, " ", program::describe(layout), " ", all[v].name, " rank ", rank);
-        const program::Ledger predicted = program::predict_ledger(layout, executor.program(), rank);
-        EXPECT_THAT(program::Ledger::difference(predicted, groups.take_ledger()), ::testing::IsEmpty()) << where;
-        const program::MemoryBytes bytes = program::predict_memory(layout, executor.program(), rank);
-        const program::MemoryBytes measured = executor.measured_memory();
-        for (size_t i = 0; i < program::kNumMemoryCategories; ++i)
-          EXPECT_NEAR(static_cast<double>(measured.bytes[i]), static_cast<double>(bytes.bytes[i]), 0.05 * static_cast<double>(bytes.bytes[i]))
-              << where << " " << program::category_name(static_cast<program::MemoryCategory>(i));
-        EXPECT_NEAR(static_cast<double>(measured.peak), static_cast<double>(bytes.peak), 0.05 * static_cast<double>(bytes.peak)) << where;
-      });
+      expect_predicted(layout, cat(preset, " ", program::describe(layout), " ", all[v].name));
     }
+}
+
+// What torch.distributed.pipelining prints (tests/pipeline_grids_test.py wrote the files): KIND-ppRANKS-vSTAGES-mMICROBATCHES.
+struct PrintedGrid {
+  const char* name;
+  int pp, virtual_stages, microbatches;
+  bool ascending = true;  // in backward
+};
+constexpr PrintedGrid kPrintedGrids[] = {{"gpipe", 3, 1, 4},          {"interleaved", 3, 2, 4},       {"looped-bfs", 2, 2, 8, false},
+                                         {"looped-bfs", 4, 1, 4, false}, {"interleaved-zb", 2, 3, 4}, {"interleaved-zb", 4, 2, 8},
+                                         {"zbv", 3, 2, 4},            {"dualpipe-v", 2, 2, 4}};
+
+program::Layout layout_of(const PrintedGrid& grid, const char* preset, int seq_len = 16) {
+  Case c = pipeline(preset, ScheduleKind::kFile, grid.pp, grid.virtual_stages);
+  c.seq_len = seq_len;
+  program::Layout layout = layout_for(c, 2 * grid.microbatches);
+  layout.pipeline.grid = read_file(cat(LOCKSTEP_SOURCE_DIR "/tests/fixtures/pipeline_grids/", grid.name, "-pp", grid.pp, "-v",
+                                       grid.virtual_stages, "-m", grid.microbatches, ".csv"));
+  layout.pipeline.grid_in_v = program::grid_lies_in_v(layout.pipeline.grid);
+  return layout;
+}
+
+TEST(Pipeline, GridsOfPyTorchComputeWhatOneRankComputes) {
+  for (const char* preset : {"gpt2-test", "llama-test"}) {
+    std::map<int, Outcome> alone, in_order;  // by the number of microbatches
+    for (const PrintedGrid& grid : kPrintedGrids) {
+      const int batch = 2 * grid.microbatches;
+      const program::Layout layout = layout_of(grid, preset);
+      const std::string where = cat(preset, " ", grid.name, " ", program::describe(layout));
+      SCOPED_TRACE(where);
+      if (!alone.contains(batch)) {
+        alone[batch] = train_layout(layout_for({.preset = preset, .dp = 1, .micro_batch = batch, .dropout = 0.1, .blocks = 6}, batch), {});
+        in_order[batch] = train_layout(layout_for(pipeline(preset, ScheduleKind::kOneFOneB, 2), batch), {});
+      }
+      const Outcome actual = train_layout(layout, {});
+      expect_same(actual, alone.at(batch), 1e-5, where);
+      // Sums over microbatches are in the order of the grid: the bits of every schedule where that ascends.
+      for (const auto& [name, gradient] : in_order.at(batch).gradients) {
+        const bool turns = name == "embed.tokens.weight" && layout.model.tied && layout.tied_peer(0) < 0;
+        if (grid.ascending && !turns) {
+          EXPECT_TRUE(at::equal(actual.gradients.at(name), gradient)) << where << " " << name;
+        }
+      }
+      const auto of_norm = [](const Outcome& outcome) { return outcome.gradients.at("head.norm.weight"); };
+      EXPECT_EQ(at::equal(of_norm(actual), of_norm(in_order.at(batch))), grid.ascending) << where;
+    }
+  }
+}
+
+TEST(Pipeline, GridsWithDeepChannelsHoldAndSendWhatIsPredicted) {
+  install_memory_tracking();
+  for (const PrintedGrid& grid : kPrintedGrids) {
+    const program::Layout layout = layout_of(grid, "gpt2-test", 64);
+    expect_predicted(layout, cat(grid.name, " ", program::describe(layout)));
+  }
 }
 
 // Both stages step the same values with the same gradients: the copies never part.

@@ -11,6 +11,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/engine/test_steps.h"
+#include "lockstep/engine/test_values.h"
 #include "lockstep/model/model.h"
 #include "lockstep/program/predict.h"
 #include "support/run_ranks.h"
@@ -59,7 +60,7 @@ double error_of(const at::Tensor& actual, const at::Tensor& expected) {
   return at::sub(actual, expected).abs().max().item<double>() / expected.abs().max().item<double>();
 }
 
-void expect_same(const Outcome& actual, const Outcome& expected, double bound) {
+void expect_same(const Outcome& actual, const Outcome& expected, double bound, config::Precision precision) {
   EXPECT_EQ(actual.step.tokens, expected.step.tokens);
   EXPECT_NEAR(actual.step.loss, expected.step.loss, bound * expected.step.loss);
   EXPECT_NEAR(actual.step.grad_norm, expected.step.grad_norm, bound * expected.step.grad_norm);
@@ -68,6 +69,9 @@ void expect_same(const Outcome& actual, const Outcome& expected, double bound) {
     ASSERT_EQ(actual.gradients.at(name).sizes(), gradient.sizes()) << name;
     EXPECT_LE(error_of(actual.gradients.at(name), gradient), bound) << "gradient of " << name;
   }
+  // bf16: a value that falls between two is rounded to either.
+  const double rounding = precision == config::Precision::kBf16 ? 0x1p-7 : 0x1p-22;
+  testing::expect_same_values(actual.values, expected.values, expected.gradients, {.gradient_bound = bound, .rounding = rounding});
 }
 
 std::string text(const Case& c) {
@@ -82,7 +86,7 @@ void compare(Case c, double bound = 1e-5) {
   one.dp = one.tp = 1;
   one.kind = config::DataParallel::kRing;
   one.micro_batch = kGlobalBatch;
-  expect_same(train(c), train(one), bound);
+  expect_same(train(c), train(one), bound, c.precision);
 }
 
 TEST(TensorParallel, EveryDegreeComputesWhatOneRankComputes) {

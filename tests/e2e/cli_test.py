@@ -93,10 +93,24 @@ class CoreTest(support.LockstepTest):
 class DoctorTest(support.LockstepTest):
     def test_all_is_well(self):
         for words in (["doctor"], ["doctor", "run.toml", "-n", 2]):
-            result = self.do(*words)
-            self.assertIn("runtime library", result.out)
-            self.assertNotIn("FAIL", result.out)
-        self.assertIsInstance(self.do("doctor", "--json").json(), dict)
+            report = self.do(*words, "--json").json()
+            self.assertIs(report["ok"], True)
+            self.assertEqual([check for check in report["checks"] if not check["ok"]], [])
+            found = {check["name"]: check["found"] for check in report["checks"]}
+            self.assertIn("liblockstep_runtime", found["runtime library"])
+            text = self.do(*words).out
+            self.assertEqual([name for name in found if name not in text], [])
+            self.assertNotIn("MEND", text)
+
+    def test_what_is_amiss_is_named_with_what_mends_it(self):
+        words = ("doctor", "run.toml", "-n", 2, "--data.train=nowhere", "--train.global_batch=3")
+        result = self.lockstep(*words)
+        self.assertEqual(result.code, 3, result)
+        self.assertRegex(result.out, r"MEND  data\.train +nowhere\.bin: no such file\n +-> lockstep data prepare FILE\.\.\. --out nowhere\n")
+        report = self.lockstep(*words, "--json").json()
+        self.assertIs(report["ok"], False)
+        self.assertEqual({check["name"] for check in report["checks"] if not check["ok"]}, {"layout", "data.train"})
+        self.assertTrue(all(("mend" in check) != check["ok"] for check in report["checks"]))
 
 
 if __name__ == "__main__":

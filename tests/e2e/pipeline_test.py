@@ -60,10 +60,22 @@ class TrainTest(PipelineTestCase):
         self.assert_like_one_rank("uneven")
 
     def test_a_schedule_from_a_file(self):
-        # The grid of PyTorch's pipelining: a row for each rank, a column for each time, stage, action and microbatch.
-        (self.folder / "grid.csv").write_text("0F0,0F1,0F2,0F3,,0B0,0B1,0B2,0B3\n,1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n")
-        self.pipeline("grid", 2, pp=2, schedule="file:grid.csv")
+        # What PyTorch's pipelining prints: a row for each rank, a column for each time, stage, action and microbatch.
+        shutil.copy(support.FIXTURES / "pipeline_grids" / "looped-bfs-pp2-v2-m8.csv", self.folder / "grid.csv")
+        result = self.pipeline("grid", 2, "--train.micro_batch=1", pp=2, schedule="file:grid.csv")
+        self.assertIn("pp 2 (file, 2 stages a rank)", result.out + result.err)
         self.assert_like_one_rank("grid")
+
+    def test_a_grid_whose_channels_hold_several_tensors(self):
+        grid = support.FIXTURES / "pipeline_grids" / "interleaved-zb-pp4-v2-m8.csv"
+        result = self.lockstep("verify", "run.toml", "-n", 4, "--steps", 1, "--json", "--model.layers=6", "--train.micro_batch=1",
+                               *axes(pp=4, schedule=f"file:{grid}"))
+        self.assertEqual(result.code, 0, result)
+        report = result.json()
+        self.assertIn("pp 4 (file, 2 stages a rank), 8 microbatches", report["layout"])
+        for step in report["steps"]:
+            self.assertEqual(step["failures"], [])
+            self.assertLessEqual(step["max_gradient_error"], 1e-5)
 
 
 class ResumeTest(PipelineTestCase):
