@@ -2,6 +2,7 @@
 #include "apps/lockstep/ranks.h"
 #include "apps/lockstep/rooms.h"
 #include "apps/lockstep/verbs.h"
+#include "apps/lockstep/verify_steps.h"
 #include "lockstep/program/job.h"
 
 namespace lockstep::apps {
@@ -13,8 +14,7 @@ int verb_verify(const CommandLine& command_line) {
   if (!is_checked(command_line)) {
     const program::Layout layout = program::layout_of(loaded, ranks);
     program::check_data(loaded.config, layout);
-    if (command_line.integer("steps", 2) < 1)
-      throw ConfigError({.code = "LS1005", .what = "--steps: at least one step is needed"});
+    verify_steps(command_line);
     refuse_what_does_not_fit(command_line, loaded.config, layout, /*twin=*/true);
   }
   return run_on_ranks(command_line, loaded.config, {.ranks = ranks});

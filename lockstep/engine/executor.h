@@ -94,6 +94,8 @@ class Executor {
   // parameter server's worker the gradient is only its own part of the sum.
   at::Tensor whole_gradient(int param);
   at::Tensor whole_value(int param);
+  // The same of any state that the rank owns (ParameterStore::state_part).
+  at::Tensor whole_state(int param, StateKind kind);
 
   // With all parameters that were on their way.
   ParameterStore& store();

@@ -82,9 +82,11 @@ at::Tensor Executor::whole_gradient(int param) {
   return whole(param, store_.grad_part(unit)).div(static_cast<double>(result_.tokens));
 }
 
-at::Tensor Executor::whole_value(int param) {
+at::Tensor Executor::whole_value(int param) { return whole_state(param, StateKind::kMaster); }
+
+at::Tensor Executor::whole_state(int param, StateKind kind) {
   gather_.ready();
-  return whole(param, store_.value_part(store_.unit_of(store_.table().at(static_cast<size_t>(param)).layer)));
+  return whole(param, store_.state_part(store_.unit_of(store_.table().at(static_cast<size_t>(param)).layer), kind));
 }
 
 }  // namespace lockstep::engine

@@ -64,20 +64,15 @@ void ParameterStore::add_parts(StateKind kind, PartOf part_of, std::vector<State
 std::vector<StateTensor> ParameterStore::state() const {
   std::vector<StateTensor> state;
   const bool masters = owns_values() && options_.dtype != at::kFloat;
-  if (options_.offload_parameters)
-    add_parts(StateKind::kParameter, [this](size_t unit) { return host_->compute(unit); }, state);
-  else if (compute_kept_.defined())
-    add_parts(StateKind::kParameter, [this](size_t unit) { return compute_part(unit); }, state);
+  const auto add = [&](StateKind kind) { add_parts(kind, [this, kind](size_t unit) { return state_part(unit, kind); }, state); };
+  if (options_.offload_parameters || compute_kept_.defined())
+    add(StateKind::kParameter);
   else
     add_whole(state);
-  if (masters) add_parts(StateKind::kMaster, [this](size_t unit) { return value_part(unit); }, state);
-  if (host_) {
-    add_parts(StateKind::kExpAvg, [this](size_t unit) { return host_->exp_avg(unit); }, state);
-    add_parts(StateKind::kExpAvgSq, [this](size_t unit) { return host_->exp_avg_sq(unit); }, state);
-  } else if (exp_avg_.defined()) {
-    add_parts(StateKind::kExpAvg, [this](size_t unit) { return part(exp_avg_, unit); }, state);
-    add_parts(StateKind::kExpAvgSq, [this](size_t unit) { return part(exp_avg_sq_, unit); }, state);
-  }
+  if (masters) add(StateKind::kMaster);
+  if (!owns_moments()) return state;
+  add(StateKind::kExpAvg);
+  add(StateKind::kExpAvgSq);
   return state;
 }
 

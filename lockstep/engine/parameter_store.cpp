@@ -193,6 +193,14 @@ at::Tensor ParameterStore::grad_part(size_t unit) const {
   return grad_.unit(unit).narrow(0, options_.shard * size, size);
 }
 
+at::Tensor ParameterStore::state_part(size_t unit, StateKind kind) const {
+  if (kind == StateKind::kMaster) return value_part(unit);
+  if (kind == StateKind::kParameter) return options_.offload_parameters ? host_->compute(unit) : compute_part(unit);
+  LOCKSTEP_CHECK(owns_moments(), "this rank holds no optimizer state");
+  if (kind == StateKind::kExpAvg) return host_ ? host_->exp_avg(unit) : part(exp_avg_, unit);
+  return host_ ? host_->exp_avg_sq(unit) : part(exp_avg_sq_, unit);
+}
+
 std::vector<ParameterStore::Piece> ParameterStore::gradient_pieces() const {
   std::vector<Piece> pieces;
   for (size_t unit = 0; unit < slots_.size(); ++unit) {
@@ -213,10 +221,8 @@ at::Tensor ParameterStore::value(int param) const {
 at::Tensor ParameterStore::grad(int param) const { return view(grad_, param); }
 
 std::vector<optim::AdamWParameter> ParameterStore::adamw_parameters(size_t unit) const {
-  LOCKSTEP_CHECK(exp_avg_.defined() || host_, "this rank holds no optimizer state");
   const at::Tensor value = value_part(unit), grad = grad_part(unit);
-  const at::Tensor exp_avg = host_ ? host_->exp_avg(unit) : part(exp_avg_, unit);
-  const at::Tensor exp_avg_sq = host_ ? host_->exp_avg_sq(unit) : part(exp_avg_sq_, unit);
+  const at::Tensor exp_avg = state_part(unit, StateKind::kExpAvg), exp_avg_sq = state_part(unit, StateKind::kExpAvgSq);
   // What is offloaded gets its copy where it lies; on the device it is fetched.
   const at::Tensor copy = !host_ ? compute_part(unit) : options_.offload_parameters ? host_->compute(unit) : value;
   std::vector<optim::AdamWParameter> parameters;
@@ -244,7 +250,7 @@ void ParameterStore::refresh_compute() {
   if (!owns_values()) return;
   for (size_t unit = 0; unit < slots_.size(); ++unit) {
     const HostStates::Open open(host_.get(), unit);
-    const at::Tensor copy = options_.offload_parameters ? host_->compute(unit) : compute_part(unit);
+    const at::Tensor copy = state_part(unit, StateKind::kParameter);
     if (!copy.is_alias_of(value_part(unit)) || copy.scalar_type() != at::kFloat) copy.copy_(value_part(unit));
   }
 }

@@ -80,6 +80,10 @@ class ParameterStore : public nn::ParameterSource {
   at::Tensor compute_part(size_t unit) const;  // compute dtype
   at::Tensor value_part(size_t unit) const;    // fp32 master where this rank owns it, else the compute copy
   at::Tensor grad_part(size_t unit) const;     // of the step, once reduced
+  // The same by kind: kMaster = value_part(), kParameter = the compute copy where it is kept (on the host where parameters are
+  // offloaded). Moments only where this rank has them.
+  at::Tensor state_part(size_t unit, StateKind kind) const;
+  bool owns_moments() const { return exp_avg_.defined() || host_; }
   // This rank's pieces of every parameter's gradient, [numel] each: with its row of the table.
   struct Piece {
     int param = 0;

@@ -1,39 +1,63 @@
-// The project's own oracle: trains a few steps under a layout and under one rank from the same seed and data, and compares
-// loss, gradient norm, every gradient and every parameter after the update.
+// The project's own oracle: trains a few steps under a layout and under one rank from the same seed and data. Three judgements
+// a step: gradients against the twin; the update against the formula of AdamW in fp64; and how far layout and twin drift apart
+// where both are left alone.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "lockstep/comm/world.h"
 #include "lockstep/config/run_config.h"
+#include "lockstep/engine/executor.h"
 #include "lockstep/program/layout.h"
 
 namespace lockstep::train {
 
-// Error of a gradient = largest absolute difference / largest absolute value of the reference, per tensor; parameters that
-// form one matrix (q, k and v) are one tensor, as the gradient of a key bias alone is zero but for rounding.
-// Error of a parameter = largest absolute difference / learning rate, over the elements whose reference gradient is at least
-// `noise_floor` of the tensor's largest: below it Adam turns rounding noise into a full step of either sign, so there the
-// bound is two learning rates.
-// Every step starts from the twin's parameters and moments: those differences, harmless in themselves, would otherwise
-// be what the next step's gradients differ by.
+// Error of a gradient = largest absolute difference / largest absolute value of the reference, per tensor; where the true
+// gradient is zero (gradient_vanishes of verify_compare.h) that of the matrix it is a part of.
+// Error of a parameter against the twin = largest difference beyond rounding / learning rate, over the elements whose
+// reference gradient is at least `noise_floor` of the tensor's largest: below it Adam turns rounding noise into a full step
+// of either sign, so there the bound is two learning rates. With a learning rate of 0: the difference, and none is allowed.
+// Error of an update = largest distance from the formula / what rounding explains of it (verify_update.h).
 struct Tolerances {
   double loss = 1e-5;       // relative
   double grad_norm = 1e-5;  // relative
   double gradient = 1e-5;
   double parameter = 0.05;  // learning rates
   double noise_floor = 1e-3;
+  double update = 1;
 };
 Tolerances tolerances_of(const program::Layout& layout);
+
+// Of two states: sum |a - b| / sum |b| of parameters and of both moments.
+struct Distance {
+  double values = 0;
+  double exp_avg = 0;
+  double exp_avg_sq = 0;
+};
+
+// Where layout and twin are left alone: how far each is from the twin. The layout may be no further than the other one.
+struct Drift {
+  Distance layout{};
+  Distance reordered{};  // a second twin, whose gradients are off by what the first judgement allows (verify_drift.h)
+};
 
 struct VerifyStep {
   double loss = 0, reference_loss = 0;
   double grad_norm = 0, reference_grad_norm = 0;
+  double learning_rate = 0;
   double max_gradient_error = 0;
   std::string worst_gradient{};
   double max_parameter_error = 0;
   std::string worst_parameter{};
+  double max_update_error = 0;
+  std::string worst_update{};  // "blocks.0.mlp.up.weight, second moment, rank 1"
+  // Layout and twin did not begin the step from the same state: what is above of the two is shown, and the drift is judged.
+  bool alone = false;
+  std::optional<Drift> drift{};         // of the steps in which both are left alone, the first of them included
   std::vector<std::string> failures{};  // one line per bound that does not hold
 };
 
@@ -42,12 +66,22 @@ struct VerifyReport {
   int world_size = 1;
   std::string layout{};
   Tolerances tolerances{};
+  int64_t free = 0;  // steps at the end in which layout and twin are left alone
   std::vector<VerifyStep> steps{};
 };
 
+struct VerifyOptions {
+  int64_t steps = 3;
+  int64_t free = 2;  // of them, the last ones
+  // A seam for tests, which break the layout's side with it.
+  std::function<void(engine::ExecutorOptions&)> change_layout{};
+};
+
 // Collective over the world; rank 0 also runs the one-rank twin. The report is complete on rank 0; `ok` is everyone's.
-// Replicas whose parameters differ in a bit are a failure too.
-VerifyReport verify(const config::RunConfig& config, const program::Layout& layout, comm::World& world, int64_t steps);
+// The layout is never touched: it is the twin that takes over the layout's parameters and moments before a step, and from the
+// first of the free steps on neither takes over anything. Replicas whose state differs in a bit are a failure too.
+VerifyReport verify(const config::RunConfig& config, const program::Layout& layout, comm::World& world,
+                    const VerifyOptions& options);
 
 // For people, and as one JSON object.
 std::string verify_text(const VerifyReport& report);

@@ -16,6 +16,41 @@ std::string print(const char* format, double value) {
 std::string exact(double value) { return print("%.9g", value); }
 std::string rough(double value) { return print("%.2e", value); }
 
+// Below the line of a step in which both are left alone.
+std::string drift_text(const Drift& drift) {
+  const auto pair = [](const char* what, double layout, double reordered) {
+    return cat(what, " ", rough(layout), " (", rough(reordered), ")");
+  };
+  return cat("     from the twin: ", pair("values", drift.layout.values, drift.reordered.values), "  ",
+             pair("first moments", drift.layout.exp_avg, drift.reordered.exp_avg), "  ",
+             pair("second moments", drift.layout.exp_avg_sq, drift.reordered.exp_avg_sq), "\n");
+}
+
+OrderedJson drift_json(const std::optional<Drift>& drift) {
+  if (!drift) return nullptr;
+  const auto distance = [](const Distance& of) {
+    return OrderedJson{{"values", of.values}, {"exp_avg", of.exp_avg}, {"exp_avg_sq", of.exp_avg_sq}};
+  };
+  return {{"layout", distance(drift->layout)}, {"reordered", distance(drift->reordered)}};
+}
+
+OrderedJson step_json(const VerifyStep& step) {
+  return {{"loss", step.loss},
+          {"reference_loss", step.reference_loss},
+          {"grad_norm", step.grad_norm},
+          {"reference_grad_norm", step.reference_grad_norm},
+          {"learning_rate", step.learning_rate},
+          {"max_gradient_error", step.max_gradient_error},
+          {"worst_gradient", step.worst_gradient},
+          {"max_parameter_error", step.max_parameter_error},
+          {"worst_parameter", step.worst_parameter},
+          {"max_update_error", step.max_update_error},
+          {"worst_update", step.worst_update},
+          {"alone", step.alone},
+          {"drift", drift_json(step.drift)},
+          {"failures", step.failures}};
+}
+
 }  // namespace
 
 std::string verify_text(const VerifyReport& report) {
@@ -24,15 +59,19 @@ std::string verify_text(const VerifyReport& report) {
                          "reference  the same model, data and global batch on one rank\n",
                          "tolerances loss ", rough(bounds.loss), "  gradient norm ", rough(bounds.grad_norm),
                          "  gradients ", rough(bounds.gradient), " of the tensor's largest value  parameters ",
-                         number_text(bounds.parameter), " learning rates a step\n\n");
-  text += "step           loss      reference      grad norm      reference  worst gradient                        error"
-          "  worst parameter                    lr units\n";
+                         number_text(bounds.parameter), " learning rates a step\n",
+                         "           updates ", number_text(bounds.update), " x the rounding of the formula in fp32");
+  if (report.free > 0) text += cat("  left alone for the last ", report.free, " steps, closer than a reordered sum (in brackets)");
+  text += "\n\nstep           loss      reference      grad norm      reference  worst gradient                        error"
+          "  worst parameter                    lr units  worst update                                             error\n";
   for (size_t i = 0; i < report.steps.size(); ++i) {
     const VerifyStep& step = report.steps[i];
     text += cat(pad_left(cat(i + 1), 4), pad_left(exact(step.loss), 15), pad_left(exact(step.reference_loss), 15),
                 pad_left(exact(step.grad_norm), 15), pad_left(exact(step.reference_grad_norm), 15), "  ",
                 pad_right(step.worst_gradient, 34), pad_left(rough(step.max_gradient_error), 9), "  ",
-                pad_right(step.worst_parameter, 34), pad_left(rough(step.max_parameter_error), 9), "\n");
+                pad_right(step.worst_parameter, 34), pad_left(rough(step.max_parameter_error), 9), "  ",
+                pad_right(step.worst_update, 52), pad_left(rough(step.max_update_error), 9), "\n");
+    if (step.drift) text += drift_text(*step.drift);
     for (const std::string& failure : step.failures) text += "     FAILED " + failure + "\n";
   }
   return text + (report.ok ? "\nok: the layout computes what one rank computes\n"
@@ -41,16 +80,7 @@ std::string verify_text(const VerifyReport& report) {
 
 std::string verify_json(const VerifyReport& report) {
   OrderedJson steps = OrderedJson::array();
-  for (const VerifyStep& step : report.steps)
-    steps.push_back({{"loss", step.loss},
-                     {"reference_loss", step.reference_loss},
-                     {"grad_norm", step.grad_norm},
-                     {"reference_grad_norm", step.reference_grad_norm},
-                     {"max_gradient_error", step.max_gradient_error},
-                     {"worst_gradient", step.worst_gradient},
-                     {"max_parameter_error", step.max_parameter_error},
-                     {"worst_parameter", step.worst_parameter},
-                     {"failures", step.failures}});
+  for (const VerifyStep& step : report.steps) steps.push_back(step_json(step));
   const OrderedJson object = {{"ok", report.ok},
                               {"world_size", report.world_size},
                               {"layout", report.layout},
@@ -58,7 +88,9 @@ std::string verify_json(const VerifyReport& report) {
                                {{"loss", report.tolerances.loss},
                                 {"grad_norm", report.tolerances.grad_norm},
                                 {"gradient", report.tolerances.gradient},
-                                {"parameter", report.tolerances.parameter}}},
+                                {"parameter", report.tolerances.parameter},
+                                {"update", report.tolerances.update}}},
+                              {"free", report.free},
                               {"steps", steps}};
   return object.dump(2) + "\n";
 }

@@ -83,6 +83,10 @@ class ConfigurationTest(BadInputTest):
         self.refused(USAGE, "LS1002", ["'--setps'"], "verify", "run.toml", "--setps", "3")
         self.refused(USAGE, "LS1002", ["--train.steps"], "train", "run.toml", "--steps=3")
 
+    def test_steps_of_verify_that_are_none(self):
+        self.refused(USAGE, "LS1005", ["--steps", "at least one step"], "verify", "run.toml", "--steps", "0")
+        self.refused(USAGE, "LS1005", ["--free(4) of --steps(3)", "from 0 to 3"], "verify", "run.toml", "--free", "4")
+
     def test_no_configuration(self):
         self.refused(USAGE, "LS1004", ["lockstep train run.toml"], "train")
 

@@ -4,9 +4,11 @@ import itertools
 import support
 
 BOUND = 1e-5
-REPORT_KEYS = {"ok", "world_size", "layout", "steps", "tolerances"}
-STEP_KEYS = {"loss", "reference_loss", "grad_norm", "reference_grad_norm", "max_gradient_error", "worst_gradient",
-             "max_parameter_error", "worst_parameter", "failures"}
+REPORT_KEYS = {"ok", "world_size", "layout", "steps", "tolerances", "free"}
+STEP_KEYS = {"loss", "reference_loss", "grad_norm", "reference_grad_norm", "learning_rate", "max_gradient_error",
+             "worst_gradient", "max_parameter_error", "worst_parameter", "max_update_error", "worst_update", "alone", "drift",
+             "failures"}
+DISTANCES = {"values", "exp_avg", "exp_avg_sq"}
 BUCKET = "--parallel.bucket_mib=0.05"  # so that one of the small models fills several
 
 
@@ -26,7 +28,8 @@ class VerifyTestCase(support.LockstepTest):
         plain = "--parallel.sequence_parallel=false" in arguments
         return f"dp {ranks}" if tp == 1 else " x ".join(axes) + ("," if plain else " (sequence parallel),")
 
-    def verify(self, ranks, *arguments, steps=2):
+    # Of three steps layout and twin begin the first two in the same state; in the last two they are left alone.
+    def verify(self, ranks, *arguments, steps=3):
         result = self.on_ranks(ranks, "verify", "run.toml", "--steps", steps, "--json", BUCKET, "--model.dropout=0.1",
                                *arguments)
         self.assertEqual(result.code, 0, result)
@@ -36,7 +39,14 @@ class VerifyTestCase(support.LockstepTest):
         self.assertEqual(report["world_size"], ranks)
         self.assertIn(self.layout_of(ranks, arguments), report["layout"])
         self.assertEqual(len(report["steps"]), steps)
-        for step in report["steps"]:
+        free = 2 if steps > 2 else 0
+        self.assertEqual(report["free"], free)
+        for number, step in enumerate(report["steps"]):
+            self.assertEqual(step["alone"], free > 0 and number > steps - free)
+            self.assertEqual(step["drift"] is not None, number >= steps - free)
+            self.check_drift(step["drift"])
+            self.assertLessEqual(step["max_update_error"], 1)
+            self.assertIn(", rank ", step["worst_update"])
             self.assertEqual(set(step), STEP_KEYS)
             self.assertEqual(step["failures"], [])
             self.assertIsInstance(step["worst_gradient"], str)
@@ -47,9 +57,21 @@ class VerifyTestCase(support.LockstepTest):
             self.assertNotEqual(report["steps"][0]["loss"], report["steps"][-1]["loss"], "the second step is another one")
         return report
 
-    def verify_fp32(self, ranks, *arguments, steps=2):
+    def check_drift(self, drift):
+        if drift is None:
+            return
+        self.assertEqual(set(drift), {"layout", "reordered"})
+        for which in DISTANCES:
+            self.assertLessEqual(drift["layout"][which], drift["reordered"][which] + 1e-5)
+            self.assertGreater(drift["reordered"][which], 0)
+
+    def verify_fp32(self, ranks, *arguments, steps=3):
         report = self.verify(ranks, *arguments, steps=steps)
         for step in report["steps"]:
+            if step["drift"]:
+                self.assertLess(max(step["drift"]["layout"].values()), 1e-3)
+            if step["alone"]:
+                continue  # another state, another gradient
             self.assertLessEqual(relative(step["loss"], step["reference_loss"]), BOUND)
             self.assertLessEqual(relative(step["grad_norm"], step["reference_grad_norm"]), BOUND)
             self.assertLessEqual(step["max_gradient_error"], BOUND)
@@ -87,18 +109,25 @@ class VerifyTest(VerifyTestCase):
             with self.subTest(preset=preset):
                 report = self.verify(2, f"--model.preset={preset}", "--train.precision=bf16")
                 self.assertIn("bf16", report["layout"])
-                for step in report["steps"]:
+                for step in report["steps"][:-1]:  # in the last one they have gone on from other states
                     self.assertLessEqual(step["max_gradient_error"], report["tolerances"]["gradient"])
 
     def test_bf16_over_tp(self):
         report = self.verify(2, "--model.preset=llama-test", "--parallel.tp=2", "--train.precision=bf16", steps=1)
         self.assertIn("bf16", report["layout"])
 
+    def test_a_learning_rate_of_zero(self):
+        report = self.verify_fp32(2, "--train.steps=1", "--optimizer.schedule=linear", "--optimizer.min_lr=0",
+                                  "--parallel.zero=1")
+        for step in report["steps"]:
+            self.assertEqual((step["learning_rate"], step["max_parameter_error"]), (0, 0))
+
     def test_the_text_for_people(self):
-        result = self.on_ranks(2, "verify", "run.toml", "--steps", 1)
+        result = self.on_ranks(2, "verify", "run.toml", "--steps", 3)
         self.assertEqual(result.code, 0, result)
         self.assertIn("ok: the layout computes what one rank computes", result.out)
         self.assertIn("dp 2 (ring)", result.out)
+        self.assertEqual(result.out.count("from the twin: values "), 2)
 
 
 class TensorParallelVerifyTest(VerifyTestCase):
@@ -116,11 +145,26 @@ class TensorParallelVerifyTest(VerifyTestCase):
     def test_llama_over_tp(self):
         self.check_tensor_parallel("llama-test", ((2, 2), (4, 4), (4, 2)))
 
-    # Two steps: moments that copies do not share would show in the second.
+    # Several steps: moments that copies do not share would show in the second.
     def test_key_value_heads_that_ranks_share(self):
         for ranks, kv_heads in ((3, 1), (4, 2)):
             self.verify_fp32(ranks, "--model.preset=llama-test", f"--model.kv_heads={kv_heads}",
                              f"--parallel.tp={ranks}")
+
+
+class PipelineVerifyTest(VerifyTestCase):
+    """Stages that are left alone; layout_matrix_test.py has one step of many more layouts."""
+
+    @staticmethod
+    def layout_of(ranks, arguments):
+        return "pp 2 ("
+
+    def test_left_alone(self):
+        more = (["--parallel.schedule=zb-h2", "--parallel.post_validation=on", "--optimizer.max_grad_norm=0.5"],
+                ["--parallel.zero=2", "--parallel.dp=2"], ["--parallel.tp=2", "--model.preset=llama-test"])
+        for ranks, arguments in zip((2, 4, 4), more):
+            with self.subTest(arguments):
+                self.verify_fp32(ranks, "--parallel.pp=2", "--model.layers=4", *arguments)
 
 
 if __name__ == "__main__":

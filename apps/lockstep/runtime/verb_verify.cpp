@@ -3,6 +3,7 @@
 #include "apps/lockstep/runtime/device_room.h"
 #include "apps/lockstep/runtime/job.h"
 #include "apps/lockstep/runtime/verbs.h"
+#include "apps/lockstep/verify_steps.h"
 #include "lockstep/train/out_of_memory.h"
 #include "lockstep/train/verify.h"
 
@@ -11,9 +12,10 @@ namespace lockstep::apps {
 int verb_verify_on_rank(const CommandLine& command_line) {
   // The other ranks wait while rank 0 also runs the one-rank twin; a peer that dies is noticed at once all the same.
   const RankJob job(command_line, {.deadline = std::chrono::hours(1)});
+  const VerifySteps steps = verify_steps(command_line);
   const auto verify = [&] {
     refuse_what_the_gpu_cannot_hold(job, command_line.identity.local_rank, command_line.identity.local_size, /*twin=*/true);
-    return train::verify(job.config(), job.layout(), job.world(), command_line.integer("steps", 2));
+    return train::verify(job.config(), job.layout(), job.world(), {.steps = steps.all, .free = steps.free});
   };
   const train::VerifyReport report = train::with_memory_table(job.config(), job.layout(), job.world().rank(),
                                                               [&] { return guarded(job, verify); });

@@ -1,0 +1,307 @@
+// What `verify` finds: each fault is put into the layout's side alone, where the twin does not have it.
+#include <ATen/ops/abs.h>
+#include <ATen/ops/max.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/data/token_file.h"
+#include "lockstep/program/job.h"
+#include "lockstep/program/placement.h"
+#include "lockstep/train/verify.h"
+#include "lockstep/train/verify_compare.h"
+#include "lockstep/train/verify_update.h"
+#include "support/run_ranks.h"
+
+namespace lockstep::train {
+namespace {
+
+using engine::ExecutorOptions;
+using engine::ParameterStore;
+using engine::StateKind;
+using program::Action;
+using program::ActionKind;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+namespace fs = std::filesystem;
+
+fs::path folder() { return fs::path(::testing::TempDir()) / cat("verify_", getpid()); }
+
+void write_tokens() {
+  if (fs::exists(data::idx_path(folder() / "tokens"))) return;
+  fs::create_directories(folder());
+  data::TokenFileWriter writer(folder() / "tokens", 512);
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < 4000; ++i) ids.push_back(i * i % 509);
+  writer.add_document(ids);
+  writer.finish();
+}
+
+struct Job {
+  int ranks = 2;
+  std::vector<std::string> fields{};  // "parallel.zero=1"
+  VerifyOptions options{};
+  bool disk = false;  // as much of the optimizer's state as can lie there
+};
+
+// As little on the host as the layout can do with.
+void put_on_disk(program::Layout& layout) {
+  layout.offload.disk = true;
+  int64_t least = program::host_plan(layout, 0).host();
+  for (int64_t limit = least; limit > 0; limit -= 4096) {
+    layout.offload.host_limit = limit;
+    try {
+      least = program::host_plan(layout, 0).host();
+    } catch (const ConfigError&) {
+      break;
+    }
+  }
+  layout.offload.host_limit = least;
+}
+
+VerifyReport verified(const Job& job) {
+  write_tokens();
+  std::vector<config::Override> overrides = {
+      {"model.preset", "gpt2-test"}, {"model.vocab_size", "512"},      {"data.train", (folder() / "tokens").string()},
+      {"train.steps", "10"},         {"train.seq_len", "16"},          {"train.global_batch", "8"},
+      {"train.micro_batch", "1"},    {"train.threads", "1"},           {"optimizer.schedule", "constant"},
+      {"optimizer.lr", "1e-3"},      {"optimizer.warmup_steps", "0"},  {"parallel.bucket_mib", "0.1"}};
+  for (const std::string& field : job.fields)
+    overrides.push_back({field.substr(0, field.find('=')), field.substr(field.find('=') + 1)});
+  config::LoadedConfig loaded = config::load_config({}, overrides);
+  program::Layout layout = program::layout_of(loaded, job.ranks);
+  if (job.disk) put_on_disk(layout);
+  loaded.config.memory.disk_path = folder().string();
+  VerifyReport report;
+  lockstep::testing::run_ranks(job.ranks, [&](comm::World& world) {
+    VerifyReport mine = verify(loaded.config, layout, world, job.options);
+    if (world.rank() == 0) report = std::move(mine);
+  });
+  return report;
+}
+
+std::vector<std::string> failures(const VerifyReport& report) {
+  std::vector<std::string> all;
+  for (const VerifyStep& step : report.steps) all.insert(all.end(), step.failures.begin(), step.failures.end());
+  return all;
+}
+
+// Loss, gradients and parameters are within the bounds that they are held to against the twin: nobody sees the fault there.
+void expect_unseen_by_the_twin(const VerifyReport& report) {
+  for (const VerifyStep& step : report.steps) {
+    EXPECT_LE(step.max_gradient_error, report.tolerances.gradient);
+    EXPECT_LE(step.max_parameter_error, report.tolerances.parameter);
+    EXPECT_NEAR(step.loss, step.reference_loss, report.tolerances.loss * step.reference_loss);
+  }
+}
+
+void expect_right(const Job& job) {
+  const VerifyReport report = verified(job);
+  EXPECT_TRUE(report.ok) << verify_text(report);
+  EXPECT_EQ(static_cast<int64_t>(report.steps.size()), job.options.steps);
+  EXPECT_THAT(failures(report), IsEmpty());
+  for (const VerifyStep& step : report.steps) EXPECT_LE(step.max_update_error, 1) << step.worst_update;
+}
+
+TEST(Verify, RightLayouts) {
+  expect_right({.ranks = 2, .fields = {"model.dropout=0.1"}});
+  expect_right({.ranks = 3, .fields = {"parallel.zero=3", "train.global_batch=9", "optimizer.max_grad_norm=0.05"}});
+  expect_right({.ranks = 2, .fields = {"memory.offload=optimizer", "parallel.zero=1"}, .disk = true});
+  expect_right({.ranks = 2, .fields = {"parallel.data_parallel=parameter_server", "train.precision=bf16"}});
+}
+
+// The update of the step before is taken back in some steps: what is judged is the one that is final.
+TEST(Verify, AfterPostValidation) {
+  for (const char* limit : {"0.5", "0.05", "0"})
+    expect_right({.ranks = 2,
+                  .fields = {"parallel.pp=2", "parallel.schedule=zb-h2", "parallel.post_validation=on",
+                             cat("optimizer.max_grad_norm=", limit)},
+                  .options = {.steps = 5}});
+}
+
+// Moments still change; parameters stay to the bit.
+TEST(Verify, ALearningRateOfZero) {
+  for (const char* layout : {"parallel.zero=0", "parallel.zero=2", "parallel.pp=2"}) {
+    const VerifyReport report =
+        verified({.fields = {layout, "train.steps=1", "optimizer.schedule=linear", "optimizer.min_lr=0"}});
+    EXPECT_TRUE(report.ok) << verify_text(report);
+    for (const VerifyStep& step : report.steps) EXPECT_EQ(step.max_parameter_error, 0);
+  }
+  // One that moves all the same.
+  const auto moves = [](ExecutorOptions& options) {
+    options.before_action = [](const Action& action, ParameterStore& store) {
+      if (action.kind == ActionKind::kStep) store.value(0).add_(1e-4);
+    };
+  };
+  const VerifyReport report = verified({.fields = {"train.steps=1", "optimizer.schedule=linear", "optimizer.min_lr=0"},
+                                        .options = {.change_layout = moves}});
+  EXPECT_FALSE(report.ok);
+  EXPECT_NEAR(report.steps.at(0).max_parameter_error, 1e-4, 1e-6);
+}
+
+TEST(Verify, ForgottenWeightDecay) {
+  const auto forget = [](ExecutorOptions& options) { options.adamw.weight_decay = 0; };
+  const VerifyReport report = verified({.options = {.free = 0, .change_layout = forget}});
+  EXPECT_FALSE(report.ok);
+  EXPECT_EQ(failures(report).size(), report.steps.size());
+  EXPECT_THAT(failures(report), Each(StartsWith("update of ")));
+  for (const VerifyStep& step : report.steps) EXPECT_THAT(step.worst_update, HasSubstr(", value, "));
+  expect_unseen_by_the_twin(report);
+}
+
+// A second moment that is wrong by a factor; the correction of the first step takes it out of the update.
+TEST(Verify, AWrongSecondMoment) {
+  const auto wrong = [](ExecutorOptions& options) { options.adamw.beta2 = 0.9; };
+  const VerifyReport report = verified({.options = {.steps = 1, .free = 0, .change_layout = wrong}});
+  EXPECT_FALSE(report.ok);
+  EXPECT_EQ(failures(report).size(), 1U);
+  EXPECT_THAT(report.steps.at(0).worst_update, HasSubstr(", second moment, "));
+  expect_unseen_by_the_twin(report);
+}
+
+// The first moment of a unit goes back to the disk as it came.
+TEST(Verify, ALostWriteBack) {
+  const auto lose = [](ExecutorOptions& options) {
+    const auto kept = std::make_shared<std::map<size_t, at::Tensor>>();
+    options.before_action = [kept](const Action& action, ParameterStore& store) {
+      const bool evict = action.kind == ActionKind::kEvict && action.moved == program::Moved::kOptimizer;
+      if ((action.kind != ActionKind::kStep && !evict) || action.unit < 0) return;
+      const size_t unit = store.unit_of(action.unit);
+      if (!store.host()->on_disk(unit)) return;
+      if (action.kind == ActionKind::kStep) store.host()->disk()->ready(unit);
+      const at::Tensor moment = store.state_part(unit, StateKind::kExpAvg);
+      if (evict)
+        moment.copy_(kept->at(unit));
+      else
+        (*kept)[unit] = moment.clone();
+    };
+  };
+  const VerifyReport report = verified({.fields = {"memory.offload=optimizer", "parallel.zero=1"},
+                                        .options = {.free = 0, .change_layout = lose},
+                                        .disk = true});
+  EXPECT_FALSE(report.ok);
+  EXPECT_EQ(failures(report).size(), report.steps.size());
+  for (const VerifyStep& step : report.steps) EXPECT_THAT(step.worst_update, HasSubstr(", first moment, "));
+  expect_unseen_by_the_twin(report);
+}
+
+// What the ranks gather after the update is the bf16 copy of before it: all replicas alike.
+TEST(Verify, AStaleComputeCopy) {
+  const auto stale = [](ExecutorOptions& options) {
+    options.before_action = [kept = at::Tensor(), updated = false](const Action& action, ParameterStore& store) mutable {
+      if (action.kind == ActionKind::kStep && !updated) kept = store.compute_part(0).clone();
+      if (action.kind != ActionKind::kStep && updated) store.compute_part(0).copy_(kept);
+      updated = action.kind == ActionKind::kStep;
+    };
+  };
+  const VerifyReport report = verified({.fields = {"train.precision=bf16", "parallel.zero=1"},
+                                        .options = {.steps = 1, .free = 0, .change_layout = stale}});
+  EXPECT_FALSE(report.ok);
+  EXPECT_THAT(failures(report), Each(StartsWith("update of ")));
+  EXPECT_THAT(report.steps.at(0).worst_update, HasSubstr(", compute copy, "));
+  expect_unseen_by_the_twin(report);
+}
+
+// The gradient of k is small beside that of v, with which it forms one matrix; it has a yardstick of its own.
+TEST(Verify, AWrongGradientOfKeysBesideALargerOneOfValues) {
+  constexpr double kWrong = 4e-5;
+  std::atomic<double> of_the_matrix = 1;  // the error in largest values of q, k and v
+  const auto wrong = [&](ExecutorOptions& options) {
+    options.before_action = [&](const Action& action, ParameterStore& store) {
+      if (action.kind != ActionKind::kNorm) return;
+      std::map<std::string, double> largest;
+      for (size_t row = 0; row < store.table().size(); ++row) {
+        const at::Tensor gradient = store.grad(static_cast<int>(row));
+        largest[store.table()[row].name] = gradient.abs().max().item<double>();
+        if (store.table()[row].name == "blocks.0.attention.k.weight") gradient.mul_(1 + kWrong);
+      }
+      of_the_matrix = kWrong * largest.at("blocks.0.attention.k.weight") / largest.at("blocks.0.attention.v.weight");
+    };
+  };
+  const VerifyReport report = verified({.options = {.steps = 1, .free = 0, .change_layout = wrong}});
+  EXPECT_FALSE(report.ok);
+  EXPECT_EQ(report.steps.at(0).worst_gradient, "blocks.0.attention.k.weight");
+  EXPECT_NEAR(report.steps.at(0).max_gradient_error, kWrong, 2e-6);
+  EXPECT_LT(of_the_matrix, report.tolerances.gradient) << "it would have been seen by the yardstick of the matrix";
+}
+
+// Only where a key bias does nothing.
+TEST(Verify, WhereTheGradientVanishes) {
+  program::Layout layout{.seq_len = 16};
+  const arch::ParamSpec k_bias{.name = "blocks.0.attention.k.bias"}, q_bias{.name = "blocks.0.attention.q.bias"},
+      k{.name = "blocks.0.attention.k.weight"}, k_norm{.name = "blocks.0.attention.k_norm.weight"},
+      v{.name = "blocks.0.attention.v.weight"};
+  EXPECT_TRUE(gradient_vanishes(k_bias, layout));
+  for (const arch::ParamSpec& spec : {q_bias, k, k_norm, v}) EXPECT_FALSE(gradient_vanishes(spec, layout)) << spec.name;
+  layout.model = {.family = arch::Family::kQwen2};  // rotation tells one key from another
+  EXPECT_FALSE(gradient_vanishes(k_bias, layout));
+  layout.seq_len = 1;
+  for (const arch::ParamSpec& spec : {q_bias, k_bias, k, k_norm}) EXPECT_TRUE(gradient_vanishes(spec, layout)) << spec.name;
+  EXPECT_FALSE(gradient_vanishes(v, layout));
+}
+
+// A gradient that is wrong only in the last step, where both are alone: the update follows from it by the formula, and only the
+// distance from the twin tells.
+TEST(Verify, AFaultWhileLeftAlone) {
+  const auto late = [](ExecutorOptions& options) {
+    options.before_action = [step = 0](const Action& action, ParameterStore& store) mutable {
+      if (action.kind == ActionKind::kNorm && ++step == 3) store.grad_part(1).mul_(1.01);
+    };
+  };
+  const VerifyReport report = verified({.options = {.change_layout = late}});
+  EXPECT_FALSE(report.ok);
+  ASSERT_EQ(report.steps.size(), 3U);
+  for (const VerifyStep& step : report.steps) EXPECT_LE(step.max_update_error, 1);
+  EXPECT_THAT(report.steps[0].failures, IsEmpty());
+  EXPECT_THAT(report.steps[1].failures, IsEmpty());
+  EXPECT_THAT(report.steps[2].failures, ::testing::Contains(HasSubstr("left alone for 2 steps: first moments are ")));
+}
+
+// Layout and a reordered sum are not far from each other where both are right: no wide bound hides anything.
+TEST(Verify, DriftIsSmall) {
+  const VerifyReport report = verified({.options = {.steps = 5, .free = 4}});
+  EXPECT_TRUE(report.ok) << verify_text(report);
+  ASSERT_EQ(report.steps.size(), 5U);
+  EXPECT_FALSE(report.steps[0].drift);
+  for (size_t i = 1; i < 5; ++i) {
+    ASSERT_TRUE(report.steps[i].drift);
+    EXPECT_EQ(report.steps[i].alone, i > 1);
+    EXPECT_GT(report.steps[i].drift->reordered.exp_avg, 0);
+    EXPECT_LT(report.steps[i].drift->reordered.values, 1e-3);
+    EXPECT_LT(report.steps[i].drift->reordered.exp_avg, 1e-2);
+  }
+}
+
+// The bound is one of rounding: fp32 arithmetic keeps it, and it is no wider than a few bits.
+TEST(AdamWFormula, BoundsTheRoundingOfFp32) {
+  const AdamWFormula formula{.lr = 1e-3, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8,
+                             .correction1 = 1 - std::pow(0.9, 3), .correction2 = 1 - std::pow(0.95, 3), .scale = 0.25};
+  const auto rate = static_cast<float>(1e-3 / formula.correction1), root = static_cast<float>(1 / std::sqrt(formula.correction2));
+  for (int i = 0; i < 200; ++i) {
+    const auto value = static_cast<float>(0.02 * std::sin(i)), old_m = static_cast<float>(1e-3 * std::cos(i)),
+               old_v = static_cast<float>(1e-6 * (1 + std::sin(3.0 * i))),
+               gradient = static_cast<float>(std::sin(7.0 * i) * std::pow(10.0, i % 9 - 6));
+    const auto [state, rounding] = formula.update({value, old_m, old_v}, gradient);
+    const float g = gradient * 0.25F, m = old_m + (g - old_m) * 0.1F, v = old_v * 0.95F + g * g * 0.05F;
+    const float next = value * static_cast<float>(1 - 1e-4) - rate * m / (std::sqrt(v) * root + 1e-8F);
+    EXPECT_LE(std::abs(static_cast<double>(m) - state.exp_avg), rounding.exp_avg);
+    EXPECT_LE(std::abs(static_cast<double>(v) - state.exp_avg_sq), rounding.exp_avg_sq);
+    EXPECT_LE(std::abs(static_cast<double>(next) - state.value), rounding.value);
+    EXPECT_LT(rounding.exp_avg, 0x1p-20 * (std::abs(gradient) + std::abs(old_m)));
+    EXPECT_LT(rounding.exp_avg_sq, 0x1p-20 * state.exp_avg_sq + 1e-37);
+    EXPECT_LT(rounding.value, 0x1p-20 * (std::abs(value) + 10 * formula.lr));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::train

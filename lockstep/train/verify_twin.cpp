@@ -1,0 +1,109 @@
+#include "lockstep/train/verify_twin.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <map>
+
+#include "lockstep/base/hash.h"
+#include "lockstep/comm/shared_memory.h"
+
+namespace lockstep::train {
+namespace {
+
+using engine::StateKind;
+
+// From the stage that holds the parameter to all ranks, if there are several stages. `mine`: undefined where it is not held.
+at::Tensor from_stage(const engine::Executor& executor, engine::Groups& groups, const arch::ParamSpec& spec, const at::Tensor& mine) {
+  const program::Layout& layout = executor.layout();
+  if (layout.pipeline.ranks == 1) return mine.defined() ? mine.to(at::kFloat).cpu().contiguous() : mine;
+  const int root = layout.rank_at(0, layout.pipeline.stage_of(spec.layer));
+  const at::Tensor whole = groups.rank() == root ? mine.to(at::kFloat).cpu().contiguous() : at::empty(spec.shape, at::kFloat);
+  groups.world().broadcast(whole, root, {.site = "whole " + spec.name}).wait();
+  return whole;
+}
+
+// True where every rank of the group holds the same bits; null = a group of one.
+bool same_bits(const std::vector<at::Tensor>& values, comm::Communicator* group) {
+  if (group == nullptr || group->size() == 1) return true;
+  Hasher hasher;
+  for (const at::Tensor& value : values) {
+    const at::Tensor bytes = value.cpu().contiguous();
+    hasher.update(bytes.const_data_ptr(), bytes.nbytes());
+  }
+  const auto hash = static_cast<int64_t>(hasher.hash());
+  const at::Tensor mine = at::tensor({hash}, at::kLong), all = at::empty({group->size()}, at::kLong);
+  group->all_gather(mine, all, {.site = "replica hash"}).wait();
+  return all.eq(hash).all().item<bool>();
+}
+
+// The piece of a whole parameter that `tensor` holds.
+at::Tensor piece_of(at::Tensor whole, const engine::StateTensor& tensor) {
+  for (size_t dim = 0; dim < tensor.offset.size(); ++dim)
+    whole = whole.narrow(static_cast<int64_t>(dim), tensor.offset[dim], tensor.local.size(static_cast<int64_t>(dim)));
+  return whole;
+}
+
+}  // namespace
+
+WholeState collect(engine::Executor& executor, engine::Groups& groups, const CollectOptions& options) {
+  WholeState whole;
+  const std::vector<arch::ParamSpec>& table = executor.store().table();
+  const bool owns = executor.store().owns_moments();
+  for (const arch::ParamSpec& spec : arch::param_table(executor.layout().model)) {
+    const auto here = std::find_if(table.begin(), table.end(), [&](const auto& row) { return row.name == spec.name; });
+    const int row = here == table.end() ? -1 : static_cast<int>(here - table.begin());
+    const auto add = [&](std::vector<at::Tensor>& to, bool held, auto read) {
+      at::Tensor tensor = from_stage(executor, groups, spec, row >= 0 && held ? read() : at::Tensor());
+      if (options.keep) to.push_back(std::move(tensor));
+    };
+    add(whole.gradients, true, [&] { return executor.whole_gradient(row); });
+    add(whole.values, true, [&] { return executor.whole_value(row); });
+    if (!options.moments) continue;
+    add(whole.exp_avg, owns, [&] { return executor.whole_state(row, StateKind::kExpAvg); });
+    add(whole.exp_avg_sq, owns, [&] { return executor.whole_state(row, StateKind::kExpAvgSq); });
+  }
+  return whole;
+}
+
+bool replicas_agree(engine::Executor& executor, engine::Groups& groups) {
+  const program::Layout& layout = executor.layout();
+  const bool whole_parameters = layout.shards() == 1 || !layout.transient_parameters();
+  std::map<std::string, const arch::ParamSpec*> specs;
+  for (const arch::ParamSpec& spec : executor.store().table()) specs[spec.name] = &spec;
+  std::vector<at::Tensor> whole, parts, uncut, shared, tied;
+  for (const engine::StateTensor& tensor : executor.store().state()) {
+    const bool is_whole = tensor.kind == StateKind::kParameter && whole_parameters;
+    // Only the parameter server has moments.
+    if (is_whole || !layout.server_mode()) (is_whole ? whole : parts).push_back(tensor.local);
+    const arch::ParamSpec& spec = *specs.at(tensor.name);
+    if (groups.tied() && spec.layer == 0) tied.push_back(tensor.local);
+    if (spec.copies > 1) (spec.cut == arch::TensorCut::kNone ? uncut : shared).push_back(tensor.local);
+  }
+  bool agree = same_bits(whole, &groups.data());
+  agree = same_bits(parts, layout.server_mode() ? nullptr : groups.replicas()) && agree;
+  agree = same_bits(uncut, groups.tensor()) && agree;
+  agree = same_bits(tied, groups.tied()) && agree;
+  return same_bits(shared, groups.shared_heads()) && agree;
+}
+
+Twin::Twin(engine::ExecutorOptions options)
+    : world_(std::make_unique<comm::SharedMemoryWorld>(
+          std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(1))), 0, 1)),
+      groups_(std::make_unique<engine::Groups>(*world_, options.layout)),
+      executor_(std::make_unique<engine::Executor>(std::move(options), *groups_)) {}
+
+void Twin::adopt(const WholeState& state) {
+  std::map<std::string, size_t> rows;
+  for (const arch::ParamSpec& spec : executor_->store().table()) rows.emplace(spec.name, rows.size());
+  for (engine::StateTensor& tensor : executor_->store().state()) {
+    const std::vector<at::Tensor>& source = tensor.kind == StateKind::kExpAvg     ? state.exp_avg
+                                            : tensor.kind == StateKind::kExpAvgSq ? state.exp_avg_sq
+                                                                                  : state.values;
+    tensor.local.copy_(piece_of(source.at(rows.at(tensor.name)), tensor));
+  }
+  executor_->store().loaded();
+}
+
+}  // namespace lockstep::train

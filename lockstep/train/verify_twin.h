@@ -1,0 +1,49 @@
+// The one-rank twin of `verify`, and what the ranks of a layout hold, put together as one rank has it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "lockstep/engine/executor.h"
+
+namespace lockstep::train {
+
+// [row of the model's table]: whole tensors, fp32 on the host; views of the executor's own memory where it has them so.
+// Values are the masters, gradients those of the mean loss before clipping. Moments are empty where they were not asked for.
+struct WholeState {
+  std::vector<at::Tensor> gradients, values, exp_avg, exp_avg_sq;
+};
+
+struct CollectOptions {
+  bool keep = true;      // this rank gets the result; the others only take part
+  bool moments = false;  // alike on all ranks
+};
+// Collective over the world.
+WholeState collect(engine::Executor& executor, engine::Groups& groups, const CollectOptions& options);
+
+// True where all ranks that hold the same part of the state hold the same bits: parameters that every data-parallel rank has
+// whole, over all of them; parts, over the ranks that hold the same part; over tp what is not cut; over pp what two stages
+// hold. Collective over the world.
+bool replicas_agree(engine::Executor& executor, engine::Groups& groups);
+
+// A rank alone, in the process of another.
+class Twin {
+ public:
+  // `options.layout` is of one rank.
+  explicit Twin(engine::ExecutorOptions options);
+
+  engine::Executor& executor() { return *executor_; }
+  // With moments.
+  WholeState state() { return collect(*executor_, *groups_, {.moments = true}); }
+  // Values and moments become those of `state`.
+  void adopt(const WholeState& state);
+
+ private:
+  std::unique_ptr<comm::World> world_;
+  std::unique_ptr<engine::Groups> groups_;
+  std::unique_ptr<engine::Executor> executor_;
+};
+
+}  // namespace lockstep::train
