@@ -237,13 +237,18 @@ TEST(Verify, AWrongGradientOfKeysBesideALargerOneOfValues) {
 
 // Only where a key bias does nothing.
 TEST(Verify, WhereTheGradientVanishes) {
-  program::Layout layout{.seq_len = 16};
-  const arch::ParamSpec k_bias{.name = "blocks.0.attention.k.bias"}, q_bias{.name = "blocks.0.attention.q.bias"},
-      k{.name = "blocks.0.attention.k.weight"}, k_norm{.name = "blocks.0.attention.k_norm.weight"},
-      v{.name = "blocks.0.attention.v.weight"};
+  program::Layout layout;
+  layout.seq_len = 16;
+  const auto named = [](const char* name) {
+    arch::ParamSpec spec;
+    spec.name = cat("blocks.0.attention.", name);
+    return spec;
+  };
+  const arch::ParamSpec k_bias = named("k.bias"), q_bias = named("q.bias"), k = named("k.weight"),
+                        k_norm = named("k_norm.weight"), v = named("v.weight");
   EXPECT_TRUE(gradient_vanishes(k_bias, layout));
   for (const arch::ParamSpec& spec : {q_bias, k, k_norm, v}) EXPECT_FALSE(gradient_vanishes(spec, layout)) << spec.name;
-  layout.model = {.family = arch::Family::kQwen2};  // rotation tells one key from another
+  layout.model.family = arch::Family::kQwen2;  // rotation tells one key from another
   EXPECT_FALSE(gradient_vanishes(k_bias, layout));
   layout.seq_len = 1;
   for (const arch::ParamSpec& spec : {q_bias, k_bias, k, k_norm}) EXPECT_TRUE(gradient_vanishes(spec, layout)) << spec.name;
@@ -289,7 +294,7 @@ TEST(AdamWFormula, BoundsTheRoundingOfFp32) {
   const auto rate = static_cast<float>(1e-3 / formula.correction1), root = static_cast<float>(1 / std::sqrt(formula.correction2));
   for (int i = 0; i < 200; ++i) {
     const auto value = static_cast<float>(0.02 * std::sin(i)), old_m = static_cast<float>(1e-3 * std::cos(i)),
-               old_v = static_cast<float>(1e-6 * (1 + std::sin(3.0 * i))),
+               old_v = static_cast<float>(1e-6 * (1.5 + std::sin(3.0 * i))),
                gradient = static_cast<float>(std::sin(7.0 * i) * std::pow(10.0, i % 9 - 6));
     const auto [state, rounding] = formula.update({value, old_m, old_v}, gradient);
     const float g = gradient * 0.25F, m = old_m + (g - old_m) * 0.1F, v = old_v * 0.95F + g * g * 0.05F;
