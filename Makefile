@@ -21,7 +21,7 @@ asan tsan: setup
 	@.venv/bin/python tests/sanitizers/run.py $@
 
 bench bench-page: build
-	@cmake --build $(BUILD) --target bench_adamw bench_collectives bench_tokenize
+	@cmake --build $(BUILD) --target bench_adamw bench_collectives bench_replicas bench_tokenize
 	@.venv/bin/python bench/bench.py $(BUILD) $(if $(filter bench-page,$@),--page docs/benchmarks.md) $(BENCH)
 
 build: $(BUILD)/build.ninja

@@ -20,6 +20,7 @@ from statistics import median, quantiles
 import adamw
 import collectives
 import generate
+import replicas
 import tokenizer
 from cases import DEFAULT_GROUPS, GROUPS, VOCABULARY, cases_of, training_rows
 from gemm import products_of
@@ -30,7 +31,7 @@ from token_files import write_random_tokens
 from training import Measurements, Rounds, against_theory, case_row, comparison, measure
 
 CORES = 2  # one rank with two threads, or several ranks with one
-PROGRAMS = {"adamw": "bench_adamw", "collectives": "bench_collectives", "tokenizer": "bench_tokenize"}  # that a group needs beside `lockstep`
+PROGRAMS = {"adamw": "bench_adamw", "collectives": "bench_collectives", "replicas": "bench_replicas", "tokenizer": "bench_tokenize"}  # that a group needs beside `lockstep`
 
 
 def parse_arguments():
@@ -146,6 +147,7 @@ def measure_all(arguments, setting, write):
     found = tokenizer.measure(setting, rounds) if "tokenizer" in arguments.groups else None
     report["tokenizer"] = tokenizer.rows(found) if found else []
     report["adamw"] = adamw.measure(setting, rounds) if "adamw" in arguments.groups else []
+    report["replicas"] = replicas.measure(setting, rounds) if "replicas" in arguments.groups else []
     found = generate.measure(setting, rounds) if "generate" in arguments.groups else None
     report["generate"] = generate.rows(found, setting) if found else []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent / "peers"))
 from shapes import SHAPES, balanced_blocks  # noqa: E402
 
-GROUPS = ("single", "ranks", "ranks-large", "tensor", "pipeline", "zero", "recompute", "adamw", "generate", "collectives", "tokenizer", "startup", "gemm")
+GROUPS = ("single", "ranks", "ranks-large", "tensor", "pipeline", "zero", "recompute", "adamw", "replicas", "generate", "collectives", "tokenizer", "startup", "gemm")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "ranks-large")
 VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "gpt2-10m-15l": 4864, "llama-15m": 32000, "llama-15m-12h": 32000}
 # What a model of bench/peers/shapes.py has other than its preset: the 6 heads of llama-15m do not divide by 4 ranks.

@@ -35,7 +35,7 @@ class Mark:
     def text(self, value):
         if not self.share:
             return f"{value:.2f}"
-        return f"{value:.1%}" if abs(value) < 0.1 else f"{value:.0%}"
+        return f"{value:.0%}" if abs(value) >= 0.1 else f"{value:.1%}" if abs(value) >= 0.01 else f"{value:.2%}"
 
 
 def of(row, found):
@@ -147,6 +147,10 @@ def adamw(report):
     return [of(f"{row['elements']} elements, {row['threads']} threads", row["times_as_fast"]) for row in report["adamw"]]
 
 
+def replicas(report):
+    return [of(f"{row['model']} on {row['ranks']} ranks", row["share"]) for row in report["replicas"]]
+
+
 def over_peer(report):
     return [
         of(f"{row['model']} batch {row['batch']} {row['layout']}", row["over_peer"])
@@ -221,6 +225,7 @@ MARKS = (
     Mark("all-reduce of 25 MiB: of the floor by copies", 0.70, copies),
     Mark("AdamW: times as fast as PyTorch's fused kernel", 1.0, adamw, share=False,
          tried="Both kernels read and write at memory's rate; single rounds lay between 0.88 and 1.11."),
+    Mark("comparing replicas every 100 steps: of a step", 0.002, replicas, at_least=False),
     Mark("generation: times as fast as transformers", OVER_PEER, over_peer, share=False),
     Mark("generation over tp 2: of our own 1x2", OVER_ONE_RANK, over_one_rank,
          tried="The ranks meet 26 times a token in gpt2-124m: about 50 us a time, of which the exchange itself takes 2 to 12 us; the "

@@ -298,6 +298,17 @@ def adamw(report):
     return table(["elements", "threads", "Lockstep ms", "PyTorch fused ms", "times as fast"], rows)
 
 
+def replicas(report):
+    rows = [
+        [
+            row["model"], str(row["ranks"]), number(1e3 * row["step_seconds"]), number(1e3 * row["comparison_seconds"]), str(row["every"]),
+            f"{row['share']['ratio']:.3%} ({row['share']['smallest']:.3%}..{row['share']['largest']:.3%})",
+        ]
+        for row in report["replicas"]
+    ]
+    return table(["model", "ranks of one thread", "step ms", "comparison ms", "every steps", "of a step"], rows)
+
+
 PARTS = (
     ("One rank, two threads", single),
     ("Several ranks of one thread on the same two cores", ranks),
@@ -310,6 +321,7 @@ PARTS = (
     ("Blocks that keep less for their backward", recompute),
     ("What its ranks wait for", exposed),
     ("AdamW", adamw),
+    ("Comparing replicas", replicas),
     ("Generation, greedy", generation),
     ("All-reduce between processes", collectives),
     ("Tokenizer, one thread", tokenizer),

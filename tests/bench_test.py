@@ -83,6 +83,8 @@ def whole_report(rounds):
     twice = spread([2.0, 2.5, 3.0])
     report["collectives"] = [{"ranks": 2, "bytes": 25 << 20, "lockstep_us": 1, "gloo_us": 2, "times_as_fast": twice, "share_of_copies": 1.0}]
     report["adamw"] = [{"elements": 1e6, "threads": 1, "lockstep_seconds": 1, "torch_seconds": 2, "times_as_fast": spread([0.8, 0.9, 1.1])}]
+    report["replicas"] = [{"model": "gpt2-124m", "ranks": 2, "every": 100, "step_seconds": 1, "comparison_seconds": 0.1,
+                           "share": spread([0.0008, 0.001, 0.0012])}]
     report["tokenizer"] = [{"style": "gpt2", "direction": "encode", "megabytes": 1.0, "lockstep_mb_per_s": 2.0, "peer_mb_per_s": 1.0,
                             "peer": "gpt2: encode", "times_as_fast": twice}]
     report["generate"] = [{"model": "gpt2-124m", "batch": 1, "program": "lockstep", "layout": "1x2", "tp": 1, "prefill_ms": 1.0,

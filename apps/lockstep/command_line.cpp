@@ -66,6 +66,7 @@ class Parser {
       if (flag->value.empty() && has_value) throw bad_value(argument, cat("--", name, " takes no value"));
       result_.flags[name] = flag->value.empty() ? "" : value();
       result_.flags_in_order.emplace_back(name, result_.flags[name]);
+      if (flag->may_differ.empty()) result_.common_flags.push_back(result_.flags_in_order.back());
     } else if (verb_.has_json && argument == "--json") {
       result_.json = true;
     } else if (verb_.takes_config && name.find('.') != std::string::npos) {

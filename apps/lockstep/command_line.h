@@ -21,6 +21,7 @@ struct Flag {
   std::string_view name;
   std::string_view value;  // what stands for the value in --help; empty = a switch
   std::string_view help;
+  std::string_view may_differ{};  // why each rank may be given another value; empty: all are given the same
 };
 
 // What was written, taken apart by the verb's row in the table of verbs. Accessors are inline: the runtime library uses
@@ -34,6 +35,7 @@ struct CommandLine {
   std::vector<config::Override> overrides{};      // --section.field=value, in order
   std::map<std::string, std::string> flags{};     // the verb's own, without "--"; a switch has an empty value
   std::vector<std::pair<std::string, std::string>> flags_in_order{};  // the same, each time one was written
+  std::vector<std::pair<std::string, std::string>> common_flags{};  // of them those that all ranks are given alike
   std::vector<std::string> written{};             // all of it as it was written, the verb first: what further ranks get
   launch::Identity identity{};                    // which rank this process is
 

@@ -64,7 +64,8 @@ launch::Identity first_rank_here(const CommandLine& command_line, int ranks) {
 
 int run_on_ranks(const CommandLine& command_line, const config::RunConfig& config, const RankOptions& options) {
   if (is_rank(command_line)) {
-    launch::choose_backend(command_line.identity, config);
+    // Ranks of one host compare first what they were told (join_world).
+    if (!command_line.identity.on_one_host()) launch::choose_backend(command_line.identity, config);
     return call_runtime(command_line);
   }
   const launch::Identity first = first_rank_here(command_line, options.ranks);  // as it will be told

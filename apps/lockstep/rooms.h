@@ -4,16 +4,16 @@
 #include <vector>
 
 #include "apps/lockstep/command_line.h"
-#include "lockstep/program/room.h"
+#include "lockstep/program/host_room.h"
 
 namespace lockstep::apps {
 
-// memory.device_limit where it is set. Of this host, unless that stands in for it: what it has left for those of `ranks` that run
-// on it, by /proc and the cgroups of this process. (What a GPU has left is known to LibTorch alone: runtime/device_room.h.)
+// As program::rooms_here, for those of `ranks` that run on this host.
 std::vector<program::Room> rooms_here(const CommandLine& command_line, const config::RunConfig& config, int ranks);
 
-// What every verb that trains or verifies calls before it starts ranks. twin: rank 0 also runs the one-rank twin. OutOfMemoryError
-// LS4003 with the ways out where the plan does not fit.
+// What every verb that trains or verifies calls before it starts ranks; ranks of another launcher compare first what they were
+// told (runtime/job.h). twin: rank 0 also runs the one-rank twin. OutOfMemoryError LS4003 with the ways out where the plan does not
+// fit.
 void refuse_what_does_not_fit(const CommandLine& command_line, const config::RunConfig& config,
                               const program::Layout& layout, bool twin = false);
 

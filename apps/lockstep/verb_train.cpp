@@ -33,7 +33,7 @@ int verb_train(const CommandLine& command_line) {
   const int ranks = ranks_of(command_line, loaded.config);
   const int max_restarts = max_restarts_of(command_line);
   check_stop_after(command_line);
-  if (!is_checked(command_line)) {
+  if (!is_rank(command_line)) {  // ranks compare first what they were told: RankJob
     const program::Layout layout = program::layout_of(loaded, ranks);
     program::check_data(loaded.config, layout);
     refuse_what_does_not_fit(command_line, loaded.config, layout);

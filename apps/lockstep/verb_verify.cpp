@@ -11,7 +11,7 @@ int verb_verify(const CommandLine& command_line) {
   refuse_words(command_line);
   config::LoadedConfig loaded = load_config(command_line);
   const int ranks = ranks_of(command_line, loaded.config);
-  if (!is_checked(command_line)) {
+  if (!is_rank(command_line)) {  // ranks compare first what they were told: RankJob
     const program::Layout layout = program::layout_of(loaded, ranks);
     program::check_data(loaded.config, layout);
     verify_steps(command_line);

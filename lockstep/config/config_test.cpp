@@ -331,7 +331,7 @@ TEST(Fields, TheListIsFrozen) {
             "data.train data.validation data.tokenizer data.shuffle "
             "train.steps train.seq_len train.global_batch train.micro_batch train.seed train.precision train.device "
             "train.eval_every train.eval_samples train.log_every train.threads train.nonfinite "
-            "train.comm_timeout train.join_timeout "
+            "train.comm_timeout train.join_timeout train.check_replicas_every "
             "optimizer.lr optimizer.min_lr optimizer.warmup_steps optimizer.schedule optimizer.weight_decay "
             "optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.max_grad_norm "
             "parallel.dp parallel.zero parallel.fsdp parallel.dp_replicate parallel.dp_shard parallel.prefetch "

@@ -38,6 +38,12 @@ class Declare {
     return *this;
   }
 
+  // The field declared last may have another value on each rank: why.
+  Declare& may_differ(std::string reason) {
+    table_.back().fields.back().may_differ = std::move(reason);
+    return *this;
+  }
+
  private:
   std::vector<Section>& table_;
   SectionType RunConfig::*section_;
@@ -49,6 +55,8 @@ std::vector<Section> declare_sections() {
   const Rule one_or_more{.least = 1};
   const Rule positive{.least = 0, .open_below = true};
   const Rule fraction{.least = 0, .below = 1};
+  // Files are compared by what they hold, wherever a host has them.
+  const std::string own_copy = "each host may have its own copy; what it holds is compared";
   const auto counted = [](double least, std::string unit) { return Rule{.least = least, .unit = std::move(unit)}; };
   const auto bounded = [](double least, double below, std::string unit = "") {
     return Rule{.least = least, .below = below, .unit = std::move(unit)};
@@ -63,6 +71,7 @@ std::vector<Section> declare_sections() {
       .field("preset", &ModelSection::preset, any, "a built-in model: gpt2-124m, gpt2-10m, llama-15m, gpt2-test, ...")
       .field("from", &ModelSection::from, any,
              "\"hf:DIR\" = sizes and weights of a Hugging Face model directory; beside it only dropout and max_seq_len")
+      .may_differ(own_copy)
       .field("family", &ModelSection::family, {.choices = {"gpt2", "llama", "mistral", "qwen2", "qwen3"}}, "the kind of block")
       .field("layers", &ModelSection::layers, one_or_more, "transformer blocks")
       .field("hidden", &ModelSection::hidden, one_or_more, "width D of the residual stream")
@@ -79,8 +88,11 @@ std::vector<Section> declare_sections() {
 
   Declare(table, "data", &RunConfig::data, "What is trained on. Paths are relative to the working directory.")
       .field("train", &DataSection::train, any, "prefix of the .bin/.idx pair of training tokens")
+      .may_differ(own_copy)
       .field("validation", &DataSection::validation, any, "prefix of the .bin/.idx pair that is held out")
+      .may_differ(own_copy)
       .field("tokenizer", &DataSection::tokenizer, any, "the tokenizer.json that made the tokens")
+      .may_differ(own_copy)
       .field("shuffle", &DataSection::shuffle, any,
              "sample i is drawn by (seed, i); false = in the order of the files");
 
@@ -101,12 +113,15 @@ std::vector<Section> declare_sections() {
       .field("log_every", &TrainSection::log_every, counted(1, "steps"), "between lines of metrics")
       .field("threads", &TrainSection::threads, bounded(0, 1 << 16),
              "compute threads of a rank; 0 = cores / ranks of the host")
+      .may_differ("hosts have different numbers of cores")
       .field("nonfinite", &TrainSection::nonfinite, any,
              "where a gradient is not finite: stop, or skip the step on all ranks and go on with the next batch")
       .field("comm_timeout", &TrainSection::comm_timeout, {.least = 0, .below = 1e9, .open_below = true},
              "longest wait for another rank; then it is lost")
       .field("join_timeout", &TrainSection::join_timeout, {.least = 0, .below = 1e9, .open_below = true},
-             "longest wait for all ranks at the start, where another launcher starts them");
+             "longest wait for all ranks at the start, where another launcher starts them")
+      .field("check_replicas_every", &TrainSection::check_replicas_every, counted(0, "steps"),
+             "between comparisons of what ranks must hold alike; 0 = only before each checkpoint");
 
   Declare(table, "optimizer", &RunConfig::optimizer,
           "AdamW, weight decay decoupled and on parameters of two or more dimensions.")
@@ -176,7 +191,8 @@ std::vector<Section> declare_sections() {
       .field("host_limit", &MemorySection::host_limit, zero_or_more,
              "most host memory of what a rank offloads; 0 = what there is")
       .field("disk_path", &MemorySection::disk_path, any,
-             "folder that takes what is offloaded beyond host_limit; empty = nothing");
+             "folder that takes what is offloaded beyond host_limit; empty = nothing")
+      .may_differ("each host has a disk of its own");
 
   Declare(table, "checkpoint", &RunConfig::checkpoint, "When to save, and where to start from.")
       .field("every", &CheckpointSection::every, zero_or_more, "steps, or a duration as \"30min\"; 0 = at the end only")
@@ -305,7 +321,9 @@ std::string config_reference_markdown() {
       "then the file, the files in order, the overrides. Unknown keys are refused. Integers may be written `20_000`.\n"
       "`config.resolved.toml` in the run directory has every value and where it came from.\n\n"
       "`extends = \"base.toml\"`, above the first section, reads another file first; the path is relative to the file\n"
-      "that says it and stays inside that folder.\n";
+      "that says it and stays inside that folder.\n\n"
+      "All ranks of a run must have the same values, and compare them before the first step (LS1103); a key whose value\n"
+      "may be another on each rank says so.\n";
   for (const Section& section : sections()) {
     text += cat("\n## [", section.name, "]\n\n", section.help, "\n\n");
     text += "| key | type | default | meaning |\n|---|---|---|---|\n";
@@ -314,7 +332,7 @@ std::string config_reference_markdown() {
       for (size_t at = 0; (at = type.find('|', at)) != std::string::npos; at += 2) type.insert(at, "\\");
       const std::string value = field.default_text();
       text += cat("| `", field.name, "` | ", with_unit(type, field.unit), " | ", value.empty() ? "" : "`" + value + "`",
-                  " | ", field.help, " |\n");
+                  " | ", field.help, field.may_differ.empty() ? "" : cat("; ranks may differ: ", field.may_differ), " |\n");
     }
   }
   return text;

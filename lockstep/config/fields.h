@@ -35,6 +35,7 @@ struct Field {
   std::string unit;  // "steps", "tokens", or empty
   std::string help;
   bool is_text;  // text and choices need no quotes in an override
+  std::string may_differ{};  // why each rank may have its own value; empty: all ranks have the same
 
   // The value as TOML, or "" where it is unset.
   std::function<std::string(const RunConfig&)> print;

@@ -105,6 +105,7 @@ struct TrainSection {
   NonFinite nonfinite = NonFinite::kStop;
   Duration comm_timeout{60};   // of every wait for another rank; then it counts as lost
   Duration join_timeout{300};  // of the wait for all ranks at the start
+  int64_t check_replicas_every = 100;  // steps; 0 = only before a checkpoint
   bool operator==(const TrainSection&) const = default;
 };
 

@@ -18,6 +18,7 @@
 #include "lockstep/train/evaluate.h"
 #include "lockstep/train/executor_options.h"
 #include "lockstep/train/gemm_rate.h"
+#include "lockstep/train/replica_check.h"
 #include "lockstep/train/start.h"
 #include "lockstep/train/trainer_console.h"
 
@@ -132,6 +133,7 @@ Request Trainer::train() {
       pending_ = std::move(time);
     } else if (result.skipped.empty()) {
       count(result, time);
+      if (replicas_due(config(), step_)) check_replicas(false);
       evaluate_if_due();
       save_if_due();
     } else {
@@ -150,7 +152,7 @@ Request Trainer::train() {
 bool Trainer::must_be_settled(int64_t step) const {
   const auto due = [&](int64_t every) { return every > 0 && step % every == 0; };
   return logged(step) || (validation_ && due(config().train.eval_every)) || due(config().checkpoint.every.steps.value_or(0)) ||
-         tracer_.traces(step) || tracer_.traces(step + 1);
+         replicas_due(config(), step) || tracer_.traces(step) || tracer_.traces(step + 1);
 }
 
 void Trainer::settle() {
@@ -264,7 +266,19 @@ checkpoint::TrainState Trainer::train_state() const {
           .layout = program::describe(job_.layout)};
 }
 
+// What lies on a disk is read for it only where it is written anyway.
+void Trainer::check_replicas(bool saves) {
+  engine::HostStates* host = executor_.store().host();
+  if (compared_at_ == step_ && !(saves && host && host->disk())) return;
+  train::check_replicas(executor_, groups_,
+                        {.step = step_,
+                         .counters = {{"steps", step_}, {"samples consumed", consumed_samples_}, {"tokens consumed", consumed_tokens_}},
+                         .with_disk = saves});
+  compared_at_ = step_;
+}
+
 void Trainer::save() {
+  check_replicas(true);
   const std::vector<engine::StateTensor> state = executor_.store().state();
   if (config().checkpoint.asynchronous) {
     report_saved(saver_.start(state, train_state()));

@@ -82,6 +82,7 @@ class Trainer {
   bool logged(int64_t step) const;
   void log_step(const engine::StepResult& result, const StepTime& time);
   void compare_memory();
+  void check_replicas(bool saves);
   void evaluate_if_due();
   void save_if_due();
   void save();
@@ -130,6 +131,7 @@ class Trainer {
 
   int64_t resumed_at_ = 0;
   int64_t saved_at_ = -1;
+  int64_t compared_at_ = -1;  // replicas
   double last_loss_ = 0;
   ExposedTotals exposed_;  // since the start
   double data_seconds_ = 0;

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "lockstep/base/check.h"
+#include "lockstep/engine/replicas.h"
 #include "lockstep/optim/lr_schedule.h"
 #include "lockstep/train/batches.h"
 #include "lockstep/train/executor_options.h"
@@ -153,7 +154,7 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
     engine::StepResult result = executor.step(microbatches, index + 1, step.learning_rate, true);
     if (const auto settled = executor.settle()) result = *settled;  // with post-validation: its update is final now
     if (result.skipped.empty()) {
-      if (!replicas_agree(executor, groups)) step.failures.emplace_back("the replicas' parameters differ");
+      for (const std::string& line : engine::replica_differences(executor, groups)) step.failures.push_back(line);
       judge_update(update.judge(result, step.learning_rate, index + 1), report.tolerances, step);
       const bool moments = index + 1 < options.steps || options.free > 0;
       whole = collect(executor, groups, {.keep = world.rank() == 0, .moments = moments});

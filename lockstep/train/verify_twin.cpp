@@ -1,12 +1,10 @@
 #include "lockstep/train/verify_twin.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <map>
 
-#include "lockstep/base/hash.h"
 #include "lockstep/comm/shared_memory.h"
 
 namespace lockstep::train {
@@ -22,20 +20,6 @@ at::Tensor from_stage(const engine::Executor& executor, engine::Groups& groups, 
   const at::Tensor whole = groups.rank() == root ? mine.to(at::kFloat).cpu().contiguous() : at::empty(spec.shape, at::kFloat);
   groups.world().broadcast(whole, root, {.site = "whole " + spec.name}).wait();
   return whole;
-}
-
-// True where every rank of the group holds the same bits; null = a group of one.
-bool same_bits(const std::vector<at::Tensor>& values, comm::Communicator* group) {
-  if (group == nullptr || group->size() == 1) return true;
-  Hasher hasher;
-  for (const at::Tensor& value : values) {
-    const at::Tensor bytes = value.cpu().contiguous();
-    hasher.update(bytes.const_data_ptr(), bytes.nbytes());
-  }
-  const auto hash = static_cast<int64_t>(hasher.hash());
-  const at::Tensor mine = at::tensor({hash}, at::kLong), all = at::empty({group->size()}, at::kLong);
-  group->all_gather(mine, all, {.site = "replica hash"}).wait();
-  return all.eq(hash).all().item<bool>();
 }
 
 // The piece of a whole parameter that `tensor` holds.
@@ -65,27 +49,6 @@ WholeState collect(engine::Executor& executor, engine::Groups& groups, const Col
     add(whole.exp_avg_sq, owns, [&] { return executor.whole_state(row, StateKind::kExpAvgSq); });
   }
   return whole;
-}
-
-bool replicas_agree(engine::Executor& executor, engine::Groups& groups) {
-  const program::Layout& layout = executor.layout();
-  const bool whole_parameters = layout.shards() == 1 || !layout.transient_parameters();
-  std::map<std::string, const arch::ParamSpec*> specs;
-  for (const arch::ParamSpec& spec : executor.store().table()) specs[spec.name] = &spec;
-  std::vector<at::Tensor> whole, parts, uncut, shared, tied;
-  for (const engine::StateTensor& tensor : executor.store().state()) {
-    const bool is_whole = tensor.kind == StateKind::kParameter && whole_parameters;
-    // Only the parameter server has moments.
-    if (is_whole || !layout.server_mode()) (is_whole ? whole : parts).push_back(tensor.local);
-    const arch::ParamSpec& spec = *specs.at(tensor.name);
-    if (groups.tied() && spec.layer == 0) tied.push_back(tensor.local);
-    if (spec.copies > 1) (spec.cut == arch::TensorCut::kNone ? uncut : shared).push_back(tensor.local);
-  }
-  bool agree = same_bits(whole, &groups.data());
-  agree = same_bits(parts, layout.server_mode() ? nullptr : groups.replicas()) && agree;
-  agree = same_bits(uncut, groups.tensor()) && agree;
-  agree = same_bits(tied, groups.tied()) && agree;
-  return same_bits(shared, groups.shared_heads()) && agree;
 }
 
 Twin::Twin(engine::ExecutorOptions options)

@@ -23,11 +23,6 @@ struct CollectOptions {
 // Collective over the world.
 WholeState collect(engine::Executor& executor, engine::Groups& groups, const CollectOptions& options);
 
-// True where all ranks that hold the same part of the state hold the same bits: parameters that every data-parallel rank has
-// whole, over all of them; parts, over the ranks that hold the same part; over tp what is not cut; over pp what two stages
-// hold. Collective over the world.
-bool replicas_agree(engine::Executor& executor, engine::Groups& groups);
-
 // A rank alone, in the process of another.
 class Twin {
  public:

@@ -1,6 +1,7 @@
 """Ranks that another launcher has started: they find each other and train as `lockstep train -n` does, or are refused by
 name. launchers_test.py BUILD_FOLDER"""
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -201,6 +202,50 @@ class LaunchersTest(support.LockstepTest):
         self.assertIn("[rank 1] error", stranger.err)
         rank1 = self.start(words, {**slurm(1, job), **right}).end()
         self.assertEqual([rank0.end().code, rank1.code], [0, 0], rank1)
+
+    def refused_together(self, name, first, second, *texts, verb=("train", "run.toml")):
+        """Two ranks by hand with flags of their own: both end with the same refusal, and nothing of a run is there."""
+        place = f"127.0.0.1:{20000 + os.getpid() % 10000}"
+        ranks = [self.start([*verb, *words, "--rank", rank, "--world-size=2", "--rendezvous", place])
+                 for rank, words in ((1, second), (0, first))][::-1]
+        results = [one.end() for one in ranks]
+        self.assertEqual([result.code for result in results], [USAGE] * 2, "\n".join(map(str, results)))
+        told = [result.err.partition(f"[rank {rank}] error ")[2] for rank, result in enumerate(results)]
+        self.assertEqual(told[0], told[1])
+        for text in "LS1103", *texts:
+            self.assertIn(text, told[0])
+        self.assertFalse(self.run_folder(name).exists())
+
+    def test_ranks_with_other_values_are_refused(self):
+        run = "--run.name=differs"
+        self.refused_together("differs", [run, "--optimizer.lr=1e-4"], [run, "--optimizer.lr=1e-1", "--train.seed=99"],
+                              "optimizer.lr: 0.0001 on rank 0 (--optimizer.lr, on ", "0.1 on rank 1 (--optimizer.lr, on ",
+                              "train.seed: 1234 on rank 0 (default, on ", "99 on rank 1 (--train.seed, on ")
+
+    def test_ranks_with_other_layouts_types_and_backends_are_refused(self):
+        run = "--run.name=differs"
+        for field, value in (("parallel.tp", "2"), ("parallel.tp", "3"), ("parallel.pp", "2"), ("train.precision", "bf16"),
+                             ("parallel.backend", "nccl")):
+            with self.subTest(field=field, value=value):
+                self.refused_together("differs", [run], [run, f"--{field}={value}"], f"{field}: ")
+
+    def test_ranks_with_other_data_are_refused(self):
+        run = "--run.name=differs"
+        self.refused_together("differs", [run], [run, "--data.train=held"],
+                              "data.train: .bin: ", "data.train: .idx: ", "held.idx, on ")
+
+    def test_what_may_differ_may(self):
+        for suffix in ".bin", ".idx":
+            shutil.copy(self.folder / f"austen{suffix}", self.folder / f"copy{suffix}")
+        own = [["--train.threads=1"], ["--train.threads=2", "--data.train=copy"]]
+        ranks = [self.start(["train", "run.toml", "--run.name=own", *own[rank]], slurm(rank, 600000 + os.getpid()))
+                 for rank in (1, 0)]
+        self.assertEqual([one.end().code for one in ranks], [0, 0])
+
+    def test_other_verbs_compare_too(self):
+        self.refused_together("differs", ["--steps=1"], ["--steps=2"], "--steps: 1 on rank 0", verb=("verify", "run.toml"))
+        self.refused_together("differs", ["--prompt=It"], ["--prompt=He"], "--prompt: It on rank 0 (on ", "He on rank 1 (on ",
+                              verb=("generate", "runs/twin"))
 
     def test_several_hosts_without_a_backend_are_refused(self):
         for variables, words in ((slurm(0, 1, 2, "1(x2)"), "1 of 2 ranks are on this host"),

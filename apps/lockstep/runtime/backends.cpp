@@ -8,7 +8,9 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <exception>
 #include <numeric>
+#include <optional>
 #include <system_error>
 
 #include "lockstep/base/check.h"
@@ -57,12 +59,11 @@ std::unique_ptr<comm::World> join_shared_memory(const Join& join) {
                                                    comm::SharedMemoryOptions{.deadline = join.deadline});
 }
 
-// On one host: a port of the loopback interface and a token that rank 0 makes up, told through shared memory.
-comm::RendezvousOptions meet_on_host(const Join& join) {
-  const std::unique_ptr<comm::World> host = join_shared_memory(join);
-  std::vector<int> ranks(static_cast<size_t>(host->size()));
+// A port of the loopback interface and a token that rank 0 makes up, told to the ranks of this host.
+comm::RendezvousOptions meet_on_host(const Join& join, comm::World& host) {
+  std::vector<int> ranks(static_cast<size_t>(host.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  comm::RendezvousOptions options{.place = {"127.0.0.1", 0}, .serve = host->rank() == 0};
+  comm::RendezvousOptions options{.place = {"127.0.0.1", 0}, .serve = host.rank() == 0};
   std::array<int64_t, 2> told{};
   if (options.serve) {
     options.listening_fd = comm::listen_at(options.place);
@@ -71,7 +72,7 @@ comm::RendezvousOptions meet_on_host(const Join& join) {
       throw std::system_error(errno, std::generic_category(), "getrandom");
   }
   const at::Tensor tensor = at::from_blob(told.data(), {2}, at::kLong);
-  host->communicator(ranks, "rendezvous")->broadcast(tensor, 0, {.site = "where the store is"}).wait();
+  host.communicator(ranks, "rendezvous")->broadcast(tensor, 0, {.site = "where the store is"}).wait();
   options.place.port = static_cast<int>(told[0]);
   options.token = cat(join.identity.token, told[1]);
   return options;
@@ -90,9 +91,10 @@ comm::RendezvousOptions meet_at_master(const launch::Identity& identity) {
           .token = identity.token};
 }
 
-std::unique_ptr<comm::World> join_nccl(const Join& join) {
+// `host`: the ranks, where all are on this one.
+std::unique_ptr<comm::World> join_nccl(const Join& join, comm::World* host) {
   const launch::Identity& identity = join.identity;
-  comm::RendezvousOptions options = identity.on_one_host() ? meet_on_host(join) : meet_at_master(identity);
+  comm::RendezvousOptions options = host ? meet_on_host(join, *host) : meet_at_master(identity);
   options.attempt = identity.attempt;
   options.rank = identity.rank;
   options.world_size = identity.world_size;
@@ -112,26 +114,52 @@ void announce(const launch::Identity& identity, const launch::BackendChoice& cho
              stderr);
 }
 
-}  // namespace
-
-std::unique_ptr<comm::World> join_world(const launch::Identity& identity, const config::RunConfig& config,
-                                        milliseconds deadline) {
-  const launch::BackendChoice choice = launch::choose_backend(identity, config);
-  announce(identity, choice);
-  const std::chrono::duration<double> start(config.train.join_timeout.seconds);
-  const Join join{.identity = identity, .start_deadline = std::chrono::ceil<milliseconds>(start), .deadline = deadline};
-  switch (choice.backend) {
+// `host` as in join_nccl.
+std::unique_ptr<comm::World> join_over(Backend backend, const Join& join, std::unique_ptr<comm::World> host) {
+  switch (backend) {
     case Backend::kSharedMemory:
-      return join_shared_memory(join);
+      return host ? std::move(host) : join_shared_memory(join);
     case Backend::kMpi:
-      return comm::join_mpi(identity.rank, identity.world_size,
-                            {.deadline = deadline, .start_deadline = join.start_deadline});
+      return comm::join_mpi(join.identity.rank, join.identity.world_size,
+                            {.deadline = join.deadline, .start_deadline = join.start_deadline});
     case Backend::kNccl:
-      return join_nccl(join);
+      return join_nccl(join, host.get());
     case Backend::kAuto:
       break;
   }
-  LOCKSTEP_CHECK(false, "backend ", name_of(choice.backend), " was not resolved");
+  LOCKSTEP_CHECK(false, "backend ", name_of(backend), " was not resolved");
+}
+
+// Says why where there is no backend; that waits until the ranks of one host have compared what they were told.
+struct Choice {
+  std::optional<launch::BackendChoice> made{};
+  std::exception_ptr refusal{};
+};
+Choice choose(const launch::Identity& identity, const config::RunConfig& config) {
+  try {
+    return {.made = launch::choose_backend(identity, config)};
+  } catch (const Error&) {
+    if (!identity.on_one_host()) throw;
+    return {.refusal = std::current_exception()};
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<comm::World> join_world(const launch::Identity& identity, const config::RunConfig& config,
+                                        milliseconds deadline, const std::function<void(comm::World&)>& compare) {
+  const Choice choice = choose(identity, config);
+  if (choice.made) announce(identity, *choice.made);
+  const std::chrono::duration<double> start(config.train.join_timeout.seconds);
+  const Join join{.identity = identity, .start_deadline = std::chrono::ceil<milliseconds>(start), .deadline = deadline};
+  std::unique_ptr<comm::World> host;
+  if (identity.on_one_host()) host = join_shared_memory(join);
+  if (host && !identity.alone()) compare(*host);
+  if (!choice.made) std::rethrow_exception(choice.refusal);
+  const bool compared = host != nullptr;
+  std::unique_ptr<comm::World> world = join_over(choice.made->backend, join, std::move(host));
+  if (!compared) compare(*world);
+  return world;
 }
 
 }  // namespace lockstep::apps

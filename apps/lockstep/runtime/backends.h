@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 
 #include "lockstep/comm/world.h"
@@ -12,10 +13,13 @@ namespace lockstep::apps {
 
 // Joins the ranks of the job over the backend that launch::choose_backend names; blocks until those that another
 // launcher has started have come (train.join_timeout). `deadline` is of every later wait for a peer. Rank 0 of such a
-// job says on standard error who told the ranks their places, which backend it is and why. Errors as
+// job says on standard error who told the ranks their places, which backend it is and why. `compare` is called once,
+// with all ranks, before any call that depends on the configuration: on one host through shared memory, since the
+// backend is part of what may differ; else over the backend. Not for a job of one rank. Errors as `compare`,
 // launch::choose_backend, launch::share_region, comm::open_store and the backend's join, which refuses where it is not
 // built.
 std::unique_ptr<comm::World> join_world(const launch::Identity& identity, const config::RunConfig& config,
-                                        std::chrono::milliseconds deadline);
+                                        std::chrono::milliseconds deadline,
+                                        const std::function<void(comm::World&)>& compare);
 
 }  // namespace lockstep::apps

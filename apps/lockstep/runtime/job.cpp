@@ -3,8 +3,10 @@
 #include <ATen/Parallel.h>
 
 #include "apps/lockstep/runtime/backends.h"
+#include "apps/lockstep/runtime/job_facts.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/launch/compute_threads.h"
+#include "lockstep/program/host_room.h"
 #include "lockstep/program/job.h"
 #include "lockstep/train/executor_options.h"
 
@@ -19,14 +21,27 @@ std::chrono::milliseconds deadline_of(const config::RunConfig& config, const Ran
 }  // namespace
 
 RankJob::RankJob(const CommandLine& command_line, const RankJobOptions& options)
-    : loaded_(load_config(command_line)), layout_(program::layout_of(loaded_, command_line.identity.world_size)) {
+    : loaded_(load_config(command_line)) {
   engine::install_memory_tracking();
   // A host without the device is told at once; ranks that another launcher has spread over hosts meet first.
   const launch::Identity& identity = command_line.identity;
   if (identity.region_fd >= 0 || identity.world_size == 1) train::device_of(loaded_.config);
-  layout_.threads = launch::compute_threads(loaded_.config.train.threads, identity);
-  at::set_num_threads(layout_.threads);
-  world_ = join_world(identity, loaded_.config, deadline_of(loaded_.config, options));
+  const int threads = launch::compute_threads(loaded_.config.train.threads, identity);
+  at::set_num_threads(threads);
+  world_ = join_world(identity, loaded_.config, deadline_of(loaded_.config, options), [&](comm::World& world) {
+    train::require_same_job(world, job_facts(command_line, train::config_facts(loaded_)));
+  });
+  guarded(*this, [&] { judge(identity, options.twin); });
+  layout_.threads = threads;
+}
+
+void RankJob::judge(const launch::Identity& identity, bool twin) {
+  layout_ = program::layout_of(loaded_, identity.world_size);
+  if (identity.started_by_us() || identity.alone()) return;
+  program::check_data(loaded_.config, layout_);
+  launch::Identity first = identity;
+  if (first.local_size > 0) first.rank -= first.local_rank;
+  program::refuse_what_does_not_fit(loaded_.config, layout_, {.first = first, .twin = twin});
 }
 
 }  // namespace lockstep::apps

@@ -13,12 +13,15 @@ namespace lockstep::apps {
 
 struct RankJobOptions {
   std::optional<std::chrono::milliseconds> deadline{};  // of every wait for a peer; unset: train.comm_timeout
+  bool twin = false;  // rank 0 also runs the one-rank twin
 };
 
 class RankJob {
  public:
   // Joins the world that the identity names (a world of one where there is none), sets the number of compute threads and
-  // turns memory accounts on. What goes wrong later must reach the peers: run the verb's work inside guarded().
+  // turns memory accounts on. Ranks that were not told the same end with ConfigError LS1103 (train::require_same_job); those
+  // that another launcher has started then judge layout, data and memory, which `lockstep -n` does before it starts them. What goes
+  // wrong later must reach the peers: run the verb's work inside guarded().
   explicit RankJob(const CommandLine& command_line, const RankJobOptions& options = {});
 
   const config::LoadedConfig& loaded() const { return loaded_; }
@@ -27,6 +30,8 @@ class RankJob {
   comm::World& world() const { return *world_; }
 
  private:
+  void judge(const launch::Identity& identity, bool twin);
+
   config::LoadedConfig loaded_;
   program::Layout layout_;
   std::unique_ptr<comm::World> world_;

@@ -9,8 +9,26 @@
 
 #include "apps/lockstep/runtime/backends.h"
 #include "apps/lockstep/runtime/generate_options.h"
+#include "apps/lockstep/runtime/job_facts.h"
+#include "lockstep/base/text.h"
 
 namespace lockstep::apps {
+namespace {
+
+// What the ranks read: the model, and files of prompts.
+std::vector<train::Fact> model_facts(const CommandLine& command_line, const ModelSource& source) {
+  std::vector<train::Fact> facts = train::content_facts("model", source.folder);
+  const auto add = [&](const std::string& name, const std::filesystem::path& file) {
+    const std::vector<train::Fact> more = train::content_facts(name, file);
+    facts.insert(facts.end(), more.begin(), more.end());
+  };
+  if (!source.hugging_face) add("tokenizer", source.tokenizer);
+  int number = 0;
+  for (const std::string& file : command_line.values("prompt-file")) add(cat("--prompt-file ", ++number), file);
+  return facts;
+}
+
+}  // namespace
 
 LoadedModel::LoadedModel(const CommandLine& command_line, const ModelSource& source) {
   const launch::Identity& identity = command_line.identity;
@@ -19,7 +37,9 @@ LoadedModel::LoadedModel(const CommandLine& command_line, const ModelSource& sou
     config.parallel.tp = identity.world_size;
     const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     at::set_num_threads(std::max(1, cores / std::max(1, identity.local_size)));
-    world_ = join_world(identity, config, std::chrono::minutes(10));
+    world_ = join_world(identity, config, std::chrono::minutes(10), [&](comm::World& world) {
+      train::require_same_job(world, job_facts(command_line, model_facts(command_line, source)));
+    });
   }
   set_threads(command_line);
   guarded([&] { load(source); });

@@ -11,7 +11,7 @@ namespace lockstep::apps {
 
 int verb_verify_on_rank(const CommandLine& command_line) {
   // The other ranks wait while rank 0 also runs the one-rank twin; a peer that dies is noticed at once all the same.
-  const RankJob job(command_line, {.deadline = std::chrono::hours(1)});
+  const RankJob job(command_line, {.deadline = std::chrono::hours(1), .twin = true});
   const VerifySteps steps = verify_steps(command_line);
   const auto verify = [&] {
     refuse_what_the_gpu_cannot_hold(job, command_line.identity.local_rank, command_line.identity.local_size, /*twin=*/true);

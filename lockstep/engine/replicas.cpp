@@ -1,0 +1,217 @@
+#include "lockstep/engine/replicas.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/hash.h"
+#include "lockstep/base/text.h"
+#include "lockstep/comm/exchange.h"
+#include "lockstep/engine/digest.h"
+
+namespace lockstep::engine {
+namespace {
+
+constexpr size_t kMaxTold = 8;
+
+// Who holds the same.
+enum Sharing : size_t { kWhole, kParts, kUncut, kHeads, kTied, kNumSharings };
+constexpr std::array<const char*, kNumSharings> kAxes = {"dp", "dp_replicate", "tp", "kv", "tied"};
+using SharedBy = std::array<bool, kNumSharings>;
+using Ranks = std::array<comm::Communicator*, kNumSharings>;  // null: nobody else
+
+const char* kind_text(StateKind kind) {
+  constexpr std::array<const char*, 4> kTexts = {"parameter", "master weight", "first moment", "second moment"};
+  return kTexts.at(static_cast<size_t>(kind));
+}
+
+// A tensor, or what several that lie side by side have in common.
+struct Piece {
+  std::string name;
+  StateKind kind = StateKind::kParameter;
+  int layer = 0;
+  at::Tensor values;  // contiguous
+  SharedBy shared{};
+};
+using Key = std::pair<int, StateKind>;  // a unit's states of one kind
+
+Ranks ranks_of(Groups& groups) {
+  const auto several = [](comm::Communicator* group) { return group && group->size() > 1 ? group : nullptr; };
+  Ranks ranks = {several(&groups.data()), several(groups.replicas()), several(groups.tensor()),
+                 several(groups.shared_heads()), several(groups.tied())};
+  return ranks;
+}
+
+class Collector {
+ public:
+  Collector(Executor& executor, const Ranks& ranks, const ReplicaOptions& options)
+      : store_(executor.store()), layout_(executor.layout()), ranks_(ranks), options_(options) {
+    for (const arch::ParamSpec& spec : store_.table()) specs_[spec.name] = &spec;
+  }
+
+  // Only what somebody else holds too.
+  std::vector<Piece> collect() {
+    for (const StateTensor& tensor : store_.state()) add(*specs_.at(tensor.name), tensor.kind, tensor.local);
+    add_host_values();
+    return std::move(pieces_);
+  }
+
+ private:
+  // Checkpoints have fp32 values once, as parameters; beside them the host has those that are updated.
+  void add_host_values() {
+    if (!store_.host() || store_.options().dtype != at::kFloat || store_.options().offload_parameters) return;
+    for (size_t unit = 0; unit < store_.layout().units.size(); ++unit) {
+      if (store_.host()->on_disk(unit) && !options_.with_disk) continue;
+      const at::Tensor values = store_.value_part(unit);
+      for (const arch::ShardSlot& slot : store_.slots(unit))
+        add(store_.table()[static_cast<size_t>(slot.param)], StateKind::kMaster, values.narrow(0, slot.offset, slot.numel));
+    }
+  }
+
+  bool on_disk(const arch::ParamSpec& spec, StateKind kind) const {
+    const bool on_device = kind == StateKind::kParameter && !store_.options().offload_parameters;
+    return !on_device && store_.host() && store_.host()->on_disk(store_.unit_of(spec.layer));
+  }
+
+  void add(const arch::ParamSpec& spec, StateKind kind, const at::Tensor& values) {
+    if (values.numel() == 0 || (!options_.with_disk && on_disk(spec, kind))) return;
+    const bool whole = kind == StateKind::kParameter && (layout_.shards() == 1 || !layout_.transient_parameters());
+    const bool server = layout_.server_mode();  // it alone has moments
+    SharedBy shared{};
+    shared[kWhole] = whole || (!server && ranks_[kParts] == ranks_[kWhole]);
+    shared[kParts] = !whole && !server && !shared[kWhole];
+    shared[kUncut] = spec.copies > 1 && spec.cut == arch::TensorCut::kNone;
+    shared[kHeads] = spec.copies > 1 && !shared[kUncut];
+    shared[kTied] = spec.layer == 0;
+    bool any = false;
+    for (size_t by = 0; by < kNumSharings; ++by) any |= shared[by] = shared[by] && ranks_[by];
+    if (any) pieces_.push_back({.name = spec.name, .kind = kind, .layer = spec.layer, .values = values.flatten(), .shared = shared});
+  }
+
+  ParameterStore& store_;
+  const program::Layout& layout_;
+  const Ranks& ranks_;
+  const ReplicaOptions& options_;
+  std::map<std::string, const arch::ParamSpec*> specs_;
+  std::vector<Piece> pieces_;
+};
+
+bool follows(const Piece& piece, const Piece& before) {
+  return piece.kind == before.kind && piece.layer == before.layer && piece.shared == before.shared &&
+         piece.values.is_alias_of(before.values) &&
+         piece.values.storage_offset() == before.values.storage_offset() + before.values.numel();
+}
+
+// What lies side by side is one piece: a device is asked less often.
+std::vector<Piece> joined(const std::vector<Piece>& pieces) {
+  std::vector<Piece> all;
+  for (const Piece& piece : pieces) {
+    if (all.empty() || !follows(piece, all.back())) {
+      all.push_back(piece);
+      continue;
+    }
+    at::Tensor& values = all.back().values;
+    values = values.as_strided({values.numel() + piece.values.numel()}, {1}, values.storage_offset());
+  }
+  return all;
+}
+
+std::vector<int64_t> digests_of(const std::vector<Piece>& pieces) {
+  std::vector<at::Tensor> tensors;
+  for (const Piece& piece : pieces) tensors.push_back(piece.values);
+  return digests(tensors);
+}
+
+// Of each unit and kind that is shared so; in the same order on all ranks that share it.
+std::map<Key, int64_t> unit_digests(const std::vector<Piece>& pieces, const std::vector<int64_t>& digests, size_t sharing) {
+  std::map<Key, std::vector<int64_t>> parts;
+  for (size_t i = 0; i < pieces.size(); ++i)
+    if (pieces[i].shared[sharing]) parts[{pieces[i].layer, pieces[i].kind}].push_back(digests[i]);
+  std::map<Key, int64_t> units;
+  for (const auto& [key, numbers] : parts)
+    units[key] = static_cast<int64_t>(hash64(numbers.data(), numbers.size() * sizeof(int64_t)));
+  return units;
+}
+
+// "ranks 1,3 differ from ranks 0,2": those with the value that most have, or in a tie the first one, are right.
+std::string who_differs(const std::vector<std::vector<int64_t>>& numbers, size_t column, const std::vector<int>& ranks) {
+  std::map<int64_t, int> count;
+  for (const auto& row : numbers) ++count[row[column]];
+  int64_t right = numbers[0][column];
+  for (const auto& row : numbers)
+    if (count[row[column]] > count[right]) right = row[column];
+  std::vector<int> good, bad;
+  for (size_t i = 0; i < numbers.size(); ++i) (numbers[i][column] == right ? good : bad).push_back(ranks[i]);
+  return cat(comm::ranks_text(bad), bad.size() == 1 ? " differs" : " differ", " from ", comm::ranks_text(good));
+}
+
+// The second look: which tensors of the units that differ. Collective over the group.
+void name_tensors(const std::vector<Piece>& pieces, const std::set<Key>& keys, size_t sharing, comm::Communicator& group,
+                  int rank, std::vector<std::string>& told) {
+  std::vector<Piece> suspects;
+  std::copy_if(pieces.begin(), pieces.end(), std::back_inserter(suspects), [&](const Piece& piece) {
+    return piece.shared[sharing] && keys.contains({piece.layer, piece.kind});
+  });
+  std::vector<int64_t> mine = digests_of(suspects);
+  mine.push_back(rank);
+  const auto numbers = comm::gather_numbers(group, "replica tensors", mine);
+  std::vector<int> ranks;
+  for (const auto& row : numbers) ranks.push_back(static_cast<int>(row.back()));
+  std::set<std::string> named;  // of a part there may be several pieces
+  for (size_t i = 0; i < suspects.size(); ++i) {
+    const bool same = std::all_of(numbers.begin(), numbers.end(), [&](const auto& row) { return row[i] == numbers[0][i]; });
+    const std::string what = cat(kind_text(suspects[i].kind), " ", suspects[i].name);
+    if (!same && named.insert(what).second)
+      told.push_back(cat(what, ": ", who_differs(numbers, i, ranks), " (", kAxes[sharing], ")"));
+  }
+}
+
+// What all ranks tell, each thing once.
+std::vector<std::string> shared_words(Groups& groups, const std::vector<std::string>& mine) {
+  std::vector<std::string> all;
+  std::set<std::string> seen;
+  size_t more = 0;
+  for (const std::string& text : comm::gather_texts(groups.world(), "how replicas differ", join(mine, "\n")))
+    for (const std::string& line : split(text, '\n'))
+      if (!line.empty() && seen.insert(line).second) all.size() < kMaxTold ? all.push_back(line) : void(++more);
+  if (more > 0) all.push_back(cat("and ", more, " more"));
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> replica_differences(Executor& executor, Groups& groups, const ReplicaOptions& options) {
+  const Ranks ranks = ranks_of(groups);
+  const std::vector<Piece> pieces = Collector(executor, ranks, options).collect();
+  const std::vector<Piece> blocks = joined(pieces);
+  const std::vector<int64_t> found = digests_of(blocks);
+  std::array<std::set<Key>, kNumSharings> differ;
+  bool same = true;
+  for (size_t by = 0; by < kNumSharings; ++by) {
+    if (!ranks[by] || (by == kParts && ranks[by] == ranks[kWhole])) continue;
+    const std::map<Key, int64_t> units = unit_digests(blocks, found, by);
+    std::vector<int64_t> mine;
+    for (const auto& [key, digest] : units) mine.push_back(digest);
+    const auto all = comm::gather_numbers(*ranks[by], "replica digests", mine);
+    size_t column = 0;
+    for (const auto& [key, digest] : units) {
+      if (std::any_of(all.begin(), all.end(), [&](const auto& row) { return row[column] != all[0][column]; }))
+        differ[by].insert(key);
+      ++column;
+    }
+    same = same && differ[by].empty();
+  }
+  const auto verdicts = comm::gather_numbers(groups.world(), "replica verdict", {same ? 0 : 1});
+  if (std::all_of(verdicts.begin(), verdicts.end(), [](const auto& verdict) { return verdict[0] == 0; })) return {};
+  std::vector<std::string> told;
+  for (size_t by = 0; by < kNumSharings; ++by)
+    if (!differ[by].empty()) name_tensors(pieces, differ[by], by, *ranks[by], groups.rank(), told);
+  std::vector<std::string> words = shared_words(groups, told);
+  LOCKSTEP_CHECK(!words.empty(), "digests of units differ, and those of their tensors do not");
+  return words;
+}
+
+}  // namespace lockstep::engine
