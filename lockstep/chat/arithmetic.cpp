@@ -7,9 +7,8 @@
 namespace lockstep::chat {
 namespace {
 
-constexpr int64_t kLongest = int64_t{1} << 24;  // bytes or elements that one operator may make
-
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+int64_t floor_mod(int64_t a, int64_t b) { return a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0); }
 
 double floor_mod(double a, double b) {
   const double rest = std::fmod(a, b);
@@ -30,7 +29,7 @@ Value integers(const std::string& op, int64_t a, int64_t b) {
     if (b == -1) {
       overflow = op == "//" && __builtin_sub_overflow(int64_t{0}, a, &result);
     } else {
-      result = op == "//" ? floor_div(a, b) : a - floor_div(a, b) * b;
+      result = op == "//" ? floor_div(a, b) : floor_mod(a, b);
     }
   } else {  // **, b >= 0
     result = 1;
@@ -61,18 +60,31 @@ Value numbers(const std::string& op, const Value& a, const Value& b) {
 }
 
 Value repeated(Budget& budget, const Value& what, int64_t times) {
-  const int64_t size = what.is_string() ? static_cast<int64_t>(what.string().size()) : length_of(what);
-  times = std::max<int64_t>(0, times);
-  if (size > 0 && times > kLongest / size) throw TemplateFailure{"LS1250", cat(times, " times a value of length ", size)};
-  budget.spend(size * times);
-  if (what.is_string()) {
-    std::string text;
-    for (int64_t i = 0; size > 0 && i < times; ++i) text += what.string();
-    return Value(std::move(text));
+  const bool text = what.is_string();
+  const auto size = static_cast<int64_t>(text ? what.string().size() : what.items().size() * sizeof(Value));
+  times = size == 0 ? 0 : std::max<int64_t>(0, times);
+  if (times > 0 && size > (text ? budget.limits().text_bytes : budget.limits().memory_bytes) / times)
+    throw TemplateFailure{"LS1250", cat(times, " times a value of ", size, " bytes")};
+  if (text) {
+    TextBuilder out(budget);
+    for (int64_t i = 0; i < times; ++i) out.add(what.string());
+    return budget.text(out.take());
   }
+  budget.room(size * times);
   std::vector<Value> items;
-  for (int64_t i = 0; size > 0 && i < times; ++i) items.insert(items.end(), what.items().begin(), what.items().end());
-  return Value::list(std::move(items), what.type() == "tuple");
+  items.reserve(what.items().size() * static_cast<size_t>(times));
+  for (int64_t i = 0; i < times; ++i) items.insert(items.end(), what.items().begin(), what.items().end());
+  return budget.list(std::move(items), what.type() == "tuple");
+}
+
+Value joined(Budget& budget, const Value& a, const Value& b) {
+  const size_t size = a.items().size() + b.items().size();
+  budget.room(static_cast<int64_t>(size * sizeof(Value)));
+  std::vector<Value> items;
+  items.reserve(size);
+  items.insert(items.end(), a.items().begin(), a.items().end());
+  items.insert(items.end(), b.items().begin(), b.items().end());
+  return budget.list(std::move(items), a.type() == "tuple");
 }
 
 }  // namespace
@@ -84,27 +96,14 @@ Value negative(const Value& value) {
 }
 
 Value arithmetic(Budget& budget, const std::string& op, const Value& a, const Value& b) {
-  if (op == "~") {
-    std::string text = text_of(a) + text_of(b);
-    budget.spend(static_cast<int64_t>(text.size() / 16));
-    return Value(std::move(text));
-  }
   if (a.is_number() && b.is_number()) return numbers(op, a, b);
-  if (op == "+" && a.is_string() && b.is_string()) {
-    budget.spend(static_cast<int64_t>((a.string().size() + b.string().size()) / 16));
-    return Value(a.string() + b.string());
-  }
-  if (op == "+" && a.is_list() && a.type() == b.type()) {
-    std::vector<Value> items = a.items();
-    items.insert(items.end(), b.items().begin(), b.items().end());
-    budget.spend(static_cast<int64_t>(items.size()));
-    return Value::list(std::move(items), a.type() == "tuple");
-  }
+  if (op == "+" && a.is_string() && b.is_string()) return budget.text(TextBuilder(budget).add(a.string()).add(b.string()).take());
+  if (op == "+" && a.is_list() && a.type() == b.type()) return joined(budget, a, b);
   if (op == "*" && (a.is_string() || a.is_list()) && b.is_integer()) return repeated(budget, a, b.integer());
   if (op == "*" && (b.is_string() || b.is_list()) && a.is_integer()) return repeated(budget, b, a.integer());
   if (op == "%" && a.is_string()) fail("formatting a text with % is not supported");
   const auto named = [](const Value& value) {
-    return value.is_undefined() ? cat("undefined ('", value.get<Undefined>()->name, "')") : value.type();
+    return value.is_undefined() ? cat("undefined ('", value.undefined_name(), "')") : value.type();
   };
   fail(cat("'", op, "' of ", named(a), " and ", named(b)));
 }

@@ -4,14 +4,9 @@
 #include <limits>
 
 #include "lockstep/base/text.h"
-#include "lockstep/chat/characters.h"
+#include "lockstep/chat/search.h"
 
 namespace lockstep::chat {
-
-void Budget::spend(int64_t steps) {
-  left_ -= steps;
-  if (left_ < 0) throw TemplateFailure{"LS1250", "the template does too much work"};
-}
 
 const Value* ArgumentReader::next(std::string_view name) {
   if (position_ < arguments_.positional.size()) return &arguments_.positional[position_++];
@@ -52,55 +47,57 @@ void ArgumentReader::finish() const {
     fail(cat(function_, ": an argument too many, or one it does not take"));
 }
 
-std::vector<Value> iterate(Budget& budget, const Value& value) {
-  if (value.is_undefined()) return {};
+Value iterate(Budget& budget, const Value& value) {
+  if (value.is_list()) return value;
   std::vector<Value> items;
-  if (value.is_list()) {
-    items = value.items();
+  if (value.is_undefined()) {
+    // nothing
   } else if (value.is_string()) {
-    for (const uint32_t point : code_points(value.string())) items.emplace_back(from_code_points(&point, 1));
-  } else if (value.is_dict() && value.type() == "dict") {
+    for (const uint32_t point : budgeted_points(budget, value.string())) {
+      items.push_back(budget.text(from_code_points(&point, 1)));
+      if (items.size() % 1024 == 0) budget.room(static_cast<int64_t>(2 * items.size() * sizeof(Value)));
+    }
+  } else if (value.is_dict() && !value.is_namespace()) {
     for (const auto& [key, entry] : value.pairs()) items.push_back(key);
   } else {
     fail(cat("a value of type ", value.type(), " has no elements"));
   }
-  budget.spend(static_cast<int64_t>(items.size()));
-  return items;
+  return budget.list(std::move(items));
 }
 
-int64_t length_of(const Value& value) {
+int64_t length_of(Budget& budget, const Value& value) {
   if (value.is_undefined()) return 0;
-  if (value.is_string()) return static_cast<int64_t>(code_points(value.string()).size());
+  if (value.is_string()) return static_cast<int64_t>(budgeted_points(budget, value.string()).size());
   if (value.is_list()) return static_cast<int64_t>(value.items().size());
   if (value.is_dict()) return static_cast<int64_t>(value.pairs().size());
   fail(cat("a value of type ", value.type(), " has no length"));
 }
 
-bool contains(const Value& container, const Value& item) {
+bool contains(Budget& budget, const Value& container, const Value& item) {
   if (container.is_undefined()) return false;
   if (container.is_string()) {
     if (!item.is_string()) fail(cat("'in' of a text needs a text, not ", item.type()));
-    return container.string().find(item.string()) != std::string::npos;
+    return find_text(budget, container.string(), item.string(), 0) != std::string::npos;
   }
   if (container.is_list())
-    return std::any_of(container.items().begin(), container.items().end(), [&](const Value& entry) { return equal(entry, item); });
-  if (container.is_dict()) return container.find(item) != nullptr;
+    return std::any_of(container.items().begin(), container.items().end(), [&](const Value& entry) { return equal(budget, entry, item); });
+  if (container.is_dict()) return find(budget, container, item) != nullptr;
   fail(cat("'in' of a value of type ", container.type()));
 }
 
 Value attribute(Budget& budget, const Value& operand, const std::string& name) {
   if (operand.is_undefined())
-    fail(cat("'", operand.get<Undefined>()->name, "' is undefined, so it has no attribute '", name, "'"));
-  if (operand.type() == "namespace") {
-    const Value* found = operand.find(Value(name));
-    return found ? *found : Value(Undefined{name});
+    fail(cat("'", operand.undefined_name(), "' is undefined, so it has no attribute '", name, "'"));
+  if (operand.is_namespace()) {
+    const Value* found = find(budget, operand, name);
+    return found ? *found : budget.undefined(name);
   }
   Value method = find_method(budget, operand, name);
   if (!method.is_undefined()) return method;
   if (operand.is_dict()) {
-    if (const Value* found = operand.find(Value(name))) return *found;
+    if (const Value* found = find(budget, operand, name)) return *found;
   }
-  return Value(Undefined{name});
+  return budget.undefined(name);
 }
 
 namespace {
@@ -141,37 +138,38 @@ Range range_of(const Value& first, const Value& last, const Value& step, int64_t
 }  // namespace
 
 Value item(Budget& budget, const Value& operand, const Value& key) {
-  if (operand.is_undefined()) fail(cat("'", operand.get<Undefined>()->name, "' is undefined, so it has no elements"));
+  if (operand.is_undefined()) fail(cat("'", operand.undefined_name(), "' is undefined, so it has no elements"));
   if (operand.is_dict()) {
-    if (const Value* found = operand.find(key)) return *found;
+    if (const Value* found = find(budget, operand, key)) return *found;
   } else if (key.is_integer() && operand.is_list()) {
-    const int64_t at = place(key.integer(), length_of(operand));
+    const int64_t at = place(key.integer(), length_of(budget, operand));
     if (at >= 0) return operand.items()[static_cast<size_t>(at)];
   } else if (key.is_integer() && operand.is_string()) {
-    const std::vector<uint32_t> points = code_points(operand.string());
-    budget.spend(static_cast<int64_t>(points.size()));
+    const std::vector<uint32_t> points = budgeted_points(budget, operand.string());
     const int64_t at = place(key.integer(), static_cast<int64_t>(points.size()));
-    if (at >= 0) return Value(from_code_points(&points[static_cast<size_t>(at)], 1));
+    if (at >= 0) return budget.text(from_code_points(&points[static_cast<size_t>(at)], 1));
   }
-  return key.is_string() ? attribute(budget, operand, key.string()) : Value(Undefined{text_of(key)});
+  return key.is_string() ? attribute(budget, operand, key.string()) : budget.undefined(text_of(budget, key));
 }
 
-Value slice(const Value& operand, const Value& first, const Value& last, const Value& step) {
+Value slice(Budget& budget, const Value& operand, const Value& first, const Value& last, const Value& step) {
   if (operand.is_string()) {
-    const std::vector<uint32_t> points = code_points(operand.string());
+    const std::vector<uint32_t> points = budgeted_points(budget, operand.string());
     const Range range = range_of(first, last, step, static_cast<int64_t>(points.size()));
     std::string text;
     for (int64_t i = 0, at = range.first; i < range.count; ++i, at += i < range.count ? range.step : 0)
       append_utf8(text, points[static_cast<size_t>(at)]);
-    return Value(std::move(text));
+    return budget.text(std::move(text));
   }
-  if (operand.is_undefined()) fail(cat("'", operand.get<Undefined>()->name, "' is undefined, so it has no slice"));
-  if (!operand.is_list()) return Value(Undefined{"a slice"});  // as Jinja
-  const Range range = range_of(first, last, step, length_of(operand));
+  if (operand.is_undefined()) fail(cat("'", operand.undefined_name(), "' is undefined, so it has no slice"));
+  if (!operand.is_list()) return budget.undefined("a slice");  // as Jinja
+  const Range range = range_of(first, last, step, length_of(budget, operand));
+  budget.room(range.count * static_cast<int64_t>(sizeof(Value)));
   std::vector<Value> items;
+  items.reserve(static_cast<size_t>(range.count));
   for (int64_t i = 0, at = range.first; i < range.count; ++i, at += i < range.count ? range.step : 0)
     items.push_back(operand.items()[static_cast<size_t>(at)]);
-  return Value::list(std::move(items), operand.type() == "tuple");
+  return budget.list(std::move(items), operand.type() == "tuple");
 }
 
 }  // namespace lockstep::chat

@@ -5,20 +5,10 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/chat/printing.h"
 #include "lockstep/chat/value.h"
 
 namespace lockstep::chat {
-
-// What running a template may cost.
-class Budget {
- public:
-  explicit Budget(int64_t steps) : left_(steps) {}
-  // TemplateFailure LS1250 where it is used up. A step is about a node of the template or a character of a text.
-  void spend(int64_t steps);
-
- private:
-  int64_t left_;
-};
 
 using Filter = Value (*)(Budget& budget, const Value& operand, const Arguments& arguments);
 using Test = bool (*)(Budget& budget, const Value& operand, const Arguments& arguments);
@@ -29,15 +19,15 @@ Test find_test(std::string_view name);
 // value.name as a bound method; undefined where the kind of value has none of the name.
 Value find_method(Budget& budget, const Value& value, const std::string& name);
 
-// The elements a loop sees: of lists, the characters of texts, the keys of dictionaries; none of undefined.
-std::vector<Value> iterate(Budget& budget, const Value& value);
-int64_t length_of(const Value& value);
-bool contains(const Value& container, const Value& item);
+// The elements a loop sees, as a list: of lists, the characters of texts, the keys of dictionaries; none of undefined.
+Value iterate(Budget& budget, const Value& value);
+int64_t length_of(Budget& budget, const Value& value);
+bool contains(Budget& budget, const Value& container, const Value& item);
 
 // operand.name and operand[key] of data; undefined where there is none. Fails where operand is undefined.
 Value attribute(Budget& budget, const Value& operand, const std::string& name);
 Value item(Budget& budget, const Value& operand, const Value& key);
-Value slice(const Value& operand, const Value& first, const Value& last, const Value& step);
+Value slice(Budget& budget, const Value& operand, const Value& first, const Value& last, const Value& step);
 
 // Reads a function's arguments by position and name; finish() refuses what is left.
 class ArgumentReader {

@@ -94,9 +94,11 @@ std::string capitalize(std::string_view text) {
 }
 
 std::string strip(std::string_view text, std::string_view which, bool left, bool right) {
-  const std::vector<uint32_t> points = code_points(text), cut = code_points(which);
+  const std::vector<uint32_t> points = code_points(text);
+  std::vector<uint32_t> cut = code_points(which);
+  std::sort(cut.begin(), cut.end());
   const auto goes = [&](uint32_t point) {
-    return which.empty() ? is_space(point) : std::find(cut.begin(), cut.end(), point) != cut.end();
+    return which.empty() ? is_space(point) : std::binary_search(cut.begin(), cut.end(), point);
   };
   size_t begin = 0, end = points.size();
   while (left && begin < end && goes(points[begin])) ++begin;

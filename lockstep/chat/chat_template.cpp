@@ -22,7 +22,8 @@ std::optional<std::string> named_template(const Json& config) {
   if (found->is_string()) return found->get<std::string>();
   if (!found->is_array()) return std::nullopt;
   for (const Json& entry : *found) {
-    if (entry.is_object() && entry.value("name", "") == "default" && entry.contains("template") && entry["template"].is_string())
+    if (entry.is_object() && entry.contains("name") && entry["name"] == "default" && entry.contains("template") &&
+        entry["template"].is_string())
       return entry["template"].get<std::string>();
   }
   return std::nullopt;

@@ -11,7 +11,8 @@ namespace lockstep::chat {
 namespace {
 
 using Kind = Expression::Kind;
-constexpr int kDeepest = 100;
+constexpr int kDeepest = 100;      // of brackets, operators and statements inside each other
+constexpr int kDeepestTree = 400;  // of the tree, which attributes, calls and filters in a row make deep too
 
 }  // namespace
 
@@ -20,11 +21,11 @@ ExpressionParser::Nested::Nested(ExpressionParser& parser) : parser_(parser) {
 }
 
 void ExpressionParser::refuse(const std::string& what) const {
-  throw DataError({.code = "LS1246", .what = what, .where = cat(origin_, ":", now().line)});
+  throw DataError({.code = "LS1246", .what = shortened(what), .where = cat(origin_, ":", now().line)});
 }
 
 void ExpressionParser::refuse_unsupported(const std::string& what) const {
-  throw DataError({.code = "LS1247", .what = cat(what, " is not supported in chat templates"),
+  throw DataError({.code = "LS1247", .what = cat(shortened(what), " is not supported in chat templates"),
                    .where = cat(origin_, ":", now().line)});
 }
 
@@ -58,6 +59,17 @@ std::unique_ptr<Expression> ExpressionParser::node(Kind kind) const {
   return std::make_unique<Expression>(Expression{.kind = kind, .line = now().line});
 }
 
+ExpressionPtr ExpressionParser::within(Expression& parent, ExpressionPtr part) const {
+  if (!part) return part;
+  parent.depth = std::max(parent.depth, part->depth + 1);
+  if (parent.depth > kDeepestTree) refuse(cat("an expression nested deeper than ", kDeepestTree));
+  return part;
+}
+
+void ExpressionParser::add(Expression& parent, ExpressionPtr operand) const {
+  parent.operands.push_back(within(parent, std::move(operand)));
+}
+
 ExpressionPtr ExpressionParser::tuple(bool with_condition) {
   auto result = node(Kind::kTuple);
   const auto ends = [&] {
@@ -66,7 +78,7 @@ ExpressionPtr ExpressionParser::tuple(bool with_condition) {
   };
   bool comma = false;
   while (!ends()) {
-    result->operands.push_back(expression(with_condition));
+    add(*result, expression(with_condition));
     if (!take_if(Token::Kind::kOperator, ",")) break;
     comma = true;
   }
@@ -82,9 +94,9 @@ ExpressionPtr ExpressionParser::expression(bool with_condition) {
     if (chained > 200) refuse("more than 200 conditions in a row");
     auto result = node(Kind::kConditional);
     take();
-    result->operands.push_back(std::move(value));
-    result->operands.push_back(logical_or());
-    result->operands.push_back(take_if(Token::Kind::kName, "else") ? expression() : nullptr);
+    add(*result, std::move(value));
+    add(*result, logical_or());
+    add(*result, take_if(Token::Kind::kName, "else") ? expression() : nullptr);
     value = std::move(result);
   }
   return value;
@@ -93,7 +105,7 @@ ExpressionPtr ExpressionParser::expression(bool with_condition) {
 ExpressionPtr ExpressionParser::logical_or() {
   auto result = node(Kind::kOr);
   do {
-    result->operands.push_back(logical_and());
+    add(*result, logical_and());
   } while (take_if(Token::Kind::kName, "or"));
   if (result->operands.size() == 1) return std::move(result->operands[0]);
   return result;
@@ -102,7 +114,7 @@ ExpressionPtr ExpressionParser::logical_or() {
 ExpressionPtr ExpressionParser::logical_and() {
   auto result = node(Kind::kAnd);
   do {
-    result->operands.push_back(logical_not());
+    add(*result, logical_not());
   } while (take_if(Token::Kind::kName, "and"));
   if (result->operands.size() == 1) return std::move(result->operands[0]);
   return result;
@@ -113,13 +125,13 @@ ExpressionPtr ExpressionParser::logical_not() {
   const Nested nested(*this);
   auto result = node(Kind::kNot);
   take();
-  result->operands.push_back(logical_not());
+  add(*result, logical_not());
   return result;
 }
 
 ExpressionPtr ExpressionParser::comparison() {
   auto result = node(Kind::kCompare);
-  result->operands.push_back(sum());
+  add(*result, sum());
   for (;;) {
     std::string name;
     for (const std::string_view word : {"==", "!=", "<", "<=", ">", ">="}) {
@@ -132,25 +144,22 @@ ExpressionPtr ExpressionParser::comparison() {
     }
     if (name.empty()) break;
     take();
-    result->comparisons.push_back(name);
-    result->operands.push_back(sum());
+    result->operators.push_back(name);
+    add(*result, sum());
   }
-  if (result->comparisons.empty()) return std::move(result->operands[0]);
+  if (result->operators.empty()) return std::move(result->operands[0]);
   return result;
 }
 
 ExpressionPtr ExpressionParser::binary(Parse next, std::initializer_list<std::string_view> operators) {
-  ExpressionPtr left = (this->*next)();
-  for (int chained = 0;; ++chained) {
-    const auto found = std::ranges::find_if(operators, [&](std::string_view word) { return is_operator(word); });
-    if (found == operators.end()) return left;
-    if (chained > 1000) refuse("an expression of more than 1000 operators");
-    auto result = node(Kind::kBinary);
-    result->name = take().text;
-    result->operands.push_back(std::move(left));
-    result->operands.push_back((this->*next)());
-    left = std::move(result);
+  auto result = node(Kind::kBinary);
+  add(*result, (this->*next)());
+  while (std::ranges::any_of(operators, [&](std::string_view word) { return is_operator(word); })) {
+    result->operators.push_back(take().text);
+    add(*result, (this->*next)());
   }
+  if (result->operators.empty()) return std::move(result->operands[0]);
+  return result;
 }
 
 ExpressionPtr ExpressionParser::sum() { return binary(&ExpressionParser::joined, {"+", "-"}); }
@@ -165,7 +174,7 @@ ExpressionPtr ExpressionParser::unary_of(bool with_filter) {
   if (is_operator("-") || is_operator("+")) {
     auto result = node(is_operator("-") ? Kind::kNegative : Kind::kPositive);
     take();
-    result->operands.push_back(unary_of(false));
+    add(*result, unary_of(false));
     value = std::move(result);
   } else {
     value = primary();
@@ -193,7 +202,7 @@ ExpressionPtr ExpressionParser::primary() {
     case Token::Kind::kString: {
       std::string text = token.text;
       while (is(Token::Kind::kString)) text += take().text;
-      result->value = Value(std::move(text));
+      result->value = Value::literal(std::move(text));
       return result;
     }
     case Token::Kind::kInteger: {
@@ -205,7 +214,8 @@ ExpressionPtr ExpressionParser::primary() {
     }
     case Token::Kind::kFloat: {
       double number = 0;
-      std::from_chars(token.text.data(), token.text.data() + token.text.size(), number);
+      const auto read = std::from_chars(token.text.data(), token.text.data() + token.text.size(), number);
+      if (read.ec != std::errc()) refuse(cat("the number ", token.text, " is beyond a float"));
       result->value = Value(number);
       return result;
     }
@@ -232,7 +242,7 @@ ExpressionPtr ExpressionParser::list_until(std::string_view close) {
       expect_operator(",");
       if (take_if(Token::Kind::kOperator, close)) break;
     }
-    result->operands.push_back(expression());
+    add(*result, expression());
   }
   return result;
 }
@@ -244,9 +254,9 @@ ExpressionPtr ExpressionParser::dict() {
       expect_operator(",");
       if (take_if(Token::Kind::kOperator, "}")) break;
     }
-    result->operands.push_back(expression());
+    add(*result, expression());
     expect_operator(":");
-    result->operands.push_back(expression());
+    add(*result, expression());
   }
   return result;
 }
@@ -256,9 +266,9 @@ ExpressionPtr ExpressionParser::postfix(ExpressionPtr operand) {
     if (chained > 200) refuse("more than 200 attributes, subscripts and calls in a row");
     if (take_if(Token::Kind::kOperator, ".")) {
       auto result = node(is(Token::Kind::kInteger) ? Kind::kItem : Kind::kAttribute);
-      result->operands.push_back(std::move(operand));
+      add(*result, std::move(operand));
       if (result->kind == Kind::kItem)
-        result->operands.push_back(primary());
+        add(*result, primary());
       else
         result->name = expect(Token::Kind::kName, "an attribute's name").text;
       operand = std::move(result);
@@ -274,15 +284,15 @@ ExpressionPtr ExpressionParser::postfix(ExpressionPtr operand) {
 
 ExpressionPtr ExpressionParser::subscript(ExpressionPtr operand) {
   auto result = node(Kind::kItem);
-  result->operands.push_back(std::move(operand));
+  add(*result, std::move(operand));
   const auto ends = [&] { return is_operator(":") || is_operator("]"); };
   ExpressionPtr first = is_operator(":") ? nullptr : expression();
-  result->operands.push_back(std::move(first));
+  add(*result, std::move(first));
   if (is_operator(",")) refuse_unsupported("a subscript of several values");
   if (is_operator(":")) {
     result->kind = Kind::kSlice;
     for (int part = 0; part < 2; ++part)
-      result->operands.push_back(take_if(Token::Kind::kOperator, ":") && !ends() ? expression() : nullptr);
+      add(*result, take_if(Token::Kind::kOperator, ":") && !ends() ? expression() : nullptr);
   }
   expect_operator("]");
   return result;
@@ -290,7 +300,7 @@ ExpressionPtr ExpressionParser::subscript(ExpressionPtr operand) {
 
 ExpressionPtr ExpressionParser::call(ExpressionPtr operand) {
   auto result = node(Kind::kCall);
-  result->operands.push_back(std::move(operand));
+  add(*result, std::move(operand));
   arguments(*result);
   return result;
 }
@@ -311,7 +321,7 @@ void ExpressionParser::arguments(Expression& into) {
     } else if (!into.arguments.empty() && !into.arguments.back().first.empty()) {
       refuse("an argument without a name behind one with a name");
     }
-    into.arguments.emplace_back(name, expression());
+    into.arguments.emplace_back(name, within(into, expression()));
   }
 }
 
@@ -319,7 +329,7 @@ ExpressionPtr ExpressionParser::filter(ExpressionPtr operand) {
   auto result = node(Kind::kFilter);
   result->name = expect(Token::Kind::kName, "a filter's name").text;
   if (!find_filter(result->name)) refuse_unsupported(cat("the filter '", result->name, "'"));
-  result->operands.push_back(std::move(operand));
+  add(*result, std::move(operand));
   if (is_operator("(")) arguments(*result);
   return result;
 }
@@ -354,7 +364,7 @@ ExpressionPtr ExpressionParser::test(ExpressionPtr operand) {
   auto result = node(Kind::kTest);
   result->name = is_operator("==") ? take().text : expect(Token::Kind::kName, "a test's name").text;
   if (!find_test(result->name)) refuse_unsupported(cat("the test '", result->name, "'"));
-  result->operands.push_back(std::move(operand));
+  add(*result, std::move(operand));
   const auto starts_argument = [&] {
     switch (now().kind) {
       case Token::Kind::kName: return !is_name("else") && !is_name("or") && !is_name("and") && !is_name("is") && !is_name("if") && !is_name("not") && !is_name("in");
@@ -367,11 +377,11 @@ ExpressionPtr ExpressionParser::test(ExpressionPtr operand) {
   if (is_operator("(")) {
     arguments(*result);
   } else if (starts_argument()) {
-    result->arguments.emplace_back("", postfix(primary()));
+    result->arguments.emplace_back("", within(*result, postfix(primary())));
   }
   if (!negated) return result;
   auto inverse = node(Kind::kNot);
-  inverse->operands.push_back(std::move(result));
+  add(*inverse, std::move(result));
   return inverse;
 }
 

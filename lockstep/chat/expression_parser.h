@@ -46,6 +46,9 @@ class ExpressionParser {
  private:
   using Parse = ExpressionPtr (ExpressionParser::*)();
   std::unique_ptr<Expression> node(Expression::Kind kind) const;
+  // Both count the depth of the tree; DataError LS1246 beyond the limit.
+  ExpressionPtr within(Expression& parent, ExpressionPtr part) const;
+  void add(Expression& parent, ExpressionPtr operand) const;
   ExpressionPtr binary(Parse next, std::initializer_list<std::string_view> operators);
   ExpressionPtr logical_or();
   ExpressionPtr logical_and();

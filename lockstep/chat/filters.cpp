@@ -3,10 +3,12 @@
 #include <charconv>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "lockstep/base/text.h"
 #include "lockstep/chat/builtins.h"
-#include "lockstep/chat/characters.h"
+#include "lockstep/chat/number_filters.h"
+#include "lockstep/chat/search.h"
 
 namespace lockstep::chat {
 namespace {
@@ -14,9 +16,11 @@ namespace {
 using Values = std::vector<Value>;
 
 template <std::string (*kFunction)(std::string_view)>
-Value letters(Budget&, const Value& operand, const Arguments& arguments) {
+Value letters(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader(arguments, "a filter that changes letters").finish();
-  return Value(kFunction(text_of(operand)));
+  const std::string text = text_of(budget, operand);
+  budget.spend(static_cast<int64_t>(text.size()));
+  return budget.text(kFunction(text));
 }
 
 // Jinja's words end at white space, hyphens and opening brackets.
@@ -42,42 +46,42 @@ Value to_json_filter(Budget& budget, const Value& operand, const Arguments& argu
   style.indent = static_cast<int>(std::clamp<int64_t>(reader.integer("indent", -1), -1, 32));
   if (const Value* separators = reader.next("separators"); separators && !separators->is_none()) {
     if (!separators->is_list() || separators->items().size() != 2) fail("tojson: separators are two texts");
-    style.item_separator = text_of(separators->items()[0]);
-    style.key_separator = text_of(separators->items()[1]);
+    style.item_separator = text_of(budget, separators->items()[0]);
+    style.key_separator = text_of(budget, separators->items()[1]);
   }
   style.sort_keys = reader.flag("sort_keys", false);
   reader.finish();
-  std::string text = to_json(operand, style);
-  budget.spend(static_cast<int64_t>(text.size()));
-  return Value(std::move(text));
+  return budget.text(to_json(budget, operand, style));
 }
 
-Value trim(Budget&, const Value& operand, const Arguments& arguments) {
+Value trim(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader reader(arguments, "trim");
   const Value* which = reader.next("chars");
   reader.finish();
   const bool given = which && !which->is_none();
-  if (given && text_of(*which).empty()) return Value(text_of(operand));
-  return Value(strip(text_of(operand), given ? text_of(*which) : "", true, true));
+  const std::string text = text_of(budget, operand), cut = given ? text_of(budget, *which) : "";
+  if (given && cut.empty()) return budget.text(text);
+  budget.spend(static_cast<int64_t>(text.size() + 16 * cut.size()));
+  return budget.text(strip(text, cut, true, true));
 }
 
-Value default_filter(Budget&, const Value& operand, const Arguments& arguments) {
+Value default_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader reader(arguments, "default");
   const Value* otherwise = reader.next("default_value");
   const bool also_false = reader.flag("boolean", false);
   reader.finish();
-  if (operand.is_undefined() || (also_false && !operand.truthy())) return otherwise ? *otherwise : Value("");
+  if (operand.is_undefined() || (also_false && !operand.truthy())) return otherwise ? *otherwise : budget.text("");
   return operand;
 }
 
 // The part of each element that attribute="a.b" or attribute=0 names.
 Value part_of(Budget& budget, Value value, const Value& path) {
   if (path.is_integer()) return item(budget, value, path);
-  for (const std::string& name : split(text_of(path), '.')) {
+  for (const std::string& name : split(text_of(budget, path), '.')) {
     int64_t index = 0;
     const auto read = std::from_chars(name.data(), name.data() + name.size(), index);
     const bool number = !name.empty() && read.ec == std::errc() && read.ptr == name.data() + name.size();
-    value = item(budget, value, number ? Value(index) : Value(name));
+    value = item(budget, value, number ? Value(index) : budget.text(name));
   }
   return value;
 }
@@ -87,113 +91,86 @@ Value join_filter(Budget& budget, const Value& operand, const Arguments& argumen
   const Value* separator = reader.next("d");
   const Value* path = reader.next("attribute");
   reader.finish();
-  const std::string between = separator ? text_of(*separator) : "";
-  std::vector<std::string> parts;
-  for (const Value& value : iterate(budget, operand)) {
-    parts.push_back(text_of(path && !path->is_none() ? part_of(budget, value, *path) : value));
-    budget.spend(static_cast<int64_t>(parts.back().size() + between.size()));
+  const std::string between = separator ? text_of(budget, *separator) : "";
+  TextBuilder out(budget);
+  bool first = true;
+  const Value list = iterate(budget, operand);
+  for (const Value& value : list.items()) {
+    if (!std::exchange(first, false)) out.add(between);
+    out.add(text_of(budget, path && !path->is_none() ? part_of(budget, value, *path) : value));
   }
-  return Value(join(parts, between));
+  return budget.text(out.take());
 }
 
-Value length(Budget&, const Value& operand, const Arguments& arguments) {
+Value length(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader(arguments, "length").finish();
-  return Value(length_of(operand));
+  return Value(length_of(budget, operand));
 }
 
 Value replace_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
-  const Value method = find_method(budget, Value(text_of(operand)), "replace");
+  const Value method = find_method(budget, budget.text(text_of(budget, operand)), "replace");
   Arguments texts = arguments;
-  for (size_t i = 0; i < texts.positional.size() && i < 2; ++i) texts.positional[i] = Value(text_of(texts.positional[i]));
+  for (size_t i = 0; i < texts.positional.size() && i < 2; ++i) texts.positional[i] = budget.text(text_of(budget, texts.positional[i]));
   return (*method.get<Value::Function>())->call(texts);
 }
 
 template <bool kLast>
 Value end_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader(arguments, "first and last").finish();
-  const Values items = iterate(budget, operand);
-  return items.empty() ? Value(Undefined{kLast ? "last of nothing" : "first of nothing"}) : kLast ? items.back() : items.front();
+  const Value list = iterate(budget, operand);
+  const Values& items = list.items();
+  return items.empty() ? budget.undefined(kLast ? "last of nothing" : "first of nothing") : kLast ? items.back() : items.front();
 }
 
 Value list_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader(arguments, "list").finish();
-  return Value::list(iterate(budget, operand));
+  const Value items = iterate(budget, operand);
+  budget.room(static_cast<int64_t>(items.items().size() * sizeof(Value)));
+  return budget.list(items.items());
 }
 
-Value string_filter(Budget&, const Value& operand, const Arguments& arguments) {
+Value string_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader(arguments, "string").finish();
-  return Value(text_of(operand));
-}
-
-// Python's int("12") and float("1.5"), white space at the ends and underscores allowed.
-template <typename Number>
-bool parse_number(const std::string& text, Number& number) {
-  std::string word = strip(text, "", true, true);
-  std::erase(word, '_');
-  if (word.starts_with('+')) word.erase(0, 1);
-  const auto read = std::from_chars(word.data(), word.data() + word.size(), number);
-  return !word.empty() && read.ec == std::errc() && read.ptr == word.data() + word.size();
-}
-
-Value int_filter(Budget&, const Value& operand, const Arguments& arguments) {
-  ArgumentReader reader(arguments, "int");
-  const Value* otherwise = reader.next("default");
-  if (reader.integer("base", 10) != 10) fail("int: a base other than 10 is not supported");
-  reader.finish();
-  int64_t integer = 0;
-  double number = 0;
-  if (operand.is_integer()) return Value(operand.integer());
-  if (operand.is_string() && parse_number(operand.string(), integer)) return Value(integer);
-  const bool real = operand.get<double>() || (operand.is_string() && parse_number(operand.string(), number));
-  if (operand.get<double>()) number = operand.number();
-  if (real && std::abs(number) < 9.2e18) return Value(static_cast<int64_t>(number));
-  return otherwise ? *otherwise : Value(int64_t{0});
-}
-
-Value float_filter(Budget&, const Value& operand, const Arguments& arguments) {
-  ArgumentReader reader(arguments, "float");
-  const Value* otherwise = reader.next("default");
-  reader.finish();
-  double number = 0;
-  if (operand.is_number()) return Value(operand.number());
-  if (operand.is_string() && parse_number(operand.string(), number)) return Value(number);
-  return otherwise ? *otherwise : Value(0.0);
+  return budget.text(text_of(budget, operand));
 }
 
 Value items_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader(arguments, "items").finish();
-  if (operand.is_undefined()) return Value::list({});
+  if (operand.is_undefined()) return budget.list({});
   if (operand.type() != "dict") fail(cat("items of a value of type ", operand.type()));
   return (*find_method(budget, operand, "items").get<Value::Function>())->call({});
 }
 
 // map('filter', ...) or map(attribute='name', default=...).
 Value map_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
+  const Budget::Level level(budget);  // a filter that is mapped may be map
   Values results;
-  if (!operand.truthy()) return Value::list({});  // as Jinja, whatever it is
+  if (!operand.truthy()) return budget.list({});  // as Jinja, whatever it is
+  const Value list = iterate(budget, operand);
   if (arguments.positional.empty()) {
     ArgumentReader reader(arguments, "map");
     const Value path = reader.required("attribute");
     const Value* otherwise = reader.next("default");
     reader.finish();
-    for (const Value& value : iterate(budget, operand)) {
+    for (const Value& value : list.items()) {
       const Value part = part_of(budget, value, path);
       results.push_back(part.is_undefined() && otherwise ? *otherwise : part);
     }
-    return Value::list(std::move(results));
+    return budget.list(std::move(results));
   }
-  const std::string name = text_of(arguments.positional[0]);
+  const std::string name = text_of(budget, arguments.positional[0]);
   const Filter filter = find_filter(name);
   if (!filter) fail(cat("map: the filter '", name, "' is not supported"));
+  budget.spend(static_cast<int64_t>(arguments.positional.size()));
   const Arguments rest{.positional = {arguments.positional.begin() + 1, arguments.positional.end()}, .named = arguments.named};
-  for (const Value& value : iterate(budget, operand)) results.push_back(filter(budget, value, rest));
-  return Value::list(std::move(results));
+  for (const Value& value : list.items()) results.push_back(filter(budget, value, rest));
+  return budget.list(std::move(results));
 }
 
 // select('test', ...), selectattr('path', 'test', ...) and their opposites; without a test the value itself decides.
 template <bool kWanted, bool kByAttribute>
 Value select_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
-  if (!operand.truthy()) return Value::list({});  // as Jinja, whatever it is
+  if (!operand.truthy()) return budget.list({});  // as Jinja, whatever it is
   Arguments rest = arguments;
   const auto take = [&] {
     Value first = rest.positional.front();
@@ -204,34 +181,38 @@ Value select_filter(Budget& budget, const Value& operand, const Arguments& argum
   const Value path = kByAttribute ? take() : Value(None{});
   Test test = nullptr;
   if (!rest.positional.empty()) {
-    const std::string name = text_of(take());
+    const std::string name = text_of(budget, take());
     test = find_test(name);
     if (!test) fail(cat("the test '", name, "' is not supported"));
   }
   Values results;
-  for (const Value& value : iterate(budget, operand)) {
+  const Value list = iterate(budget, operand);
+  for (const Value& value : list.items()) {
+    budget.spend(1);
     const Value subject = kByAttribute ? part_of(budget, value, path) : value;
     if ((test ? test(budget, subject, rest) : subject.truthy()) == kWanted) results.push_back(value);
   }
-  return Value::list(std::move(results));
+  return budget.list(std::move(results));
 }
 
 // What sorting and comparing look at: an attribute, texts without their case.
 Value key_of(Budget& budget, const Value& value, const Value* path, bool case_sensitive) {
   Value key = path && !path->is_none() ? part_of(budget, value, *path) : value;
-  return !case_sensitive && key.is_string() ? Value(lower(key.string())) : key;
+  if (case_sensitive || !key.is_string()) return key;
+  budget.spend(static_cast<int64_t>(key.string().size()));
+  return budget.text(lower(key.string()));
 }
 
-Values sorted(Budget& budget, const Values& items, const Value* path, bool case_sensitive, bool reverse) {
+Value sorted(Budget& budget, const Value& list, const Value* path, bool case_sensitive, bool reverse) {
   std::vector<std::pair<Value, Value>> keyed;
-  for (const Value& value : items) keyed.emplace_back(key_of(budget, value, path, case_sensitive), value);
-  budget.spend(static_cast<int64_t>(items.size()) * 16);
+  budget.room(static_cast<int64_t>(list.items().size() * 4 * sizeof(Value)));
+  for (const Value& value : list.items()) keyed.emplace_back(key_of(budget, value, path, case_sensitive), value);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
-    return !equal(a.first, b.first) && (reverse ? compare(b.first, a.first) < 0 : compare(a.first, b.first) < 0);
+    return !equal(budget, a.first, b.first) && (reverse ? compare(budget, b.first, a.first) < 0 : compare(budget, a.first, b.first) < 0);
   });
   Values values;
   for (auto& [key, value] : keyed) values.push_back(std::move(value));
-  return values;
+  return budget.list(std::move(values));
 }
 
 Value sort_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
@@ -239,7 +220,7 @@ Value sort_filter(Budget& budget, const Value& operand, const Arguments& argumen
   const bool reverse = reader.flag("reverse", false), case_sensitive = reader.flag("case_sensitive", false);
   const Value* path = reader.next("attribute");
   reader.finish();
-  return Value::list(sorted(budget, iterate(budget, operand), path, case_sensitive, reverse));
+  return sorted(budget, iterate(budget, operand), path, case_sensitive, reverse);
 }
 
 Value dictsort_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
@@ -250,15 +231,15 @@ Value dictsort_filter(Budget& budget, const Value& operand, const Arguments& arg
   reader.finish();
   if (by != "key" && by != "value") fail("dictsort: 'by' is 'key' or 'value'");
   const Value path(int64_t{by == "value"});
-  return Value::list(sorted(budget, items_filter(budget, operand, {}).items(), &path, case_sensitive, reverse));
+  return sorted(budget, items_filter(budget, operand, {}), &path, case_sensitive, reverse);
 }
 
 Value reverse_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader(arguments, "reverse").finish();
-  if (operand.is_string()) return slice(operand, Value(None{}), Value(None{}), Value(int64_t{-1}));
-  Values items = iterate(budget, operand);
-  std::reverse(items.begin(), items.end());
-  return Value::list(std::move(items));
+  if (operand.is_string()) return slice(budget, operand, Value(None{}), Value(None{}), Value(int64_t{-1}));
+  const Value list = iterate(budget, operand);
+  budget.room(static_cast<int64_t>(list.items().size() * sizeof(Value)));
+  return budget.list({list.items().rbegin(), list.items().rend()});
 }
 
 Value unique_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
@@ -267,14 +248,14 @@ Value unique_filter(Budget& budget, const Value& operand, const Arguments& argum
   const Value* path = reader.next("attribute");
   reader.finish();
   Values keys, results;
-  for (const Value& value : iterate(budget, operand)) {
+  const Value list = iterate(budget, operand);
+  for (const Value& value : list.items()) {
     const Value key = key_of(budget, value, path, case_sensitive);
-    budget.spend(static_cast<int64_t>(keys.size()));
-    if (std::any_of(keys.begin(), keys.end(), [&](const Value& other) { return equal(key, other); })) continue;
+    if (std::any_of(keys.begin(), keys.end(), [&](const Value& other) { return equal(budget, key, other); })) continue;
     keys.push_back(key);
     results.push_back(value);
   }
-  return Value::list(std::move(results));
+  return budget.list(std::move(results));
 }
 
 template <bool kLargest>
@@ -283,11 +264,12 @@ Value extreme_filter(Budget& budget, const Value& operand, const Arguments& argu
   const bool case_sensitive = reader.flag("case_sensitive", false);
   const Value* path = reader.next("attribute");
   reader.finish();
-  const Values items = iterate(budget, operand);
-  if (items.empty()) return Value(Undefined{"an extreme of nothing"});
+  const Value list = iterate(budget, operand);
+  const Values& items = list.items();
+  if (items.empty()) return budget.undefined("an extreme of nothing");
   const Value* best = &items[0];
   for (const Value& value : items) {
-    const int order = compare(key_of(budget, value, path, case_sensitive), key_of(budget, *best, path, case_sensitive));
+    const int order = compare(budget, key_of(budget, value, path, case_sensitive), key_of(budget, *best, path, case_sensitive));
     if (kLargest ? order > 0 : order < 0) best = &value;
   }
   return *best;
@@ -300,7 +282,9 @@ Value sum_filter(Budget& budget, const Value& operand, const Arguments& argument
   reader.finish();
   double total = start ? start->is_number() ? start->number() : (fail("sum: 'start' is no number"), 0.0) : 0.0;
   bool real = start && start->get<double>();
-  for (const Value& value : iterate(budget, operand)) {
+  const Value list = iterate(budget, operand);
+  for (const Value& value : list.items()) {
+    budget.spend(1);
     const Value number = path && !path->is_none() ? part_of(budget, value, *path) : value;
     if (!number.is_number()) fail(cat("sum of a value of type ", number.type()));
     real |= number.get<double>() != nullptr;
@@ -309,28 +293,6 @@ Value sum_filter(Budget& budget, const Value& operand, const Arguments& argument
   if (real) return Value(total);
   if (std::abs(total) > 9007199254740992.0) fail("sum: a number beyond 2^53");
   return Value(static_cast<int64_t>(total));
-}
-
-Value abs_filter(Budget&, const Value& operand, const Arguments& arguments) {
-  ArgumentReader(arguments, "abs").finish();
-  if (!operand.is_number()) fail(cat("abs of a value of type ", operand.type()));
-  if (operand.get<double>()) return Value(std::abs(operand.number()));
-  if (operand.integer() == std::numeric_limits<int64_t>::min()) fail("abs: a number beyond 64 bits");
-  return Value(std::abs(operand.integer()));
-}
-
-Value round_filter(Budget&, const Value& operand, const Arguments& arguments) {
-  ArgumentReader reader(arguments, "round");
-  const int64_t precision = reader.integer("precision", 0);
-  const std::string method = reader.string("method", "common");
-  reader.finish();
-  if (!operand.is_number()) fail(cat("round of a value of type ", operand.type()));
-  if (precision != 0) fail("round: a precision other than 0 is not supported");
-  if (method == "ceil") return Value(std::ceil(operand.number()));
-  if (method == "floor") return Value(std::floor(operand.number()));
-  if (method != "common") fail("round: 'method' is 'common', 'ceil' or 'floor'");
-  if (operand.is_integer()) return Value(operand.integer());
-  return Value(std::nearbyint(operand.number()));
 }
 
 Value indent_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
@@ -342,38 +304,43 @@ Value indent_filter(Budget& budget, const Value& operand, const Arguments& argum
   if (width && width->is_integer() && (width->integer() < 0 || width->integer() > 1000)) fail("indent: a width of 0 to 1000 is needed");
   const std::string space = width && width->is_string() ? width->string()
                                                         : std::string(width ? static_cast<size_t>(width->integer()) : 4, ' ');
-  std::vector<std::string> lines = split(text_of(operand), '\n');
-  for (size_t i = 0; i < lines.size(); ++i) {
-    if (i == 0 ? first : blank || !lines[i].empty()) lines[i] = space + lines[i];
-    budget.spend(static_cast<int64_t>(lines[i].size()));
+  const std::string text = text_of(budget, operand);
+  TextBuilder out(budget);
+  for (size_t begin = 0, line = 0;; ++line) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    if (line == 0 ? first : blank || end > begin) out.add(space);
+    out.add(std::string_view(text).substr(begin, end - begin));
+    if (end == text.size()) break;
+    out.add('\n');
+    begin = end + 1;
   }
-  return Value(join(lines, "\n"));
+  return budget.text(out.take());
 }
 
-Value escape_filter(Budget&, const Value& operand, const Arguments& arguments) {
+Value escape_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader(arguments, "escape").finish();
-  std::string out;
-  for (const char c : text_of(operand)) {
-    if (c == '&') out += "&amp;";
-    else if (c == '<') out += "&lt;";
-    else if (c == '>') out += "&gt;";
-    else if (c == '\'') out += "&#39;";
-    else if (c == '"') out += "&#34;";
-    else out += c;
+  TextBuilder out(budget);
+  for (const char c : text_of(budget, operand)) {
+    if (c == '&') out.add("&amp;");
+    else if (c == '<') out.add("&lt;");
+    else if (c == '>') out.add("&gt;");
+    else if (c == '\'') out.add("&#39;");
+    else if (c == '"') out.add("&#34;");
+    else out.add(c);
   }
-  return Value(std::move(out));
+  return budget.text(out.take());
 }
 
-Value safe_filter(Budget&, const Value& operand, const Arguments& arguments) {
+Value safe_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader(arguments, "safe").finish();
-  return Value(text_of(operand));
+  return budget.text(text_of(budget, operand));
 }
 
 Value attr_filter(Budget& budget, const Value& operand, const Arguments& arguments) {
   ArgumentReader reader(arguments, "attr");
-  const std::string name = text_of(reader.required("name"));
+  const std::string name = text_of(budget, reader.required("name"));
   reader.finish();
-  return operand.is_dict() && operand.type() == "dict" ? find_method(budget, operand, name) : attribute(budget, operand, name);
+  return operand.is_dict() && !operand.is_namespace() ? find_method(budget, operand, name) : attribute(budget, operand, name);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kLongestRange = 100'000;  // as Jinja's sandbox
 
-Value range(const Arguments& arguments) {
+Value range(Budget& budget, const Arguments& arguments) {
   const auto& given = arguments.positional;
   if (given.empty() || given.size() > 3 || !arguments.named.empty()) fail("range needs 1 to 3 integers");
   for (const Value& value : given) {
@@ -25,49 +25,46 @@ Value range(const Arguments& arguments) {
     items.emplace_back(i);
     if (__builtin_add_overflow(i, step, &i)) break;
   }
-  return Value::list(std::move(items));
+  return budget.list(std::move(items));
 }
 
-Value dict(const Arguments& arguments) {
+Value dict(Budget& budget, const Arguments& arguments) {
   std::vector<std::pair<Value, Value>> items;
   if (arguments.positional.size() > 1) fail("dict takes one dictionary and named values");
   if (!arguments.positional.empty()) {
     if (!arguments.positional[0].is_dict()) fail("dict of something that is no dictionary");
     items = arguments.positional[0].pairs();
   }
-  Value result = Value::dict(std::move(items));
   for (const auto& [name, value] : arguments.named) {
-    std::erase_if(result.pairs(), [&](const auto& pair) { return equal(pair.first, Value(name)); });
-    result.pairs().emplace_back(Value(name), value);
+    std::erase_if(items, [&](const auto& pair) {
+      budget.spend(1);
+      return pair.first.is_string() && pair.first.string() == name;
+    });
+    items.emplace_back(budget.text(name), value);
   }
-  return result;
+  return budget.dict(std::move(items));
 }
 
-Value make_namespace(const Arguments& arguments) {
-  Value result = dict(arguments);
-  (*result.get<Value::Dict>())->is_namespace = true;
-  return result;
-}
-
-Value raise_exception(const Arguments& arguments) {
+Value raise_exception(Budget& budget, const Arguments& arguments) {
   throw TemplateFailure{"LS1249", cat("the chat template refuses this conversation: ",
-                                      arguments.positional.empty() ? "" : text_of(arguments.positional[0]))};
+                                      arguments.positional.empty() ? "" : text_of(budget, arguments.positional[0]))};
 }
 
 }  // namespace
 
 void Interpreter::add_functions(Scope& scope) {
   const auto add = [&](const char* name, std::function<Value(const Arguments&)> function) {
-    scope.set(name, Value(std::make_shared<const Callable>(Callable{.name = name, .call = std::move(function)})));
+    scope.set(name, budget_.function(name, std::move(function), {}));
   };
-  add("range", [this](const Arguments& arguments) {
-    Value items = range(arguments);
-    budget_.spend(length_of(items));
-    return items;
+  add("range", [this](const Arguments& arguments) { return range(budget_, arguments); });
+  add("dict", [this](const Arguments& arguments) { return dict(budget_, arguments); });
+  add("namespace", [this](const Arguments& arguments) {
+    Value result = dict(budget_, arguments);
+    (*result.get<Value::Dict>())->is_namespace = true;
+    namespaces_.push_back(result);
+    return result;
   });
-  add("dict", dict);
-  add("namespace", make_namespace);
-  add("raise_exception", raise_exception);
+  add("raise_exception", [this](const Arguments& arguments) { return raise_exception(budget_, arguments); });
   add("strftime_now", [this](const Arguments& arguments) {
     ArgumentReader reader(arguments, "strftime_now");
     const std::string format = reader.string("format", "");
@@ -76,7 +73,7 @@ void Interpreter::add_functions(Scope& scope) {
     localtime_r(&now_, &local);
     char text[512];
     if (format.size() > 100) fail("strftime_now: a format of more than 100 characters");
-    return Value(std::string(text, std::strftime(text, sizeof text, format.c_str(), &local)));
+    return budget_.text(std::string(text, std::strftime(text, sizeof text, format.c_str(), &local)));
   });
 }
 

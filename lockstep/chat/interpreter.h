@@ -13,19 +13,16 @@
 
 namespace lockstep::chat {
 
-struct RenderLimits {
-  int64_t steps = 50'000'000;
-  size_t output_bytes = size_t{64} << 20;
-};
-
 // Variables by name; what is not found in a scope is looked for in the one around it.
 class Scope {
  public:
-  explicit Scope(std::shared_ptr<Scope> around = nullptr) : around_(std::move(around)) {}
+  explicit Scope(Budget& budget, std::shared_ptr<Scope> around = nullptr) : budget_(budget), around_(std::move(around)) {}
   const Value* find(const std::string& name) const;
-  void set(const std::string& name, Value value) { values_[name] = std::move(value); }
+  void set(const std::string& name, Value value);
 
  private:
+  Budget& budget_;
+  Charge charge_{};
   std::shared_ptr<Scope> around_;
   std::map<std::string, Value> values_;
 };
@@ -33,9 +30,12 @@ class Scope {
 class Interpreter {
  public:
   Interpreter(const std::string& origin, const RenderLimits& limits, std::time_t now);
+  ~Interpreter();
+  Interpreter(const Interpreter&) = delete;
+  Interpreter& operator=(const Interpreter&) = delete;
 
-  // DataError LS1248 (with the line), LS1249 where the template raised, LS1250 beyond the limits.
-  std::string run(const Body& body, const Value& variables);
+  // `variables` is an object. DataError LS1248 (with the line), LS1249 where the template raised, LS1250 beyond the limits.
+  std::string run(const Body& body, const OrderedJson& variables);
 
  private:
   enum class Flow { kOn, kBreak, kContinue };
@@ -46,10 +46,12 @@ class Interpreter {
   Flow loop(const Statement& s, const ScopePtr& scope);
   void assign(const Statement& s, const ScopePtr& scope);
   void bind(const std::vector<std::string>& targets, const Value& value, const ScopePtr& scope);
+  ScopePtr inside(const ScopePtr& scope) { return std::make_shared<Scope>(budget_, scope); }
+  Value loop_object(const std::vector<Value>& items, size_t at, const Value& changed);
   Value macro(const Statement& s, const ScopePtr& scope);
   Value call_macro(const Statement& s, const ScopePtr& scope, const Arguments& arguments);
-  std::string captured(const Body& body, const ScopePtr& scope);
-  Value through_filters(const Expression& filters, const std::string& text, const ScopePtr& scope);
+  Value captured(const Body& body, const ScopePtr& scope);
+  Value through_filters(const Expression& filters, const Value& text, const ScopePtr& scope);
   void write(const std::string& text);
 
   Value evaluate(const Expression& e, const ScopePtr& scope);
@@ -62,10 +64,12 @@ class Interpreter {
   void add_functions(Scope& scope);
 
   const std::string& origin_;
-  RenderLimits limits_;
-  Budget budget_;
+  Budget budget_;  // before all values: they give back what they held
   std::time_t now_;
   std::string out_;
+  int64_t pending_ = 0;  // bytes of out_ and of all texts that wait for a block inside them to end
+  std::vector<Value> namespaces_{};  // all: only they can hold themselves, and are emptied in the end
+  std::vector<Value> loop_keys_{};
   int calls_ = 0;  // of macros, one inside the other
   int line_ = 0;
 };

@@ -175,6 +175,8 @@ class Lexer {
     if (is_name_start(c)) {
       size_t end = at_;
       while (end < text_.size() && is_name(text_[end])) ++end;
+      constexpr size_t kLongestName = 1000;
+      if (end - at_ > kLongestName) refuse(cat("a name of more than ", kLongestName, " bytes"));
       add(Token::Kind::kName, text_.substr(at_, end - at_));
       advance(end);
     } else if (is_digit(c)) {

@@ -29,18 +29,19 @@ struct Expression {
     kNot,         // not operands[0]
     kNegative,    // -operands[0]
     kPositive,    // +operands[0]
-    kBinary,      // operands[0] name operands[1], arithmetic and ~
-    kCompare,     // operands[0] comparisons[0] operands[1] comparisons[1] operands[2] ...
+    kBinary,      // operands[0] operators[0] operands[1] operators[1] operands[2] ..., from the left: arithmetic and ~
+    kCompare,     // the same with comparisons
     kAnd,
     kOr,
     kConditional,  // operands[0] if operands[1] else operands[2] (null = undefined)
   };
   Kind kind;
   int line = 0;
+  int depth = 1;  // of expressions inside each other
   std::string name{};
   Value value{};
   std::vector<ExpressionPtr> operands{};
-  std::vector<std::string> comparisons{};
+  std::vector<std::string> operators{};
   std::vector<std::pair<std::string, ExpressionPtr>> arguments{};  // "" = positional, then named ones
 };
 
