@@ -17,6 +17,7 @@
 #include "apps/lockstep/runtime_call.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/json.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/config/check.h"
@@ -193,7 +194,7 @@ std::vector<Finding> configuration(const CommandLine& command_line) {
     }
   }
   if (!data.tokenizer.empty()) {
-    findings.push_back(input_file("data.tokenizer", data.tokenizer, "lockstep data tokenizer makes one"));
+    findings.push_back(input_file("data.tokenizer", tokenizer_file(data.tokenizer).string(), "lockstep data tokenizer makes one"));
   }
   if (loaded.config.train.device == config::Device::kCuda) {
     const bool there = std::filesystem::exists("/dev/nvidiactl");

@@ -7,6 +7,7 @@
 #include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/model_json.h"
 #include "lockstep/base/json.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::apps {
@@ -66,7 +67,7 @@ std::optional<arch::ModelConfig> model_of(const CommandLine& command_line) {
   std::vector<std::string> names = command_line.words();
   if (command_line.has("model")) names.push_back(command_line.value("model"));
   if (names.size() != 1) return std::nullopt;  // the verb itself tells
-  if (names[0].starts_with("hf:")) return arch::load_hf_config(names[0].substr(3)).model;
+  if (names_hf_model(names[0])) return arch::load_hf_config(source_folder(names[0])).model;
   return model_of_run(names[0]);
 }
 

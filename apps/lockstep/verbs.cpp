@@ -4,13 +4,18 @@
 #include "lockstep/config/fields.h"
 
 namespace lockstep::apps {
+namespace {
+
+constexpr std::string_view kSources = "A MODEL or TOKENIZER is a directory, a file in it, or hf:DIR.\n";
+
+}  // namespace
 
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> table = {
       {.name = "chat",
        .help = "talk with a model that has a chat template",
-       .usage = "[--model] hf:DIR | RUN [--system TEXT] [--raw] [--temperature T]",
-       .flags = {{"model", "MODEL", "hf:DIR, a model directory of Hugging Face; a run or a step with --raw"},
+       .usage = "[--model] RUN | STEP | MODEL [--system TEXT] [--raw] [--temperature T]",
+       .flags = {{"model", "MODEL", "a run, one of its steps, or a model directory of Hugging Face"},
                  {"system", "TEXT", "what the model is told before you speak"},
                  {"raw", "", "no template: the model continues all that was written so far"},
                  {"context", "N", "tokens of the whole talk at most (default 4096, or what the model can read)"},
@@ -25,7 +30,7 @@ const std::vector<Verb>& verbs() {
                  {"threads", "N", "compute threads (default: the cores)"}}},
       {.name = "checkpoint",
        .help = "say what a checkpoint or a Hugging Face model holds and how two differ; make the one of the other",
-       .usage = "inspect|verify RUN | STEP | hf:DIR\n"
+       .usage = "inspect|verify RUN | STEP | MODEL\n"
                 "         checkpoint diff A B\n"
                 "         checkpoint export RUN | STEP DIR --to hf [--dtype fp32|bf16] [--max-shard-size 5GB]",
        .flags = {{"to", "FORMAT", "what export writes: hf, a directory that transformers loads"},
@@ -40,12 +45,12 @@ const std::vector<Verb>& verbs() {
       {.name = "data",
        .help = "train a tokenizer, turn text into token files, say what a file is, fetch demo text",
        .usage = "tokenizer FILE... --out tokenizer.json [--vocab-size N]\n"
-                "         data prepare FILE... --tokenizer tokenizer.json --out PREFIX [--no-append-eod]\n"
+                "         data prepare FILE... --tokenizer TOKENIZER --out PREFIX [--no-append-eod]\n"
                 "         data inspect PATH...\n"
                 "         data demo --out FOLDER [--cache FOLDER]",
        .flags = {{"out", "PATH", "what is written: a file, a PREFIX of .bin and .idx, or a folder"},
                  {"vocab-size", "N", "ids of the trained tokenizer (default 4096)"},
-                 {"tokenizer", "FILE", "the tokenizer.json to encode with"},
+                 {"tokenizer", "TOKENIZER", "what to encode with"},
                  {"no-append-eod", "", "no <|endoftext|> behind each document"},
                  {"cache", "FOLDER", "where demo keeps what it fetches (default FOLDER/source)"}},
        .function = verb_data},
@@ -57,9 +62,9 @@ const std::vector<Verb>& verbs() {
        .function = verb_doctor},
       {.name = "generate",
        .help = "continue a prompt with the model of a run's checkpoint",
-       .usage = "[--model] RUN | STEP | run.toml | hf:DIR (--prompt TEXT | --prompt-ids 1,2,3 | --prompt-file FILE)...\n"
+       .usage = "[--model] RUN | STEP | run.toml | MODEL (--prompt TEXT | --prompt-ids 1,2,3 | --prompt-file FILE)...\n"
                 "         [-n N] [--max-new-tokens N] [--temperature T]",
-       .flags = {{"model", "MODEL", "a run, one of its steps, or hf:DIR, a model directory of Hugging Face",
+       .flags = {{"model", "MODEL", "a run, one of its steps, or a model directory of Hugging Face",
                   "each host may have its own copy; what it holds is compared"},
                  {"prompt", "TEXT", "the text to continue; needs the model's tokenizer. Several: all at once"},
                  {"prompt-ids", "IDS", "the same as token ids: 1,2,3"},
@@ -146,6 +151,7 @@ std::string overview() {
       "lockstep trains, plans and runs large transformers on one machine or many.\n\n"
       "  lockstep <verb> [run.toml...] [-n N] [--section.field=value ...]\n\n";
   for (const Verb& verb : verbs()) text += cat("  ", pad_right(verb.name, 12), verb.help, "\n");
+  text += cat("\n", kSources);
   return text + "\nlockstep <verb> --help tells more; lockstep --version names the version.\n";
 }
 
@@ -164,6 +170,7 @@ std::string help_text(const Verb& verb) {
   }
   if (verb.has_json) line("--json", "one JSON object on standard output");
   line("--help", "this text");
+  if (verb.usage.find("MODEL") != std::string::npos || verb.usage.find("TOKENIZER") != std::string::npos) text += cat("\n  ", kSources);
   if (verb.takes_config) text += "\n  A configuration is files and overrides, later wins:\n" + config::fields_help();
   return text;
 }

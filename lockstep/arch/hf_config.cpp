@@ -250,11 +250,11 @@ HfConfig parse_hf_config(const Json& config, const Json& generation, std::string
   return Reader(config, origin).run(generation);
 }
 
-HfConfig load_hf_config(const fs::path& dir) {
-  const fs::path path = dir / "config.json", generation = dir / "generation_config.json";
+HfConfig load_hf_config(const fs::path& dir, std::string_view name) {
+  const fs::path path = dir / name, generation = dir / "generation_config.json";
   if (!fs::is_regular_file(path))
     throw DataError({.code = "LS1115",
-                     .what = cat("no config.json in ", dir.string()),
+                     .what = cat("no ", name, " in ", dir.string()),
                      .way_out = "name a model directory of Hugging Face: config.json beside *.safetensors, as "
                                 "save_pretrained writes it"});
   const Json beside = fs::is_regular_file(generation) ? read_small(generation) : Json();

@@ -28,7 +28,8 @@ struct HfConfig {
 // DataError LS1115 where `dir` holds no config.json; LS1117 with all keys that are missing, of another type or
 // contradict each other; LS1118 with all that ask for what is not built (other architectures, activations, kinds of
 // rope scaling, quantised weights). LS1205 for what is not JSON.
-HfConfig load_hf_config(const std::filesystem::path& dir);
+// `name`: a run keeps the config.json that it came from under another one.
+HfConfig load_hf_config(const std::filesystem::path& dir, std::string_view name = "config.json");
 // The same from the content; `generation` is generation_config.json or null. `origin` stands for the file in messages.
 HfConfig parse_hf_config(const Json& config, const Json& generation, std::string_view origin);
 
@@ -39,7 +40,7 @@ Json hf_config_json(const ModelConfig& model, const Json* original = nullptr);
 // Under the key that is there, `dtype` or `torch_dtype`; the older where neither is.
 void set_hf_dtype(Json& config, std::string_view dtype);
 
-// The folder of model.from = "hf:DIR"; nothing where it is not set. ConfigError LS1115 for another form.
+// The folder of model.from (base/source.h); nothing where it is not set.
 std::optional<std::filesystem::path> hf_folder(const config::ModelSection& section);
 // The model of that folder with the section's dropout and max_seq_len. ConfigError LS1116 for any other key beside
 // `from`, and for a max_seq_len that the model cannot have.

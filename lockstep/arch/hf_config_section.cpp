@@ -1,6 +1,7 @@
-// [model] from = "hf:DIR".
+// [model] from.
 #include "lockstep/arch/hf_config.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::arch {
@@ -8,13 +9,8 @@ namespace lockstep::arch {
 namespace fs = std::filesystem;
 
 std::optional<fs::path> hf_folder(const config::ModelSection& section) {
-  constexpr std::string_view kPrefix = "hf:";
   if (section.from.empty()) return std::nullopt;
-  if (section.from.starts_with(kPrefix) && section.from.size() > kPrefix.size())
-    return fs::path(section.from.substr(kPrefix.size()));
-  throw ConfigError({.code = "LS1115",
-                     .what = cat("model.from = \"", section.from, "\" does not begin with hf:"),
-                     .way_out = "hf:DIR, a model directory of Hugging Face on this machine"});
+  return source_folder(section.from);
 }
 
 ModelConfig resolve_hf_model(const config::ModelSection& section) {

@@ -337,7 +337,15 @@ TEST_F(HfFolder, IsTheModelOfASection) {
   write("config.json", gpt2().dump());
   changed.max_seq_len = 512;
   EXPECT_EQ(code_of([&] { resolve_model(changed); }), "LS1116") << "learned positions";
-  EXPECT_EQ(code_of([&] { resolve_model({.from = path_.string()}); }), "LS1115");
+}
+
+TEST_F(HfFolder, TheDirectoryIsNamedWithOrWithoutItsPrefixOrByAFileInIt) {
+  write("config.json", gpt2().dump());
+  for (const std::string& from : {cat("hf:", path_.string()), path_.string(), cat(path_.string(), "/"), (path_ / "config.json").string()})
+    EXPECT_EQ(resolve_model({.from = from}), model_of(gpt2())) << from;
+  EXPECT_EQ(code_of([&] { resolve_model({.from = "hf:" + (path_ / "none").string()}); }), "LS1115");
+  EXPECT_EQ(code_of([&] { resolve_model({.from = (path_ / "none").string()}); }), "LS1115");
+  EXPECT_EQ(code_of([&] { resolve_model({.from = "hf:"}); }), "LS1203");
 }
 
 }  // namespace

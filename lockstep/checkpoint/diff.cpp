@@ -12,6 +12,7 @@
 #include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/checkpoint/hf_model.h"
@@ -23,7 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kChunk = int64_t{1} << 20;  // elements compared together
-constexpr std::string_view kHfPrefix = "hf:";
 
 struct Stored {
   std::string dtype;
@@ -70,8 +70,7 @@ class StepSide : public Side {
 };
 
 std::unique_ptr<Side> open(const std::string& path) {
-  if (path.starts_with(kHfPrefix)) return std::make_unique<HfSide>(path.substr(kHfPrefix.size()));
-  if (is_hf_directory(path)) return std::make_unique<HfSide>(path);
+  if (names_hf_model(path)) return std::make_unique<HfSide>(source_folder(path));
   return std::make_unique<StepSide>(find_step(path));
 }
 

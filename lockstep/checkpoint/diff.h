@@ -28,7 +28,7 @@ struct ModelDiff {
   bool equal_values() const;  // the same tensors with the same values, whatever the dtypes
 };
 
-// A path is "hf:DIR" or the folder of a Hugging Face model, or what find_step() takes. Values are compared as numbers:
+// A path is a model directory of Hugging Face (base/source.h) or what find_step() takes. Values are compared as numbers:
 // BF16 1.0 equals F32 1.0, 0 equals -0, NaN equals NaN. Read in parts of some MiB; checksums are not looked at
 // (`inspect` does that). DataError and CheckpointError as HfModel and StepModel.
 ModelDiff diff_models(const std::string& a, const std::string& b);

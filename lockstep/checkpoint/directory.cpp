@@ -56,6 +56,13 @@ std::optional<int64_t> step_of(const fs::path& folder) {
   return parse_step_name((path.has_filename() ? path : path.parent_path()).filename().string());
 }
 
+fs::path run_of(const fs::path& path) {
+  fs::path run = fs::absolute(path).lexically_normal();
+  if (!run.has_filename()) run = run.parent_path();
+  if (step_of(run)) run = run.parent_path();
+  return run.filename() == "checkpoints" ? run.parent_path() : run;
+}
+
 Manifest read_manifest(const fs::path& step_folder) {
   const fs::path path = step_folder / kManifestName;
   if (!fs::exists(path))

@@ -22,6 +22,9 @@ std::optional<int64_t> parse_step_name(std::string_view);
 // The same of a folder that may be written as a link, or with a slash at its end.
 std::optional<int64_t> step_of(const std::filesystem::path& folder);
 
+// The run directory that a step's folder, its checkpoints/ or itself stands for.
+std::filesystem::path run_of(const std::filesystem::path& path);
+
 // The manifest of a step's folder, whose name must not contradict it, with all its files present and of the right size;
 // tensors are not read.
 // CheckpointError LS1302, LS1303 (which file), LS1305.

@@ -85,12 +85,6 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
 
 }  // namespace
 
-bool is_hf_directory(const fs::path& directory) {
-  std::error_code ignored;
-  return fs::exists(fs::symlink_status(directory / kHfWeights, ignored)) ||
-         fs::exists(fs::symlink_status(directory / kHfIndex, ignored));
-}
-
 HfDirectory::HfDirectory(const fs::path& directory) : path_(directory) {
   std::error_code ignored;
   if (fs::exists(fs::symlink_status(path_ / kHfWeights, ignored))) {

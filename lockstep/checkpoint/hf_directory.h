@@ -7,15 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/source.h"
 #include "lockstep/checkpoint/safetensors.h"
 
 namespace lockstep::checkpoint {
-
-inline constexpr const char* kHfWeights = "model.safetensors";
-inline constexpr const char* kHfIndex = "model.safetensors.index.json";
-
-// Whether `directory` looks like one: it has one of the two files.
-bool is_hf_directory(const std::filesystem::path& directory);
 
 // Opens every file and checks its header; no values are read.
 class HfDirectory {

@@ -70,7 +70,7 @@ std::vector<Section> declare_sections() {
   Declare(table, "model", &RunConfig::model, "A preset, and what is changed of it. Unset = from the preset.")
       .field("preset", &ModelSection::preset, any, "a built-in model: gpt2-124m, gpt2-10m, llama-15m, gpt2-test, ...")
       .field("from", &ModelSection::from, any,
-             "\"hf:DIR\" = sizes and weights of a Hugging Face model directory; beside it only dropout and max_seq_len")
+             "sizes and weights of a Hugging Face model directory: DIR, hf:DIR or a file in it; beside it only dropout and max_seq_len")
       .may_differ(own_copy)
       .field("family", &ModelSection::family, {.choices = {"gpt2", "llama", "mistral", "qwen2", "qwen3"}}, "the kind of block")
       .field("layers", &ModelSection::layers, one_or_more, "transformer blocks")
@@ -91,7 +91,7 @@ std::vector<Section> declare_sections() {
       .may_differ(own_copy)
       .field("validation", &DataSection::validation, any, "prefix of the .bin/.idx pair that is held out")
       .may_differ(own_copy)
-      .field("tokenizer", &DataSection::tokenizer, any, "the tokenizer.json that made the tokens")
+      .field("tokenizer", &DataSection::tokenizer, any, "what made the tokens: a tokenizer.json, its directory or hf:DIR")
       .may_differ(own_copy)
       .field("shuffle", &DataSection::shuffle, any,
              "sample i is drawn by (seed, i); false = in the order of the files");

@@ -65,7 +65,7 @@ struct RunSection {
 // preset, or else from the tokenizer).
 struct ModelSection {
   std::string preset{};  // empty = none: the fields alone describe the model
-  std::string from{};    // "hf:DIR": a model directory of Hugging Face, its sizes and its weights; empty = not given
+  std::string from{};    // a model directory of Hugging Face (base/source.h), its sizes and its weights; empty = not given
   std::optional<std::string> family{};  // "gpt2", "llama", "mistral", "qwen2" or "qwen3"
   std::optional<int64_t> layers{};
   std::optional<int64_t> hidden{};
@@ -85,7 +85,7 @@ struct ModelSection {
 struct DataSection {
   std::string train{};       // prefix of a .bin/.idx pair; empty = not given
   std::string validation{};  // the same
-  std::string tokenizer{};   // a tokenizer.json
+  std::string tokenizer{};   // as base/source.h says
   bool shuffle = true;
   bool operator==(const DataSection&) const = default;
 };

@@ -1,6 +1,7 @@
 #include "lockstep/data/bpe_tokenizer.h"
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/data/tokenizer_json.h"
 
@@ -40,7 +41,7 @@ const Component& checked(const Component& root) {
 }  // namespace
 
 Tokenizer Tokenizer::load(const std::filesystem::path& path) {
-  const auto file = std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
+  const std::filesystem::path file = tokenizer_file(path.string());
   Tokenizer tokenizer(read_json(file), file.string());
   tokenizer.special_ = read_special_ids(
       file.parent_path(), [&](std::string_view token) { return tokenizer.token_id(token); }, tokenizer.vocab_size());

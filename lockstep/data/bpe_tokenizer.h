@@ -42,7 +42,7 @@ struct DecodeOptions {
 // Immutable; any number of threads may use one.
 class Tokenizer {
  public:
-  // `path` is the tokenizer.json, or its folder. DataError LS1203 (no file), LS1205 (no JSON), LS1210 (malformed),
+  // `path` as base/source.h says: the tokenizer.json, its folder, hf:DIR. DataError LS1203 (no file), LS1205 (no JSON), LS1210 (malformed),
   // LS1211 (not supported), LS1213 and LS1215 (its regular expressions), LS1216 (a file beside it).
   static Tokenizer load(const std::filesystem::path& path);
   // `origin` names the text in messages.

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/data/bpe_tokenizer.h"
@@ -117,6 +118,7 @@ bool is_token_pair(const fs::path& prefix) {
 std::string inspect(const fs::path& path) {
   std::error_code ignored;
   if (!fs::is_regular_file(path, ignored) && is_token_pair(path)) return inspect_tokens(path);
+  if (const fs::path tokenizer = tokenizer_file(path.string()); tokenizer != path) return inspect_tokenizer(tokenizer);
   require_file(path);
   const fs::path prefix = path.parent_path() / path.stem();
   if (path.extension() == ".idx" || (path.extension() == ".bin" && is_token_pair(prefix)))

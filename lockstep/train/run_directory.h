@@ -9,6 +9,8 @@
 
 namespace lockstep::train {
 
+inline constexpr const char* kHfConfigFile = "hf_config.json";  // what the run's model came from: its config.json
+
 class RunDirectory {
  public:
   explicit RunDirectory(std::filesystem::path root) : root_(std::move(root)) {}
@@ -17,8 +19,6 @@ class RunDirectory {
   std::filesystem::path config() const { return root_ / "config.resolved.toml"; }
   std::filesystem::path environment() const { return root_ / "env.json"; }
   std::filesystem::path metrics() const { return root_ / "metrics.jsonl"; }
-  std::filesystem::path tokenizer() const { return root_ / "tokenizer.json"; }  // a copy; none for data without one
-  std::filesystem::path hf_config() const { return root_ / "hf_config.json"; }  // a copy of model.from's config.json
   std::filesystem::path checkpoints() const { return root_ / "checkpoints"; }
   std::filesystem::path trace() const { return root_ / "trace"; }         // of steps that were timed
   std::filesystem::path report() const { return root_ / "report.html"; }  // the last of them, drawn

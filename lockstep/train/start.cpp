@@ -8,7 +8,6 @@
 #include <iterator>
 
 #include "lockstep/arch/hf_config.h"
-#include "lockstep/base/file.h"
 #include "lockstep/base/hash.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
@@ -98,15 +97,6 @@ std::string activity_report(const Activity& activity, int calls) {
   }
   if (!activity.save.empty()) text += cat("saving a checkpoint: ", activity.save, "\n");
   return cat(text, "stack, innermost first:\n", activity.stack);
-}
-
-void keep_sources(const config::RunConfig& config, const RunDirectory& directory) {
-  std::filesystem::path tokenizer = config.data.tokenizer;
-  if (const auto folder = arch::hf_folder(config.model)) {
-    write_file(directory.hf_config(), read_file(*folder / "config.json"));
-    if (tokenizer.empty() && std::filesystem::exists(*folder / "tokenizer.json")) tokenizer = *folder / "tokenizer.json";
-  }
-  if (!tokenizer.empty()) write_file(directory.tokenizer(), read_file(tokenizer));
 }
 
 bool load_start_values(const config::RunConfig& config, engine::Executor& executor) {

@@ -10,7 +10,6 @@
 #include "lockstep/engine/executor.h"
 #include "lockstep/program/memory.h"
 #include "lockstep/train/console.h"
-#include "lockstep/train/run_directory.h"
 
 namespace lockstep::train {
 
@@ -33,10 +32,6 @@ struct Activity {
   std::string stack{};
 };
 std::string activity_report(const Activity& activity, int calls);
-
-// Copies what the run starts from into its directory, so that it can be generated from and exported by itself: the
-// tokenizer (data.tokenizer, else that of model.from) and the config.json of model.from.
-void keep_sources(const config::RunConfig& config, const RunDirectory& directory);
 
 // The weights of model.from in place of the initial values: every rank reads its own pieces, master weights included.
 // False, and nothing done, where model.from is not set. Throws as checkpoint::import_hf.

@@ -17,6 +17,7 @@
 #include "lockstep/program/layout.h"
 #include "lockstep/train/console.h"
 #include "lockstep/train/exposed.h"
+#include "lockstep/train/kept_files.h"
 #include "lockstep/train/metrics.h"
 #include "lockstep/train/run_directory.h"
 #include "lockstep/train/run_lock.h"
@@ -97,6 +98,7 @@ class Trainer {
 
   TrainJob job_;
   RunDirectory directory_;
+  std::optional<KeptFiles> kept_;  // of rank 0: read before anything is written
   Log log_;
   engine::Groups groups_;
   engine::Executor executor_;

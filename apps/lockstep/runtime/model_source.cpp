@@ -4,34 +4,29 @@
 
 #include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/model_json.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/checkpoint/hf_import.h"
 #include "lockstep/checkpoint/load.h"
+#include "lockstep/train/run_directory.h"
 
 namespace lockstep::apps {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct Step {
-  fs::path folder, tokenizer;
-};
-
-// A run directory, its checkpoints/, or one step of it.
-Step find_step(fs::path path) {
-  path = path.lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  if (checkpoint::parse_step_name(path.filename().string()))
-    return {path, path.parent_path().parent_path() / "tokenizer.json"};
-  const fs::path run = path.filename() == "checkpoints" ? path.parent_path() : path;
+// Of a run directory, its checkpoints/, or one step of it.
+fs::path find_step(const fs::path& path) {
+  if (checkpoint::step_of(path)) return path;
+  const fs::path run = checkpoint::run_of(path);
   const checkpoint::Latest latest = checkpoint::find_latest(run / "checkpoints");
   for (const checkpoint::StepFolder& folder : latest.skipped)
     std::fputs(cat("skipped ", folder.path.string(), ": ", folder.problem, "\n").c_str(), stderr);
   if (!latest.path)
     throw CheckpointError({.code = "LS1310", .what = cat("no whole checkpoint in ", (run / "checkpoints").string()),
                            .way_out = "train first: lockstep train run.toml"});
-  return {*latest.path, run / "tokenizer.json"};
+  return *latest.path;
 }
 
 // --model, or the one argument; a run.toml's run directory.
@@ -41,7 +36,7 @@ std::string named_model(const CommandLine& command_line) {
   const bool by_config = !command_line.config_files().empty();
   if (names.size() + by_config != 1)
     throw ConfigError({.code = "LS1004",
-                       .what = cat("lockstep ", command_line.verb, " needs one run, step, run.toml or hf:DIR")});
+                       .what = cat("lockstep ", command_line.verb, " needs one run, step, run.toml or model directory")});
   for (const config::Override& change : command_line.overrides) {
     if (by_config && change.key != "parallel.tp" && change.key != "run.dir" && change.key != "run.name")
       throw ConfigError({.code = "LS1002",
@@ -59,8 +54,8 @@ std::string named_model(const CommandLine& command_line) {
 
 ModelSource find_model(const CommandLine& command_line) {
   const std::string name = named_model(command_line);
-  if (name.starts_with("hf:")) {
-    const fs::path folder = name.substr(3);
+  if (names_hf_model(name)) {
+    const fs::path folder = source_folder(name);
     const arch::HfConfig config = arch::load_hf_config(folder);
     return {.folder = folder,
             .hugging_face = true,
@@ -68,12 +63,14 @@ ModelSource find_model(const CommandLine& command_line) {
             .model = config.model,
             .stop_tokens = config.eos_token_ids};
   }
-  const Step step = find_step(name);
-  const checkpoint::TrainState train_state =
-      checkpoint::read_train_state(step.folder, checkpoint::read_manifest(step.folder));
-  return {.folder = step.folder,
-          .tokenizer = step.tokenizer,
-          .model = arch::parse_model_json(train_state.model, step.folder.string())};
+  const fs::path step = find_step(name), run = checkpoint::run_of(step);
+  const checkpoint::TrainState train_state = checkpoint::read_train_state(step, checkpoint::read_manifest(step));
+  ModelSource source = {.folder = step,
+                        .tokenizer = run / "tokenizer.json",
+                        .model = arch::parse_model_json(train_state.model, step.string())};
+  if (fs::exists(run / train::kHfConfigFile))
+    source.stop_tokens = arch::load_hf_config(run, train::kHfConfigFile).eos_token_ids;
+  return source;
 }
 
 void load_parameters(const ModelSource& source, engine::ParameterStore& store) {

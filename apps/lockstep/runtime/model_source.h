@@ -15,12 +15,12 @@ namespace lockstep::apps {
 struct ModelSource {
   std::filesystem::path folder;     // a step's folder, or a model directory of Hugging Face
   bool hugging_face = false;
-  std::filesystem::path tokenizer;  // tokenizer.json; may not exist
+  std::filesystem::path tokenizer;  // tokenizer.json; may not exist. Beside it lie the chat template and what else it has
   arch::ModelConfig model{};
   std::vector<int64_t> stop_tokens{};  // from generation_config.json or config.json; empty = the tokenizer's
 };
 
-// What --model, the one argument or the run.toml names. ConfigError LS1002, LS1004, CheckpointError LS1310 and what
+// What --model, the one argument or the run.toml names (base/source.h). ConfigError LS1002, LS1004, CheckpointError LS1310 and what
 // reading the model's description throws. Of overrides without a run.toml only parallel.tp is taken.
 ModelSource find_model(const CommandLine& command_line);
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdio>
 #include <ctime>
+#include <iterator>
 
 #include "apps/lockstep/runtime/generate_options.h"
 #include "apps/lockstep/runtime/line_editor.h"
@@ -44,7 +45,7 @@ class Talk {
  public:
   Talk(const CommandLine& command_line, const ModelSource& source, LoadedModel& loaded)
       : tokenizer_(data::Tokenizer::load(source.tokenizer)),
-        template_(source.hugging_face ? chat::ChatTemplate::load(source.folder) : std::nullopt),
+        template_(chat::ChatTemplate::load(source.tokenizer.parent_path())),
         options_(sampling_of(command_line)),
         capacity_(context_of(command_line, source.model)),
         stops_(command_line.values("stop")),
@@ -54,7 +55,7 @@ class Talk {
     if (options_.max_new_tokens < 1) throw ConfigError({.code = "LS1005", .what = "--max-new-tokens: 1 or more is needed"});
     options_.reuse_prefix = true;
     options_.stop_tokens = source.stop_tokens;
-    if (options_.stop_tokens.empty() && tokenizer_.eos_id()) options_.stop_tokens = {*tokenizer_.eos_id()};
+    if (options_.stop_tokens.empty()) std::ranges::copy(tokenizer_.eos_ids(), std::back_inserter(options_.stop_tokens));
     if (command_line.has("system")) system_ = command_line.value("system");
     reset();
   }
@@ -135,9 +136,10 @@ class Talk {
 };
 
 void check_template(const CommandLine& command_line, const ModelSource& source) {
-  if (command_line.has("raw") || (source.hugging_face && chat::ChatTemplate::load(source.folder))) return;
+  const std::filesystem::path folder = source.tokenizer.parent_path();
+  if (command_line.has("raw") || chat::ChatTemplate::load(folder)) return;
   throw ConfigError({.code = "LS1251",
-                     .what = cat(source.folder.string(), " has no chat template: neither chat_template.jinja nor chat_template in "
+                     .what = cat(folder.string(), " has no chat template: neither chat_template.jinja nor chat_template in "
                                                          "tokenizer_config.json"),
                      .way_out = "--raw lets the model continue what you write, as lockstep generate does"});
 }

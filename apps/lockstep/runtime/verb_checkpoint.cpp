@@ -6,16 +6,14 @@
 #include "apps/lockstep/runtime/verbs.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/json.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/diff.h"
-#include "lockstep/checkpoint/hf_directory.h"
 #include "lockstep/checkpoint/hf_inspect.h"
 #include "lockstep/checkpoint/inspect.h"
 
 namespace lockstep::apps {
 namespace {
-
-constexpr std::string_view kHfPrefix = "hf:";
 
 void print(const std::string& text) {
   std::fputs(text.c_str(), stdout);
@@ -29,9 +27,8 @@ int code_of(bool good, ExitCode otherwise) {
 // `verify`: every step must be whole, not just one; of a Hugging Face directory every value is read.
 int inspect_path(const CommandLine& command_line, bool verify) {
   const std::string& path = command_line.arguments[1];
-  if (path.starts_with(kHfPrefix) || checkpoint::is_hf_directory(path)) {
-    const std::string directory = path.starts_with(kHfPrefix) ? path.substr(kHfPrefix.size()) : path;
-    const checkpoint::HfReport report = checkpoint::inspect_hf(directory, verify);
+  if (names_hf_model(path)) {
+    const checkpoint::HfReport report = checkpoint::inspect_hf(source_folder(path), verify);
     if (command_line.json) {
       print(OrderedJson({{"ok", report.good()}, {"hf", checkpoint::report_json(report)}}).dump() + "\n");
     } else {

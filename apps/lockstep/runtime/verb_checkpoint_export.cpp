@@ -7,26 +7,22 @@
 #include "lockstep/arch/hf_config.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/json.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/checkpoint/directory.h"
 #include "lockstep/checkpoint/hf_export.h"
 #include "lockstep/config/load.h"
+#include "lockstep/train/run_directory.h"
 
 namespace lockstep::apps {
 namespace {
 
 namespace fs = std::filesystem;
 
-// The folder of the run that a step's folder belongs to.
-fs::path run_of(const fs::path& step) {
-  fs::path path = fs::absolute(step).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();
-  return path.parent_path().parent_path();
-}
-
 // The config.json that the run's model came from: the run's copy, or else that of the directory it was started from.
 std::optional<Json> original_config(const fs::path& run) {
-  if (fs::exists(run / "hf_config.json")) return read_json(run / "hf_config.json");
+  if (fs::exists(run / train::kHfConfigFile)) return read_json(run / train::kHfConfigFile);
   if (!fs::exists(run / "config.resolved.toml")) return std::nullopt;
   const auto directory = arch::hf_folder(config::load_config({run / "config.resolved.toml"}, {}).config.model);
   if (!directory || !fs::exists(*directory / "config.json")) return std::nullopt;
@@ -68,11 +64,10 @@ int export_checkpoint(const CommandLine& command_line) {
   const auto dtype = dtype_of(command_line);
   const int64_t max_shard_bytes = shard_bytes(command_line.value("max-shard-size", "5GB"));
   checkpoint::StepModel step(checkpoint::find_step(command_line.arguments[1]));
-  const fs::path run = run_of(step.path());
+  const fs::path run = checkpoint::run_of(step.path());
   const std::optional<Json> original = original_config(run);
   std::map<std::string, fs::path> files;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-                           "generation_config.json"}) {
+  for (const char* name : kTokenizerFiles) {
     if (fs::exists(run / name)) files[name] = run / name;
   }
   const checkpoint::HfExportResult result =

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <optional>
 
 #include "apps/lockstep/runtime/generate_options.h"
@@ -215,7 +216,7 @@ infer::GenerateOptions options_of(const CommandLine& command_line, const ModelSo
   if (options.max_new_tokens < 1) throw ConfigError({.code = "LS1005", .what = "--max-new-tokens: 1 or more is needed"});
   if (command_line.has("ignore-eos")) return options;
   options.stop_tokens = source.stop_tokens;
-  if (options.stop_tokens.empty() && tokenizer && tokenizer->eos_id()) options.stop_tokens = {*tokenizer->eos_id()};
+  if (options.stop_tokens.empty() && tokenizer) std::ranges::copy(tokenizer->eos_ids(), std::back_inserter(options.stop_tokens));
   return options;
 }
 
