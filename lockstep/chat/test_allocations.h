@@ -19,6 +19,13 @@ void* operator new(size_t size) {
   if (now > most_allocated_bytes) most_allocated_bytes = now;
   return block;
 }
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* block) noexcept {
   allocated_bytes -= static_cast<int64_t>(malloc_usable_size(block));
   std::free(block);

@@ -64,7 +64,7 @@ const TrainJob& checked(const TrainJob& job) {
 Trainer::Trainer(const TrainJob& job)
     : job_(checked(job)),
       directory_(job.loaded.config.run.dir),
-      kept_(is_rank0() ? std::optional(KeptFiles(job.loaded.config)) : std::nullopt),
+      kept_(KeptFiles(job.loaded.config)),
       log_({.file = directory_.log(job.world.rank())}),
       groups_(job.world, job.layout),
       executor_(executor_options_of(job), groups_),
@@ -113,10 +113,11 @@ void Trainer::open_run_directory() {
                                                           {"world_size", job_.world.size()},
                                                           {"backend", job_.world.backend()},
                                                           {"lockstep", job_.version}})});
-    kept_->write(directory_);
+    kept_.value().write(directory_);
     rank0_ = std::make_unique<Console0>(directory_);
     rank0_->console.header(run_header(job_, executor_));
   }
+  kept_.reset();
   groups_.world().barrier({.site = "start"}).wait();
   gemm_rate_ = measure_gemm_rate(executor_.compute_dtype(), device_);
 }

@@ -98,7 +98,7 @@ class Trainer {
 
   TrainJob job_;
   RunDirectory directory_;
-  std::optional<KeptFiles> kept_;  // of rank 0: read before anything is written
+  std::optional<KeptFiles> kept_;  // read by all ranks before anything is written, held until rank 0 has
   Log log_;
   engine::Groups groups_;
   engine::Executor executor_;
