@@ -4,7 +4,7 @@ import re
 import support
 
 DATA = ("--data.train=austen", "--data.tokenizer=tok.json")
-TRAIN = ("--run.name=one", "--train.steps=1", "--train.threads=1", "--checkpoint.resume=none", "--optimizer.warmup_steps=0")
+TRAIN = ("--train.steps=1", "--train.threads=1", "--checkpoint.resume=none", "--optimizer.warmup_steps=0")
 
 # -n, flags, the cut of the batch. gpt2-test and llama-test read 64 tokens.
 JOBS = (
@@ -17,14 +17,14 @@ JOBS = (
 
 class DefaultsTest(support.LockstepTest):
     def test_show_and_train_plan_the_same_job(self):
-        for ranks, flags, batch in JOBS:
+        for number, (ranks, flags, batch) in enumerate(JOBS):
             with self.subTest(ranks=ranks, flags=flags):
                 shown = self.do("show", "layout", "-n", ranks, *flags).out.splitlines()[1]
                 self.assertIn(batch, shown)
-                trained = self.do("train", "-n", ranks, *flags, *DATA, *TRAIN).out
-                ran = re.search(r"^  layout +(.*)$", trained, re.MULTILINE).group(1)
+                trained = self.do("train", "-n", ranks, *flags, *DATA, *TRAIN, f"--run.name=job{number}")
+                ran = re.search(r"^  layout +(.*)$", trained.out + trained.err, re.MULTILINE).group(1)
                 self.assertEqual(ran, shown)
-                resolved = (self.run_folder("one") / "config.resolved.toml").read_text()
+                resolved = (self.run_folder(f"job{number}") / "config.resolved.toml").read_text()
                 tokens = re.search(r"(\d+) tokens", shown).group(1)
                 self.assertRegex(resolved, rf"seq_len = {tokens} +# (default|--)")
                 self.assertIn(f"\nseq_len = {tokens} ", self.do("config", "show", "-n", ranks, *flags).out)
