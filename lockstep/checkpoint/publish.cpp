@@ -63,15 +63,15 @@ class Publisher {
     before("remove");
     fs::remove_all(folder);
   }
+  void rename(const fs::path& from, const fs::path& to) {
+    before("rename");
+    if (::rename(from.c_str(), to.c_str()) != 0) fail(from, to, errno);
+  }
 
  private:
   static bool exists(const fs::path& path) { return fs::exists(fs::symlink_status(path)); }
   void before(const char* call) const {
     if (options_.before) options_.before(call);
-  }
-  void rename(const fs::path& from, const fs::path& to) {
-    before("rename");
-    if (::rename(from.c_str(), to.c_str()) != 0) fail(from, to, errno);
   }
   void sync(const fs::path& folder) {
     before("sync");
@@ -97,6 +97,26 @@ bool is_whole(const fs::path& step) {
   }
 }
 
+// Versions before this one renamed the old step away, then the new one to its place: both are whole, and neither has the name.
+void repair_renamed(const fs::path& directory, Publisher& publisher) {
+  constexpr std::string_view kReplaced = "replaced-";
+  std::vector<std::string> names;
+  std::error_code missing;
+  for (const auto& entry : fs::directory_iterator(directory, missing)) {
+    const std::string name = entry.path().filename().string(), start = cat(kTemporaryPrefix, kReplaced);
+    if (name.starts_with(start) && parse_step_name(name.substr(start.size()))) names.push_back(name.substr(start.size()));
+  }
+  for (const std::string& name : names) {
+    const fs::path fresh = directory / cat(kTemporaryPrefix, name), old = directory / cat(kTemporaryPrefix, kReplaced, name);
+    if (fs::exists(directory / name)) continue;
+    if (is_whole(fresh)) {
+      publisher.rename(fresh, directory / name);
+    } else if (is_whole(old)) {
+      publisher.rename(old, directory / name);
+    }
+  }
+}
+
 }  // namespace
 
 void publish_step(const fs::path& temporary, const fs::path& place, const PublishOptions& options) {
@@ -104,6 +124,7 @@ void publish_step(const fs::path& temporary, const fs::path& place, const Publis
 }
 
 void repair_steps(const fs::path& directory, const PublishOptions& options) {
+  Publisher publisher(options);
   std::vector<fs::path> beside;
   std::error_code missing;
   for (const auto& entry : fs::directory_iterator(directory, missing)) {
@@ -113,18 +134,19 @@ void repair_steps(const fs::path& directory, const PublishOptions& options) {
   for (const fs::path& path : beside) {
     fs::path place = path;
     place.replace_extension();
-    Publisher publisher(options);
     // It was whole when it got its name. Where it is damaged since and the old one is not, the old one stays.
     is_whole(path) || !is_whole(place) ? publisher.take_place(path, place) : publisher.remove(path);
   }
+  repair_renamed(directory, publisher);
 }
 
 std::string point_latest(const fs::path& directory, const std::string& name) {
   const fs::path link = directory / "latest", temporary = directory / cat(kTemporaryPrefix, "latest");
   std::error_code code;
-  if (fs::exists(fs::symlink_status(link, code)) && !fs::is_symlink(fs::symlink_status(link, code)))
-    return cat(link.string(), " is no link, perhaps copied without links: it is left as it is, and nothing reads it; the newest step is ",
-               name);
+  const fs::file_status there = fs::symlink_status(link, code);
+  if (fs::exists(there) && !fs::is_symlink(there))
+    return cat(link.string(), " is no link, perhaps copied without links: it is left as it is, and nothing reads it; ",
+               "the newest step is ", name);
   fs::remove(temporary, code);
   fs::create_directory_symlink(name, temporary, code);
   if (!code) fs::rename(temporary, link, code);

@@ -142,6 +142,17 @@ TEST(Repair, ADamagedNewStepDoesNotReplaceAWholeOne) {
   EXPECT_FALSE(fs::exists(directory / "step-00000007.new"));
 }
 
+TEST(Repair, WhatAnEarlierVersionLeftBetweenTwoRenamesIsKept) {
+  for (const bool is_new_whole : {true, false}) {
+    const fs::path directory = prepared("earlier");
+    fs::rename(directory / step_name(kStep), directory / ".tmp-replaced-step-00000007");
+    if (!is_new_whole) fs::remove(directory / ".tmp-step-00000007/manifest.json");
+    EXPECT_EQ(find_latest(directory).path, std::nullopt);
+    save_value(directory, 3, kStep + 1);
+    EXPECT_EQ(loaded_value(directory / step_name(kStep)), is_new_whole ? 2 : 1);
+  }
+}
+
 TEST(Latest, ThatIsAFolderIsAWarningAndStays) {
   const fs::path directory = fresh_folder("latest");
   save_value(directory, 1);

@@ -40,12 +40,14 @@ Beginning back_to(const RunDirectory& directory, const std::string& resume, int6
 
 }  // namespace
 
+bool names_a_place(const std::string& resume) { return resume != "auto" && resume != "none"; }
+
 bool same_place(const fs::path& a, const fs::path& b) { return canonical_place(a) == canonical_place(b); }
 
 Beginning beginning_of(const RunDirectory& directory, const std::string& resume) {
   const bool has_own = !checkpoint::list_steps(directory.checkpoints()).empty();
   if (resume == "auto") return {.from = has_own ? From::kOwn : From::kNothing};
-  if (has_own && resume != "none") {
+  if (has_own && names_a_place(resume)) {
     if (same_place(resume, directory.checkpoints())) return {.from = From::kOwn};
     const auto step = checkpoint::step_of(resume);
     if (step && same_place(canonical_place(resume).parent_path(), directory.checkpoints()))
@@ -53,8 +55,8 @@ Beginning beginning_of(const RunDirectory& directory, const std::string& resume)
   }
   if (has_own)
     return {.from = From::kOwn,
-            .note = cat("checkpoint.resume = \"", resume, "\" says where a run begins; this one has checkpoints of its own and goes "
-                        "on from them (another run.name begins anew)")};
+            .note = cat("checkpoint.resume = \"", resume, "\" says where a run begins; this one has checkpoints of its own and ",
+                        "goes on from them (another run.name begins anew)")};
   if (resume == "none") return {};
   require_checkpoint(resume);
   return {.from = From::kElsewhere};

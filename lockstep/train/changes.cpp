@@ -91,11 +91,13 @@ std::vector<std::pair<std::string, std::string>> changes(const checkpoint::Train
   compare("layout", saved.layout, now.layout);
   if (saved.data.is_object()) {
     for (const auto& [key, value] : saved.data.items()) {
-      if (config::find_field("train", key) == nullptr) compare(cat("data.", key), value.dump(), now.data.value(key, Json()).dump());
+      if (config::find_field("train", key) != nullptr) continue;  // seed and seq_len: among the settings
+      compare(cat("data.", key), value.dump(), now.data.value(key, Json()).dump());
     }
   }
   if (!other_schedule) return found;
-  if (const auto before = configuration_of(saved.settings)) found.emplace_back("learning rate", rates(*before, config, saved.step));
+  if (const auto before = configuration_of(saved.settings))
+    found.emplace_back("learning rate", rates(*before, config, saved.step));
   return found;
 }
 

@@ -214,7 +214,14 @@ bool RunLock::take(int64_t number, const std::string& from) {
 }
 
 void RunLock::check() const {
-  if (!beating_ || !beating_->lost) return;
+  if (beating_ && beating_->lost) lost();
+}
+
+void RunLock::look() const {
+  if (beating_ && (beating_->lost || beating_->is_taken())) lost();
+}
+
+void RunLock::lost() const {
   const std::vector<int64_t> numbers = numbers_in(folder_);
   const auto text = numbers.empty() ? std::nullopt : read_lock(file_of(folder_, numbers.back()));
   const std::optional<LockContent> now = text ? LockContent::parse(*text) : std::nullopt;

@@ -41,14 +41,17 @@ class RunLock {
   std::string watched() const;
   // Whose lock was taken over, and why; empty where it was free.
   const std::string& took_over() const { return took_over_; }
-  // CheckpointError LS1316 where another has taken over since: this process was silent for too long. Thread-safe.
+  // CheckpointError LS1316 where another has taken over since: this process was silent for too long. check() knows what the
+  // last beat has seen; look() reads the folder, for what must not happen twice. Thread-safe; nothing where it is not held.
   void check() const;
+  void look() const;
 
  private:
   struct Beating;
   struct Watched;
   bool take(int64_t number, const std::string& from);
   bool pause();
+  [[noreturn]] void lost() const;
 
   std::filesystem::path folder_;
   RunLockOptions options_;

@@ -193,6 +193,20 @@ TEST(RunLock, WhoWasSilentForTooLongLearnsOfIt) {
   EXPECT_FALSE(LockContent::parse(read_file(run / "lock/holder-2"))->released);
 }
 
+TEST(RunLock, ALookFindsItBeforeTheNextBeat) {
+  const fs::path run = fresh("look");
+  RunLock silent(run, {.beat = std::chrono::hours(1)});
+  silent.look();  // not held yet
+  EXPECT_TRUE(silent.try_take());
+  silent.look();
+  leave_lock(run, other_host(), 2);
+  silent.check();
+  EXPECT_THROW(silent.look(), CheckpointError);
+  // A folder that somebody has removed is nobody's.
+  fs::remove_all(run / "lock");
+  silent.look();
+}
+
 TEST(RunLock, AFolderThatCannotBeWrittenIsSaid) {
   const fs::path run = fresh("file");
   write_file(run, "");

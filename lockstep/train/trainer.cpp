@@ -55,7 +55,7 @@ std::chrono::milliseconds milliseconds_of(const config::Duration& duration) {
 const TrainJob& checked(const TrainJob& job) {
   device_of(job.loaded.config);
   const config::RunConfig& config = job.loaded.config;
-  if (config.checkpoint.resume != "auto") (void)beginning_of(RunDirectory(config.run.dir), config.checkpoint.resume);
+  if (names_a_place(config.checkpoint.resume)) (void)beginning_of(RunDirectory(config.run.dir), config.checkpoint.resume);
   return job;
 }
 
@@ -77,7 +77,7 @@ Trainer::Trainer(const TrainJob& job)
               .keep = static_cast<int>(job.loaded.config.checkpoint.keep),
               .stall_timeout = milliseconds_of(job.loaded.config.checkpoint.stall_timeout),
               .progress = job.save_progress,
-              .guard = [lock = lock_] { lock->check(); }}),
+              .guard = [lock = lock_] { lock->look(); }}),
       tracer_(directory_, config::traced_steps(job.loaded.config), job.world, groups_, executor_),
       signals_(job.second_signal_ends),
       dump_([this](const std::string& stack) { write_dump(stack); }) {}
@@ -290,7 +290,7 @@ void Trainer::save() {
                                    .train_state = train_state(),
                                    .world = groups_.world(),
                                    .keep = static_cast<int>(config().checkpoint.keep),
-                                   .guard = [this] { lock_->check(); }}));
+                                   .guard = [this] { lock_->look(); }}));
   }
   last_save_ = Clock::now();
   saved_at_ = step_;

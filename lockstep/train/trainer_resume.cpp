@@ -51,7 +51,7 @@ bool Trainer::resume() {
   for (const checkpoint::StepFolder& folder : resumed->skipped)
     note(cat("skipped ", folder.path.string(), ": ", folder.problem));
   // Who names a step wants it on other data too.
-  if (from == From::kOwn && !same_place(wanted, resumed->path)) check_resumed(*resumed);
+  if (from == From::kOwn && !(names_a_place(wanted) && same_place(wanted, resumed->path))) check_resumed(*resumed);
   executor_.store().loaded();
   step_ = resumed_at_ = saved_at_ = resumed->train_state.step;
   consumed_samples_ = resumed->train_state.consumed_samples;

@@ -101,6 +101,15 @@ class ResumeTest(support.LockstepTest):
                          [(13, None, True), (20, "set-aside-1", True), (15, "set-aside-1", True), (10, "set-aside-1", True)])
         self.assertIn("set aside when the run went back", self.do("checkpoint", "inspect", "runs/back").out)
 
+    def test_other_data_on_purpose(self):
+        self.train("seed", "--train.steps=4")
+        other = ("--train.seed=5", f"--checkpoint.resume={self.step_folder('seed', 4)}")
+        self.assertIn("LS1311", self.lockstep("train", "run.toml", "--run.name=seed", "--train.steps=6", other[0]).err)
+        result = self.train("seed", "--train.steps=4", *other)  # ends before its first save
+        self.assertRegex(result.err, r"  train\.seed +1234 -> 5\n")
+        self.assertIn("at step 4\n", self.train("seed", "--train.steps=6", *other).err)
+        self.assertIn("at step 6\n", self.train("seed", "--train.steps=8", *other).err)
+
     def test_a_copy_without_links_goes_on(self):
         self.half("linked", ranks=1)
         shutil.copytree(self.run_folder("linked"), self.run_folder("copied"), symlinks=False)
