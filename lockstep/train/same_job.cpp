@@ -44,10 +44,12 @@ std::string identity_of(const fs::path& path) {
   const int64_t size = file.tellg();
   const bool whole = is_read_whole(path) || size <= kSamples * kSample;
   const int64_t block = whole ? int64_t{1} << 20 : kSample;
+  const int64_t blocks = whole ? (size + block - 1) / block : kSamples;
   const int64_t stride = whole ? block : (size - kSample) / (kSamples - 1);
   Hasher hasher;
   std::vector<char> bytes(static_cast<size_t>(block));
-  for (int64_t at = 0; at < size; at += stride) {
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t at = whole || i + 1 < blocks ? i * stride : size - kSample;  // the end is a sample
     const int64_t count = std::min(block, size - at);
     file.seekg(at);
     if (!file.read(bytes.data(), count)) return cat(size, " bytes that cannot be read");

@@ -54,7 +54,7 @@ TEST(SameJob, AllRanksSayWhichValuesWhoseAndFromWhere) {
   for (const std::string& text : all) {
     EXPECT_EQ(text, all[0]);
     EXPECT_THAT(text, HasSubstr("error LS1103"));
-    EXPECT_THAT(text, HasSubstr("optimizer.lr: 0.0001 on ranks 0-1,3 (--optimizer.lr, on "));
+    EXPECT_THAT(text, HasSubstr("optimizer.lr: 1e-04 on ranks 0-1,3 (--optimizer.lr, on "));
     EXPECT_THAT(text, HasSubstr("; 0.1 on rank 2 (--optimizer.lr, on "));
     EXPECT_THAT(text, HasSubstr("train.seed: 1234 on ranks 0-1,3 (default, on "));
     EXPECT_THAT(text, HasSubstr("; 99 on rank 2 (--train.seed, on "));

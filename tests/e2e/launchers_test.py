@@ -219,7 +219,7 @@ class LaunchersTest(support.LockstepTest):
     def test_ranks_with_other_values_are_refused(self):
         run = "--run.name=differs"
         self.refused_together("differs", [run, "--optimizer.lr=1e-4"], [run, "--optimizer.lr=1e-1", "--train.seed=99"],
-                              "optimizer.lr: 0.0001 on rank 0 (--optimizer.lr, on ", "0.1 on rank 1 (--optimizer.lr, on ",
+                              "optimizer.lr: 1e-04 on rank 0 (--optimizer.lr, on ", "0.1 on rank 1 (--optimizer.lr, on ",
                               "train.seed: 1234 on rank 0 (default, on ", "99 on rank 1 (--train.seed, on ")
 
     def test_ranks_with_other_layouts_types_and_backends_are_refused(self):
