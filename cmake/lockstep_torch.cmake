@@ -43,17 +43,3 @@ else()
 endif()
 # MKL's and OpenMP's libraries sit beside torch's.
 target_link_options(lockstep_torch INTERFACE $<BUILD_INTERFACE:-Wl,-rpath,${LOCKSTEP_TORCH}/lib>)
-
-# One precompiled header for every file that sees LibTorch.
-file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_pch.cpp CONTENT "")  # rewritten only where it differs
-add_library(lockstep_torch_pch OBJECT ${CMAKE_BINARY_DIR}/torch_pch.cpp)
-target_link_libraries(lockstep_torch_pch PRIVATE lockstep_torch nlohmann_json::nlohmann_json)
-target_precompile_headers(lockstep_torch_pch PRIVATE ${CMAKE_SOURCE_DIR}/cmake/torch_pch.h)
-set_target_properties(lockstep_torch_pch PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-target_compile_options(lockstep_torch_pch PRIVATE -fPIC)
-function(lockstep_use_torch_pch target)
-  target_precompile_headers(${target} REUSE_FROM lockstep_torch_pch)
-  # Programs too: the header was compiled with -fPIC, and g++ insists on the same setting.
-  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-  target_compile_options(${target} PRIVATE -fPIC)
-endfunction()

@@ -1,6 +1,6 @@
 # The rooms in the order of cmake/rooms.txt: a room may include only rooms with a lower number.
-# Every *.cpp of a room is part of it but for *_test.cpp, each of which is one ctest, and *_plugin.cpp, each of which is a
-# shared library of its own that is loaded where it is asked for.
+# Every *.cpp of a room is part of it but for *_test.cpp (cmake/room_tests.cmake) and *_plugin.cpp, each of which is a shared
+# library of its own that is loaded where it is asked for.
 find_package(nlohmann_json REQUIRED)
 find_package(tomlplusplus REQUIRED)
 find_package(spdlog REQUIRED)
@@ -15,7 +15,9 @@ if(LOCKSTEP_RUNTIME)
 endif()
 if(LOCKSTEP_TESTS)
   find_package(GTest REQUIRED)
+  include(room_tests)       # lockstep_tests()
 endif()
+include(precompiled)        # lockstep_use_precompiled()
 
 file(STRINGS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt LOCKSTEP_ROOM_LINES REGEX "^[0-9]")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt)
@@ -68,29 +70,13 @@ function(lockstep_room path side)
   endforeach()
   if(side STREQUAL "runtime")
     target_link_libraries(room_${name} PUBLIC lockstep_torch nlohmann_json::nlohmann_json)
-    lockstep_use_torch_pch(room_${name})
+    lockstep_use_precompiled(room_${name} lockstep_torch_pch)
   else()
     target_link_libraries(room_${name} PUBLIC nlohmann_json::nlohmann_json Threads::Threads
       PRIVATE tomlplusplus::tomlplusplus spdlog::spdlog PkgConfig::PCRE2 PkgConfig::UTF8PROC PkgConfig::XXHASH ZLIB::ZLIB)
   endif()
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_${side}_ROOMS room_${name})
   if(LOCKSTEP_TESTS)
-    foreach(test ${tests})
-      get_filename_component(stem ${test} NAME_WE)
-      lockstep_test(${name}.${stem} ${test} room_${name})
-      if(side STREQUAL "runtime")
-        lockstep_use_torch_pch(${name}.${stem})
-      endif()
-    endforeach()
+    lockstep_tests(${name} ${side} room_${name} ${tests})
   endif()
-endfunction()
-
-# lockstep_test(<name> <source> <libraries>...): one GoogleTest program, one ctest of the same name.
-function(lockstep_test name source)
-  add_executable(${name} ${source})
-  target_link_libraries(${name} PRIVATE ${ARGN} GTest::gmock GTest::gtest GTest::gtest_main)
-  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
-  target_compile_definitions(${name} PRIVATE LOCKSTEP_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 600 ENVIRONMENT "OMP_NUM_THREADS=1;MKL_NUM_THREADS=1")
 endfunction()

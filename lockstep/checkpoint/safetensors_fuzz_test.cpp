@@ -1,5 +1,6 @@
 // Headers changed at random, from a fixed seed: each is refused with the one error that files may give, or is what the
 // format says. Run under the sanitizers too.
+// A program of its own: it replaces operator new.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>

@@ -1,4 +1,5 @@
 // The collectives over shared memory, ranks as threads.
+// A program of its own: it gives test_collectives.h a run_ranks().
 #include "lockstep/comm/test_collectives.h"
 #include "lockstep/comm/test_in_flight.h"
 #include "support/run_ranks.h"

@@ -1,5 +1,6 @@
 // Ranks as processes that the local launcher starts: this program starts copies of itself, which talk over the region
 // that they inherit.
+// A program of its own: it is the program that its ranks run.
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 #include <signal.h>

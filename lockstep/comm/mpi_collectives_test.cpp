@@ -1,4 +1,5 @@
 // The collectives over MPI, ranks as processes: this program starts itself under mpirun, and every rank runs every test.
+// A program of its own: mpirun starts it.
 #include <cstdio>
 
 #include "lockstep/comm/mpi_world.h"

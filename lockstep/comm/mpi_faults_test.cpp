@@ -1,5 +1,6 @@
 // Ranks over MPI that disagree, throw, never come, stop or die: each test starts copies of this program under mpirun and
 // reads what they say.
+// A program of its own: mpirun starts it.
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
 // The collectives over backend nccl with NCCL itself replaced: even sizes "on the device", odd ones over TCP.
+// A program of its own: it gives test_collectives.h a run_ranks().
 #include "lockstep/comm/test_collectives.h"
 #include "lockstep/comm/test_in_flight.h"
 #include "lockstep/comm/test_nccl.h"

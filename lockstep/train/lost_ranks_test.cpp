@@ -1,5 +1,6 @@
 // A rank that is killed or stopped at each place of a run. This program starts copies of itself as the ranks, each a
 // Trainer as `lockstep train` has it; the one to be broken sends itself the signal exactly there.
+// A program of its own: it is the program that its ranks run.
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
