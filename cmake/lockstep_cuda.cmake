@@ -33,3 +33,4 @@ target_link_libraries(lockstep_nccl PRIVATE lockstep_torch CUDA::cudart ${LOCKST
 target_link_options(lockstep_nccl PRIVATE -Wl,--no-undefined)
 set_target_properties(lockstep_nccl PROPERTIES CXX_VISIBILITY_PRESET hidden INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS lockstep_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+add_dependencies(runtime lockstep_nccl)   # who builds the one has the other

@@ -10,8 +10,9 @@ if(MPI_CXX_FOUND)
   target_link_options(lockstep_mpi PRIVATE -Wl,--no-undefined -Wl,--as-needed)
   set_target_properties(lockstep_mpi PROPERTIES CXX_VISIBILITY_PRESET hidden INSTALL_RPATH_USE_LINK_PATH ON)
   install(TARGETS lockstep_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  add_dependencies(runtime lockstep_mpi)   # who builds the one has the other
 else()
-  message(STATUS "no MPI (Debian: libopenmpi-dev openmpi-bin): the backend mpi is not built, its tests do not run")
+  message(NOTICE "no MPI (Debian: libopenmpi-dev openmpi-bin): the backend mpi is not built, its tests do not run")
 endif()
 
 # lockstep_mpi_tests(<names>...): tests that run ranks over the backend.

@@ -1,6 +1,7 @@
 # Each *_test.cpp of a room is one ctest, <room>.<file>. ctest runs them in one program, <room>_tests; a target
 # <room>.<file> makes a program of that file alone, which is built sooner. A file that says "// A program of its own: <why>"
-# is not part of <room>_tests.
+# is not part of <room>_tests. Suites named Long... take minutes: they are the ctest <room>.<file>.long, which carries the
+# label `check` (tests/CMakeLists.txt).
 
 add_library(lockstep_test_main OBJECT ${CMAKE_SOURCE_DIR}/tests/support/main.cpp)
 target_link_libraries(lockstep_test_main PUBLIC GTest::gtest)
@@ -19,10 +20,17 @@ function(lockstep_test_objects name side library file)
   endif()
 endfunction()
 
-# lockstep_ctest(<name> <command>...)
-function(lockstep_ctest name)
+# lockstep_ctest(<name> <file> <command>...)
+function(lockstep_ctest name file)
+  set(threads "OMP_NUM_THREADS=1;MKL_NUM_THREADS=1")
+  file(STRINGS ${file} long REGEX "^(TEST|TEST_F|TEST_P|INSTANTIATE_TEST_SUITE_P)\\(Long")
+  if(long)
+    add_test(NAME ${name}.long COMMAND ${ARGN} --gtest_filter=Long*)
+    set_tests_properties(${name}.long PROPERTIES TIMEOUT 900 ENVIRONMENT "${threads}" LABELS check COST 200)
+    list(APPEND ARGN --gtest_filter=-Long*)
+  endif()
   add_test(NAME ${name} COMMAND ${ARGN})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 600 ENVIRONMENT "OMP_NUM_THREADS=1;MKL_NUM_THREADS=1")
+  set_tests_properties(${name} PROPERTIES TIMEOUT 600 ENVIRONMENT "${threads}")
 endfunction()
 
 # lockstep_tests(<room> <core|runtime> <library> <files>...)
@@ -42,10 +50,10 @@ function(lockstep_tests room side library)
     file(STRINGS ${file} alone REGEX "^// A program of its own: ")
     if(alone)
       set_target_properties(${room}.${stem} PROPERTIES EXCLUDE_FROM_ALL OFF)
-      lockstep_ctest(${room}.${stem} ${room}.${stem})
+      lockstep_ctest(${room}.${stem} ${file} ${room}.${stem})
     else()
       list(APPEND together ${objects})
-      lockstep_ctest(${room}.${stem} ${room}_tests ${stem})
+      lockstep_ctest(${room}.${stem} ${file} ${room}_tests ${stem})
     endif()
   endforeach()
   if(together)

@@ -1,19 +1,19 @@
 // lockstep doctor: what this machine and this installation lack, each with the command that mends it.
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 
+#include "apps/lockstep/doctor.h"
+#include "apps/lockstep/in_child.h"
 #include "apps/lockstep/runtime_call.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/json.h"
@@ -26,13 +26,6 @@
 
 namespace lockstep::apps {
 namespace {
-
-struct Finding {
-  std::string name;
-  bool ok;
-  std::string found;
-  std::string mend{};  // what to do where it is not ok
-};
 
 int usable_cores() {
   cpu_set_t set;
@@ -91,29 +84,6 @@ Finding shared_memory() {
   return {.name = "shared memory", .ok = true, .found = "memfd works"};
 }
 
-// What `work` returns, run in a child process that may crash. A child that is killed says by which signal.
-std::pair<bool, std::string> in_child(const std::function<std::pair<bool, std::string>()>& work) {
-  int ends[2];
-  if (::pipe(ends) != 0) return {false, cat("pipe: ", std::strerror(errno))};
-  std::fflush(nullptr);
-  const pid_t child = ::fork();
-  if (child < 0) return {false, cat("fork: ", std::strerror(errno))};
-  if (child == 0) {
-    const auto [ok, text] = work();
-    const bool written = ::write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
-    ::_exit(ok && written ? 0 : 1);
-  }
-  ::close(ends[1]);
-  std::string text;
-  char buffer[512];
-  for (ssize_t count; (count = ::read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(count));
-  ::close(ends[0]);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  if (WIFSIGNALED(status)) return {false, cat("crashed with ", ::strsignal(WTERMSIG(status)))};
-  return {WIFEXITED(status) && WEXITSTATUS(status) == 0, text};
-}
-
 // The path of the mapped file of that name, or "".
 std::string mapped_file(const std::string& name) {
   std::ifstream maps("/proc/self/maps");
@@ -138,7 +108,7 @@ std::vector<Finding> runtime() {
   Finding library{.name = "runtime library", .ok = !file.empty(), .found = "neither beside the program nor in ../lib",
                   .mend = "make build"};
   if (file.empty()) return {library};
-  const auto [loads, text] = in_child([&]() -> std::pair<bool, std::string> {
+  const auto [loads, text] = in_child([&]() -> ChildAnswer {
     void* handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle || !::dlsym(handle, kRuntimeVerb)) return {false, ::dlerror()};
     return {true, mapped_file("libtorch_cpu.so")};
@@ -155,6 +125,18 @@ std::vector<Finding> runtime() {
                            .ok = same,
                            .found = cat(version, " at ", package.string(), same ? "" : ", built with " LOCKSTEP_TORCH_VERSION),
                            .mend = "make build, with LOCKSTEP_TORCH set to the PyTorch that is meant"}};
+}
+
+// What building, the tests and other backends need.
+std::vector<Finding> tools() {
+  const char* path = std::getenv("PATH");
+  const Surroundings here{.path = path ? path : "",
+                          .libraries = std::filesystem::path(find_runtime_library()).parent_path(),
+                          .python = LOCKSTEP_TEST_PYTHON,
+                          .built_with_mpi = LOCKSTEP_WITH_MPI,
+                          .built_with_cuda = LOCKSTEP_WITH_CUDA};
+  return {mpi_plugin(here),      nccl_plugin(here), mpi_launcher(here),      compiler(here),
+          python_packages(here), browser(here),     network_namespaces(here)};
 }
 
 Finding input_file(const std::string& key, const std::string& path, const std::string& mend) {
@@ -209,7 +191,7 @@ std::vector<Finding> configuration(const CommandLine& command_line) {
 void print_text(const std::vector<Finding>& findings) {
   for (const Finding& finding : findings) {
     const std::string found = join(split(finding.found, '\n'), "\n" + std::string(25, ' '));
-    std::printf("  %s  %s%s\n", finding.ok ? "ok  " : "MEND", pad_right(finding.name, 17).c_str(), found.c_str());
+    std::printf("  %s  %s%s\n", finding.ok ? "ok  " : finding.optional ? "none" : "MEND", pad_right(finding.name, 17).c_str(), found.c_str());
     if (!finding.ok) std::printf("%s-> %s\n", pad_right("", 25).c_str(), finding.mend.c_str());
   }
 }
@@ -218,6 +200,7 @@ void print_json(const std::vector<Finding>& findings, bool ok) {
   OrderedJson checks = OrderedJson::array();
   for (const Finding& finding : findings) {
     OrderedJson check = {{"name", finding.name}, {"ok", finding.ok}, {"found", finding.found}};
+    if (finding.optional) check["optional"] = true;
     if (!finding.ok) check["mend"] = finding.mend;
     checks.push_back(std::move(check));
   }
@@ -236,9 +219,10 @@ int verb_doctor(const CommandLine& command_line) {
   std::vector<Finding> findings = {cores(), cpu_features(), memory(), shared_memory()};
   const auto add = [&](std::vector<Finding> more) { findings.insert(findings.end(), more.begin(), more.end()); };
   add(runtime());
+  add(tools());
   if (configured) add(configuration(command_line));
 
-  const bool ok = std::all_of(findings.begin(), findings.end(), [](const Finding& finding) { return finding.ok; });
+  const bool ok = std::ranges::all_of(findings, [](const Finding& finding) { return finding.ok || finding.optional; });
   command_line.json ? print_json(findings, ok) : print_text(findings);
   return static_cast<int>(ok ? ExitCode::kOk : ExitCode::kEnvironment);
 }

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/hash.h"
 #include "lockstep/base/text.h"
+#include "lockstep/comm/mpi_plugin_file.h"
 #include "lockstep/comm/mpi_transport.h"
 
 namespace lockstep::comm {
@@ -58,26 +59,10 @@ std::filesystem::path own_folder() {
   return std::filesystem::weakly_canonical(info.dli_fname).parent_path();
 }
 
-std::unique_ptr<MpiApi> load_library() {
-  const std::filesystem::path file = own_folder() / "liblockstep_mpi.so";
-  if (!std::filesystem::exists(file))
-    throw EnvironmentError({.code = "LS3030",
-                            .what = cat("backend mpi is not built: no ", file.string()),
-                            .way_out = "install an MPI library (Debian: libopenmpi-dev openmpi-bin) and build again"});
-  // Open MPI loads its own parts later, and they look for its symbols among the global ones. It stays loaded.
-  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  void* function = library ? dlsym(library, kMpiFactory) : nullptr;
-  if (!function)
-    throw EnvironmentError({.code = "LS3030",
-                            .what = cat(file.string(), " does not load: ", dlerror()),
-                            .way_out = "install the MPI library that Lockstep was built with, or build again"});
-  return std::unique_ptr<MpiApi>(reinterpret_cast<MpiFactory*>(function)());
-}
-
 }  // namespace
 
 std::unique_ptr<World> join_mpi(int rank, int world_size, const MpiOptions& options) {
-  const auto job = std::make_shared<MpiJob>(load_library());
+  const auto job = std::make_shared<MpiJob>(std::unique_ptr<MpiApi>(load_mpi_plugin(own_folder(), LOCKSTEP_WITH_MPI)()));
   job->start({.joining = options.start_deadline, .peers = options.deadline});
   if (job->rank() == rank && job->size() == world_size) return std::make_unique<MpiWorld>(job, options);
   const EnvironmentError error(

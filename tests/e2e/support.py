@@ -162,11 +162,21 @@ class LockstepTest(unittest.TestCase):
             self.assertLessEqual(abs(ours[key] - value), bound * abs(value), f"{key}: {ours[key]} and {value}")
 
 
+def select(loader, long):
+    """Has a loader of unittest take the methods test_long_..., or all others."""
+    names = loader.getTestCaseNames
+    loader.getTestCaseNames = lambda case: [name for name in names(case) if name.startswith("test_long_") == long]
+    return loader
+
+
 def main():
     global BUILD
     if len(sys.argv) < 2:
-        sys.exit("usage: NAME_test.py BUILD_FOLDER [unittest arguments]")
+        sys.exit("usage: NAME_test.py BUILD_FOLDER [--long] [unittest arguments]")
     BUILD = Path(sys.argv.pop(1)).resolve()
     if not (BUILD / "lockstep").is_file():
         sys.exit(f"{BUILD} holds no program 'lockstep'")
-    unittest.main(module="__main__", verbosity=2)
+    long = "--long" in sys.argv
+    if long:
+        sys.argv.remove("--long")
+    unittest.main(module="__main__", verbosity=2, testLoader=select(unittest.TestLoader(), long))

@@ -2,7 +2,7 @@
 
 asan: AddressSanitizer and UBSan over the rooms without LibTorch, comm and checkpoint.
 tsan: ThreadSanitizer over comm and saving beside training.
---bounded: what `make test` runs of it: few enough files to be compiled in minutes, few enough cases to run in seconds.
+--bounded: what `make check` runs of it: few enough files to be compiled in minutes, few enough cases to run in seconds.
 
 LibTorch itself is not instrumented: what a sanitizer says of its inside is unknown to it, and what it says of ours counts.
 """
@@ -17,9 +17,11 @@ HERE = Path(__file__).resolve().parent
 
 # Their tests need MPI's launcher or GPUs.
 ELSEWHERE = ("comm.mpi", "comm.nccl")
-CORE = ("base", "config", "mesh", "arch", "data", "launch", "program")
+CORE = ("base", "config", "mesh", "arch", "chat", "data", "launch", "program", "plan")
 # Of the tests with many ranks and sizes: 2 and 3 ranks.
 FEW_RANKS = "*/1:*/2"
+# The readers of safetensors alone; all of checkpoint needs the rooms that train (tests/CMakeLists.txt).
+READERS = "sanitized.safetensors_fuzz_test"
 
 
 def tests_of(*rooms):
@@ -31,11 +33,13 @@ def tests_of(*rooms):
 
 # preset -> (tests of --bounded, all tests); a test may come with a filter of its cases.
 PLAN = {
-    "asan": ({name: "*" for name in tests_of(*CORE)},
+    "asan": ({**dict.fromkeys([*tests_of(*CORE, "comm"), READERS], "*"), "comm.collectives_test": FEW_RANKS},
              {name: "*" for name in tests_of(*CORE, "comm", "checkpoint")}),
     "tsan": ({"comm.faults_test": "*", "comm.collectives_test": FEW_RANKS},
              {"comm.faults_test": "*", "comm.collectives_test": "*", "checkpoint.async_save_test": "*"}),
 }
+# More flags of a test: a fuzzer goes on with further seeds.
+FLAGS = {"chat.template_fuzz_test": ["--gtest_repeat=5"]}
 
 
 def options():
@@ -68,7 +72,7 @@ def main():
         sys.exit(built.stdout[-8000:] + built.stderr)
     failed = []
     for name, cases in plan.items():
-        done = subprocess.run([build / name, f"--gtest_filter={cases}"], cwd=build, capture_output=True, text=True, timeout=1800,
+        done = subprocess.run([build / name, f"--gtest_filter={cases}", *FLAGS.get(name, [])], cwd=build, capture_output=True, text=True, timeout=1800,
                               env={**os.environ, **options()})
         said = done.stdout + done.stderr
         good = done.returncode == 0 and "Sanitizer" not in said and "runtime error" not in said
