@@ -24,15 +24,21 @@ if ((${#missing[@]})) && [ "$(id -u)" -ne 0 ]; then
   command -v sudo >/dev/null || { echo "setup: need root or sudo to install: ${missing[*]}" >&2; exit 3; }
 fi
 [ "$(id -u)" -eq 0 ] || root=(sudo)
-install() { DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get install -y -q --no-install-recommends "$@"; }
+# What a command says is shown where it fails.
+quietly() {
+  local said
+  said=$("$@" 2>&1) || { echo "$said" >&2; return 1; }
+}
+install() { quietly "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"; }
+update() { quietly "${root[@]}" apt-get update -q; }
 if ((${#missing[@]})); then
   echo "setup: installing ${missing[*]}"
-  "${root[@]}" apt-get update -q
+  update
   install "${missing[@]}"
 fi
 if ((${#wanted[@]})); then
   echo "setup: installing ${wanted[*]}"
-  { ((${#missing[@]})) || "${root[@]}" apt-get update -q; } && install "${wanted[@]}" ||
+  { ((${#missing[@]})) || update; } && install "${wanted[@]}" ||
     echo "setup: goes on without ${wanted[*]}: report_chromium_test does not run" >&2
 fi
 
