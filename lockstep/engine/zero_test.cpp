@@ -102,11 +102,8 @@ TEST(Zero, WhenParametersAreGatheredChangesNoBit) {
       EXPECT_TRUE(at::equal(value, expected.at(name))) << name << " prefetch " << prefetch << after_forward << after_microbatch;
 }
 
-// Adam turns rounding of what is nearly zero into steps of either sign: gradients of later steps agree less, the loss does.
-constexpr double kNorms[] = {1e-5, 1e-5, 1e-5};
-constexpr double kLastGradients = 1e-5;
-
-// The gradients of the last of three steps, and of accumulated microbatches, against one rank.
+// Loss and norm of three steps, and the gradients of the last, of accumulated microbatches, against one rank. Adam turns
+// rounding of what is nearly zero into steps of either sign: gradients of the third step agree less.
 TEST(Zero, EveryStageOverTpComputesWhatOneRankComputes) {
   for (const char* preset : {"gpt2-test", "llama-test"}) {
     const Outcome expected = train({.preset = preset, .dp = 1, .micro_batch = 8, .dropout = 0.1, .vocab_size = 511}, 8, 0.05);
@@ -120,12 +117,12 @@ TEST(Zero, EveryStageOverTpComputesWhatOneRankComputes) {
           ASSERT_EQ(actual.steps.size(), expected.steps.size());
           for (size_t step = 0; step < expected.steps.size(); ++step) {
             EXPECT_NEAR(actual.steps[step].loss, expected.steps[step].loss, 1e-5 * expected.steps[step].loss) << step;
-            EXPECT_NEAR(actual.steps[step].grad_norm, expected.steps[step].grad_norm, kNorms[step] * expected.steps[step].grad_norm) << step;
+            EXPECT_NEAR(actual.steps[step].grad_norm, expected.steps[step].grad_norm, 1e-5 * expected.steps[step].grad_norm) << step;
           }
           for (const auto& [name, gradient] : expected.gradients) {
             if (name.find("attention.k.bias") != std::string::npos) continue;  // zero but for rounding
             const at::Tensor error = at::sub(actual.gradients.at(name), gradient).abs().max();
-            EXPECT_LE(error.item<double>(), kLastGradients * gradient.abs().max().item<double>()) << name;
+            EXPECT_LE(error.item<double>(), 1e-4 * gradient.abs().max().item<double>()) << name;
           }
         }
   }
