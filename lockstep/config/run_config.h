@@ -151,7 +151,7 @@ struct ParallelSection {
 struct MemorySection {
   Words recompute{{"none"}};  // one word for all blocks, or one per block: none, selective, full
   Words offload{};            // what lives on the host: optimizer, parameters, activations
-  Bytes device_limit{0};      // of a rank; 0 = none
+  Bytes device_limit{0};      // of a rank; 0 = what there is
   Bytes host_limit{0};        // of what a rank offloads to the host; 0 = none
   std::string disk_path{};    // takes what the host has no room for; empty = nothing goes to disk
   bool operator==(const MemorySection&) const = default;

@@ -124,10 +124,9 @@ class LocalRanks {
     bool lost = false;  // a rank, and nobody wanted the ranks to end
   };
 
-  LocalRanks(const LocalLaunch& launch, Signals& signals, bool again)
+  LocalRanks(const LocalLaunch& launch, Signals& signals)
       : launch_(launch),
         signals_(signals),
-        again_(again),
         region_(SharedRegion::memfd(region_bytes(launch.ranks))),
         program_(resolve(launch.program)),
         kills_before_(memory_kills(launch.system_root)) {}
@@ -204,7 +203,8 @@ class LocalRanks {
     std::string number = std::to_string(rank);
     number.insert(0, number.size() < 4 ? 4 - number.size() : 0, '0');
     const std::filesystem::path path = launch_.log_dir / cat("rank-", number, ".out");
-    Descriptor log(open(path.c_str(), O_WRONLY | O_CREAT | (again_ ? O_APPEND : O_TRUNC) | O_CLOEXEC, 0644));
+    // Never cut: a run that trains there already writes to it too, until this one is refused.
+    Descriptor log(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
     if (log.get() < 0) fail(path.string(), errno);
     return log;
   }
@@ -361,7 +361,6 @@ class LocalRanks {
 
   const LocalLaunch& launch_;
   Signals& signals_;
-  bool again_;  // not the first start
   SharedRegion region_;
   std::string program_;
   MemoryKills kills_before_;
@@ -378,7 +377,7 @@ int launch_local(const LocalLaunch& launch) {
   LOCKSTEP_CHECK(launch.ranks >= 1, "ranks = ", launch.ranks);
   Signals signals;
   for (int restarts = 0;; ++restarts) {
-    const LocalRanks::Outcome outcome = LocalRanks(launch, signals, restarts > 0).run();
+    const LocalRanks::Outcome outcome = LocalRanks(launch, signals).run();
     if (!outcome.lost || restarts == launch.max_restarts) return outcome.code;
     write_all(launch.error_fd,
               cat("starting all ranks again (", restarts + 1, " of ", launch.max_restarts, " restarts)\n"));

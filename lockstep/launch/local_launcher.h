@@ -14,7 +14,7 @@ struct LocalLaunch {
   int ranks = 1;
   std::vector<std::string> arguments{};  // each rank gets them, then its identity_flags()
   std::filesystem::path program = "/proc/self/exe";
-  std::filesystem::path log_dir{};        // what ranks above 0 print is kept here as rank-NNNN.out once it exists
+  std::filesystem::path log_dir{};        // what ranks above 0 print is added to rank-NNNN.out here once it exists
   std::chrono::milliseconds grace{5000};  // from the first failure to SIGTERM, and from there to SIGKILL
   int error_fd = 2;                       // where a failure is reported
   int max_restarts = 0;                   // how often all ranks are started again after one was lost
