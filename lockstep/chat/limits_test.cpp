@@ -1,3 +1,4 @@
+// A program of its own: it replaces operator new, to count what is allocated.
 // Templates that are written to end the process: each is refused by line, or gives what Jinja gives.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// A program of its own: it replaces operator new, to count what is allocated.
 // The whole engine on templates and values that a grammar makes from a seed: each is rendered or refused with one of the
 // errors that templates may give, within its limits, and leaves nothing behind. Run under the sanitizers too.
 // --gtest_repeat=N makes it N times as long: every repetition goes on with further seeds.

@@ -1,4 +1,4 @@
-// Counts what a test program allocates: included by one file of it, outside of all namespaces.
+// Counts what a test program allocates: included by a test that is a program of its own, outside of all namespaces.
 #pragma once
 
 #include <malloc.h>
