@@ -53,6 +53,17 @@ class LibraryTest(mpirun.MpiTestCase):
         self.assertIn("LS3121", result.err)
 
 
+    def test_ranks_with_other_backends_are_refused(self):
+        train = self.command("train", "run.toml", "--run.name=mixed")
+        done = subprocess.run([*mpirun.MPIRUN, "-n", "1", *train, "--parallel.backend=mpi",
+                               ":", "-n", "1", *train, "--parallel.backend=shared_memory"],
+                              cwd=self.folder, capture_output=True, text=True, timeout=support.SECONDS)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("LS1103", done.stderr)
+        self.assertIn('parallel.backend: "mpi" on rank 0 (--parallel.backend, on ', done.stderr)
+        self.assertFalse(self.run_folder("mixed").exists())
+
+
 class LostRankTest(mpirun.MpiTestCase):
     def start(self, name, ranks=3):
         """A run that goes on for ever, at its third step or later; its ranks' processes."""
