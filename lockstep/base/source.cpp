@@ -15,7 +15,7 @@ fs::path without_prefix(std::string_view source) {
     throw DataError({.code = "LS1203",
                      .what = "no model or tokenizer is named",
                      .way_out = "a directory, a file in it, or hf:DIR"});
-  return path;
+  return path.has_filename() ? path : path.parent_path();  // "DIR/" is DIR
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 namespace lockstep::chat {
 namespace {
 
-constexpr int kTemplates = 4000;
+constexpr int kTemplates = 2000;
 constexpr RenderLimits kLimits{.steps = 30'000, .output_bytes = 64 << 10, .memory_bytes = 1 << 20, .text_bytes = 32 << 10};
 // What a render may take besides its values: a text by code points, what is sorted, messages.
 constexpr int64_t kMostBytes = 4 << 20;
