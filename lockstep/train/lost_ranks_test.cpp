@@ -73,7 +73,7 @@ int run_rank(const std::vector<std::string>& given) {
   at::set_num_threads(1);
   std::vector<std::string> arguments = given;
   const launch::Identity me = launch::take_identity(arguments);
-  const auto loaded = configuration(arguments.at(0), arguments.at(1), arguments.at(5));
+  auto loaded = configuration(arguments.at(0), arguments.at(1), arguments.at(5));
   const program::Layout layout = program::layout_of(loaded, me.world_size);
   const auto fault = std::make_shared<Break>(arguments.at(2), std::stoi(arguments.at(3)));
   const bool victim = me.rank == std::stoi(arguments.at(6)) && arguments.at(2) != "nowhere";

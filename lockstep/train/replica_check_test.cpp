@@ -62,7 +62,7 @@ class DriftingRun : public ::testing::TestWithParam<Drift> {
   // Exit code of a rank; what it throws goes to a file.
   int run_rank(comm::World& world) const {
     at::set_num_threads(1);
-    const auto loaded = configuration();
+    auto loaded = configuration();
     const program::Layout layout = program::layout_of(loaded, world.size());
     TrainJob job{.loaded = loaded, .layout = layout, .world = world, .second_signal_ends = false};
     int64_t steps = 0;

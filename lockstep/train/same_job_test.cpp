@@ -81,7 +81,10 @@ TEST(SameJob, WhatMayDifferMay) {
 
 TEST(SameJob, AFactThatARankDoesNotKnow) {
   const auto all = said(2, [](int rank) {
-    return rank == 0 ? std::vector<Fact>{{.name = "a", .value = "1"}} : std::vector<Fact>{{.name = "b", .value = "2"}};
+    std::vector<Fact> facts(1);
+    facts[0].name = rank == 0 ? "a" : "b";
+    facts[0].value = cat(rank + 1);
+    return facts;
   });
   EXPECT_THAT(all[1], HasSubstr("a: 1 on rank 0"));
   EXPECT_THAT(all[1], HasSubstr("b: not set on rank 0"));
