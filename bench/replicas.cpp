@@ -7,6 +7,7 @@
 #include <ATen/ops/randint.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -28,7 +29,7 @@ using namespace lockstep;
 constexpr int kRanks = 2;
 
 struct Measured {
-  std::vector<double> steps, comparisons;
+  std::vector<double> steps{}, comparisons{};
   int64_t every = 0;  // the default of train.check_replicas_every
 };
 
@@ -81,7 +82,7 @@ int main(int argc, char** argv) {
       std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(kRanks)));
   std::vector<Measured> measured(kRanks);
   std::vector<std::thread> ranks;
-  bool failed = false;
+  std::atomic<bool> failed = false;
   for (int rank = 0; rank < kRanks; ++rank)
     ranks.emplace_back([&, rank] {
       comm::SharedMemoryWorld world(region, rank, kRanks, {.deadline = std::chrono::minutes(10)});
