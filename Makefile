@@ -1,7 +1,8 @@
 # The commands people type. Everything is idempotent; the second time is quick.
 #   make demo    installs, builds, trains a small model on real text on 2 ranks, and lets it write
 #   make test    builds what is missing and runs the tests that every change runs
-#   make check   and the rest: sanitizers, the largest matrices of layouts, long fuzzing; what CI runs
+#   make check   and the rest: sanitizers, the largest matrices of layouts, long fuzzing; holds the README's table of what works
+#                against the results. What CI runs
 #   make build   leaves the program at build/release/lockstep, its libraries and plugins beside it
 #   make asan    tests of the rooms without LibTorch, comm and checkpoint with AddressSanitizer and UBSan
 #   make tsan    tests of comm and of saving beside training with ThreadSanitizer
@@ -20,6 +21,7 @@ test: all
 
 check: all
 	@python3 scripts/run_tests.py $(BUILD) --check
+	@python3 scripts/support_table.py $(BUILD)/tests.xml --check
 
 asan tsan: setup
 	@.venv/bin/python tests/sanitizers/run.py $@

@@ -180,7 +180,7 @@ TEST(Show, Json) {
   EXPECT_EQ(memory["ranks"][0]["bytes"]["parameters"], 4 * 84288);
   const Json held = parse_json(show("layout" + layout).output, "layout");
   EXPECT_EQ(held["ranks"][1]["layers"].size(), 4u);
-  EXPECT_EQ(held["ranks"][1]["sequences"], Json({1, 2}));
+  EXPECT_EQ(held["ranks"][1]["sequences"], Json({16, 32}));  // the second half of global_batch = 32
   const Json traffic = parse_json(show("traffic" + layout).output, "traffic");
   EXPECT_EQ(traffic["synchronisation"]["fp32"]["gradient_bytes"], 4.0 * 84288);
   int64_t sent = 0;

@@ -18,7 +18,7 @@ enum class ExitCode : int {
   kPeerLost = 6,    // a rank died or never arrived
   kData = 7,        // an input file: missing, malformed, too short, token ids beyond the vocabulary
   kCheckpoint = 8,  // a checkpoint: none that is whole, damaged, or of another model
-  kMismatch = 9,    // `verify` found the layout to compute something else than one rank
+  kMismatch = 9,    // what must be the same is not: a layout and its twin (`verify`), replicas
   kInternal = 70,
   kSaved = 75,         // stopped after saving a checkpoint: start again to go on
   kInterrupted = 130,  // by SIGINT, saved or not

@@ -13,14 +13,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "set-aside-";
 
 std::optional<int> branch_number(std::string_view name) {
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const std::string_view digits = name.substr(kPrefix.size());
+  if (!name.starts_with(kSetAsidePrefix)) return std::nullopt;
+  const std::string_view digits = name.substr(kSetAsidePrefix.size());
   int number = 0;
   const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  if (result.ec != std::errc() || number < 1 || cat(kPrefix, number) != name) return std::nullopt;
+  if (result.ec != std::errc() || number < 1 || cat(kSetAsidePrefix, number) != name) return std::nullopt;
   return number;
 }
 
@@ -37,7 +36,7 @@ std::vector<int> branches_in(const fs::path& directory) {
 
 std::string next_branch(const fs::path& directory) {
   const std::vector<int> numbers = branches_in(directory);
-  return cat(kPrefix, numbers.empty() ? 1 : numbers.front() + 1);
+  return cat(kSetAsidePrefix, numbers.empty() ? 1 : numbers.front() + 1);
 }
 
 // Newest first.
@@ -134,7 +133,7 @@ std::optional<int64_t> went_back_to(const fs::path& directory) {
 std::vector<StepFolder> list_set_aside(const fs::path& directory) {
   std::vector<StepFolder> all;
   for (const int number : branches_in(directory)) {
-    for (StepFolder& step : list_steps(directory / cat(kPrefix, number))) all.push_back(std::move(step));
+    for (StepFolder& step : list_steps(directory / cat(kSetAsidePrefix, number))) all.push_back(std::move(step));
   }
   return all;
 }

@@ -65,6 +65,7 @@ TEST(Branches, InspectListsThemBehindTheOthers) {
   const fs::path run = directory.parent_path();
   EXPECT_THAT(steps_of(run), ElementsAre(directory / "step-00000001"));
   EXPECT_THAT(set_aside_steps_of(run), ElementsAre(directory / "set-aside-1/step-00000002"));
+  EXPECT_EQ(run_of(directory / "set-aside-1/step-00000002"), run);
   EXPECT_THAT(set_aside_steps_of(directory / "step-00000001"), IsEmpty());
   const StepReport report = inspect_step(set_aside_steps_of(run)[0]);
   EXPECT_TRUE(report.whole());

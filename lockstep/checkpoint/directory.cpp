@@ -60,7 +60,9 @@ fs::path run_of(const fs::path& path) {
   fs::path run = fs::absolute(path).lexically_normal();
   if (!run.has_filename()) run = run.parent_path();
   if (step_of(run)) run = run.parent_path();
-  return run.filename() == "checkpoints" ? run.parent_path() : run;
+  if (run.filename().string().starts_with(kSetAsidePrefix)) run = run.parent_path();
+  if (run.filename() == "checkpoints") run = run.parent_path();
+  return path.is_absolute() ? run : run.lexically_proximate(fs::current_path());
 }
 
 Manifest read_manifest(const fs::path& step_folder) {

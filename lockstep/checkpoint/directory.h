@@ -15,6 +15,7 @@
 namespace lockstep::checkpoint {
 
 inline constexpr std::string_view kTemporaryPrefix = ".tmp-";  // of what nobody may read
+inline constexpr std::string_view kSetAsidePrefix = "set-aside-";  // of a folder of steps that nothing chooses (branches.h)
 
 std::string step_name(int64_t step);  // "step-00001200"
 // Of such a name, or of "step-00001200.new" (publish.h); nothing for any other.
@@ -22,7 +23,7 @@ std::optional<int64_t> parse_step_name(std::string_view);
 // The same of a folder that may be written as a link, or with a slash at its end.
 std::optional<int64_t> step_of(const std::filesystem::path& folder);
 
-// The run directory that a step's folder, its checkpoints/ or itself stands for.
+// The run directory that a step's folder, its checkpoints/ or itself stands for; relative where `path` is.
 std::filesystem::path run_of(const std::filesystem::path& path);
 
 // The manifest of a step's folder, whose name must not contradict it, with all its files present and of the right size;

@@ -43,6 +43,7 @@ std::string alone_in_a_call(int n, milliseconds deadline, const std::function<vo
   std::string message;
   run_nccl_ranks(n, deadline, [&](World& world, FakeDevice& device) {
     const auto group = world.communicator(all(world), "dp");
+    meet(device, "made", n);  // what the others do must not end it
     if (world.rank() == 0)
       message = message_of([&] { act(*group, device); });
     else if (others)

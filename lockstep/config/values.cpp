@@ -151,7 +151,10 @@ Value parse_scalar(const std::string& text) {
 }
 
 std::string type_name(bool, const Rule&) { return "true | false"; }
-std::string type_name(int64_t, const Rule& rule) { return "integer" + range_text(rule); }
+std::string type_name(int64_t, const Rule& rule) {
+  if (!std::isfinite(rule.least) || !std::isfinite(rule.below) || rule.open_below) return "integer" + range_text(rule);
+  return cat("integer ", number_text(rule.least), " to ", number_text(rule.below - 1));
+}
 std::string type_name(double, const Rule& rule) { return "number" + range_text(rule); }
 std::string type_name(const std::string&, const Rule& rule) {
   if (rule.choices.empty()) return "text";

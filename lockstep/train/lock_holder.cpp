@@ -2,12 +2,12 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <filesystem>
 #include <fstream>
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/host.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 
@@ -36,9 +36,8 @@ std::optional<int64_t> start_of(int64_t pid) {
 }  // namespace
 
 LockHolder LockHolder::of(int64_t pid) {
-  std::array<char, 256> name{};
   std::error_code ignored;
-  return {.host = ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "",
+  return {.host = host_name(),
           .pid = pid,
           .started = start_of(pid).value_or(0),
           .boot = first_line("/proc/sys/kernel/random/boot_id"),

@@ -3,12 +3,12 @@
 #include <torch/version.h>
 #include <unistd.h>
 
-#include <array>
 #include <cstdio>
 #include <thread>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
+#include "lockstep/base/host.h"
 #include "lockstep/base/text.h"
 #include "lockstep/train/metrics.h"
 
@@ -35,11 +35,6 @@ void make_folder(const fs::path& folder) {
   fs::create_directories(folder, code);
   if (code)
     throw EnvironmentError({.code = "LS3101", .what = cat("cannot make ", folder.string(), ": ", code.message())});
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "lockstep/train/same_job.h"
 
 #include <ATen/Version.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +13,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash.h"
+#include "lockstep/base/host.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/comm/exchange.h"
@@ -79,9 +79,7 @@ fs::path path_in(const std::string& value) {
 
 // What a rank says: its host, and the facts as [name, value, origin].
 std::string written(const std::vector<Fact>& facts) {
-  std::array<char, 256> host{};
-  gethostname(host.data(), host.size() - 1);
-  Json json = {{"host", host.data()}, {"facts", Json::array()}};
+  Json json = {{"host", host_name()}, {"facts", Json::array()}};
   for (const Fact& fact : facts) json["facts"].push_back({fact.name, fact.value, fact.origin});
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/host.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::train {
@@ -46,11 +47,6 @@ std::string bytes_field(int field, std::string_view bytes) {
 std::string record(const std::string& event) {
   const std::string length = raw(static_cast<uint64_t>(event.size()));
   return length + raw(masked_crc32c(length)) + event + raw(masked_crc32c(event));
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 && name[0] != '\0' ? name.data() : "localhost";
 }
 
 }  // namespace

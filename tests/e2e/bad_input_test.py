@@ -19,9 +19,9 @@ class BadInputTest(support.LockstepTest):
         return "bare.toml"
 
     def listing(self):
-        """Every folder, and every file with its time; the logs of a run that is there may grow."""
+        """Every folder, and every file with its time; the logs of a run that is there may grow, and who held it is noted."""
         return {str(path.relative_to(self.folder)): path.stat().st_mtime_ns if path.is_file() else None
-                for path in self.folder.rglob("*") if path.parent.name != "logs"}
+                for path in self.folder.rglob("*") if path.parent.name not in ("logs", "lock")}
 
     def refused(self, exit_code, code, words, *arguments):
         """The command fails with `exit_code` and one message: `code` once, all of `words`, and nothing is written."""
