@@ -51,7 +51,7 @@ nn::Microbatch random_tokens(const program::Layout& layout) {
 }
 
 // One rank; the first has the figures.
-Measured run(comm::World& world, const config::LoadedConfig& loaded, int comparisons, int steps) {
+Measured run(comm::World& world, config::LoadedConfig loaded, int comparisons, int steps) {
   at::set_num_threads(1);
   const program::Layout layout = program::layout_of(loaded, world.size());
   engine::Groups groups(world, layout);
