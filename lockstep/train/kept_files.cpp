@@ -4,6 +4,7 @@
 #include "lockstep/base/file.h"
 #include "lockstep/base/source.h"
 #include "lockstep/checkpoint/directory.h"
+#include "lockstep/train/beginning.h"
 
 namespace lockstep::train {
 namespace {
@@ -25,7 +26,7 @@ KeptFiles::KeptFiles(const config::RunConfig& config) {
   }
   if (const auto folder = arch::hf_folder(config.model)) take(*folder, "config.json");
   const std::string& resume = config.checkpoint.resume;
-  if (resume != "auto" && resume != "none") take(checkpoint::run_of(resume), kHfConfigFile);
+  if (names_a_place(resume)) take(checkpoint::run_of(resume), kHfConfigFile);
 }
 
 void KeptFiles::take(const fs::path& folder, const char* config_name) {
