@@ -7,8 +7,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent / "peers"))
 from shapes import SHAPES, balanced_blocks  # noqa: E402
 
-GROUPS = ("single", "ranks", "ranks-large", "tensor", "pipeline", "zero", "recompute", "adamw", "replicas", "generate", "collectives", "tokenizer", "startup", "gemm")
-DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "ranks-large")
+GROUPS = ("single", "ranks", "ranks-large", "tensor", "tensor-llama", "pipeline", "zero", "zero-llama", "recompute", "adamw", "replicas", "generate", "collectives", "tokenizer", "startup", "gemm")
+DEFAULT_GROUPS = tuple(group for group in GROUPS if group not in ("ranks-large", "tensor-llama", "zero-llama"))  # what fits into 90 minutes
 VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "gpt2-10m-15l": 4864, "llama-15m": 32000, "llama-15m-12h": 32000}
 # What a model of bench/peers/shapes.py has other than its preset: the 6 heads of llama-15m do not divide by 4 ranks.
 # 15 blocks and a head as dear as one of them: 16 equal parts for 2, 4 or 8 stages.
@@ -190,13 +190,13 @@ def training_rows(groups, quick):
     rows = single_rows(quick) if "single" in groups else []
     rows += rank_rows(gpt2, servers=True) if "ranks" in groups else []
     rows += rank_rows(wide, servers=False) if "ranks-large" in groups else []
-    if "tensor" in groups:
-        rows += [row for work in (gpt2, replace(llama, model="llama-15m-12h")) for row in tensor_rows(work)]
+    rows += tensor_rows(gpt2) if "tensor" in groups else []
+    rows += tensor_rows(replace(llama, model="llama-15m-12h")) if "tensor-llama" in groups else []
     if "pipeline" in groups:
         rows += pipeline_rows(replace(gpt2, model="gpt2-10m-15l", batch=PIPELINE_MICROBATCHES, steps=1 if quick else 3))
     rows += [row for work in (gpt2, llama) for row in recompute_rows(work)] if "recompute" in groups else []
-    if "zero" in groups:
-        rows += [row for work in (gpt2, llama) for row in zero_rows(work)]
+    rows += zero_rows(gpt2) if "zero" in groups else []
+    rows += zero_rows(llama) if "zero-llama" in groups else []
     rows += [Row(Case("lockstep", "ring", wide), (Case("pytorch", "eager", wide),))] if "startup" in groups else []
     first = {}
     for row in rows:

@@ -51,7 +51,7 @@ def measure(setting, rounds):
     train = ["data", "tokenizer", str(plain), "--out", str(vocabulary), "--vocab-size", "8192"]
     run([setting.program("lockstep"), *train], dict(os.environ), setting.deadline)
 
-    seconds = 1 if setting.quick else 4
+    seconds = 1 if setting.quick else 2
     found = {}
     for style, file in styles(json.loads(vocabulary.read_text())).items():
         path = setting.scratch / f"tokenizer-{style}.json"
