@@ -5,13 +5,12 @@
 #include <cmath>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define LOCKSTEP_BOTH __host__ __device__ inline
-#else
-#define LOCKSTEP_BOTH inline
-#endif
+#include "lockstep/base/host_device.h"
 
 namespace lockstep::nn::cuda {
+
+// Neither infinite nor a NaN, which compares with nothing.
+LOCKSTEP_BOTH bool is_finite(float x) { return fabsf(x) < INFINITY; }
 
 LOCKSTEP_BOTH float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

@@ -48,13 +48,11 @@ __global__ void __launch_bounds__(kRowThreads)
 void launch_cross_entropy(cudaStream_t stream, Element type, void* logits, const int64_t* targets, float* losses,
                           int64_t rows, int64_t size) {
   if (rows * size == 0) return;
-  const auto blocks = static_cast<unsigned>(rows < kMostBlocks ? rows : kMostBlocks);
   with_type(type, divides(type, size) && aligned(logits), [&](auto t, auto width) {
     using T = decltype(t);
-    cross_entropy_kernel<T, decltype(width)::value>
-        <<<blocks, kRowThreads, 0, stream>>>(static_cast<T*>(logits), targets, losses, rows, size);
+    launch("cross_entropy", {stream, at_most_blocks(rows), kRowThreads}, cross_entropy_kernel<T, decltype(width)::value>,
+           static_cast<T*>(logits), targets, losses, rows, size);
   });
-  check_launch("cross_entropy");
 }
 
 }  // namespace lockstep::nn::cuda

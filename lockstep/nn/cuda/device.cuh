@@ -1,17 +1,49 @@
-// Pieces that the kernels share: elements as fp32, several at once, sums over a block.
+// Pieces that the kernels share: their launch, elements as fp32, several at once, sums over a block.
+// The same source is compiled by g++ for an emulation on the CPU (tests/support/cuda), which brings headers of its own for
+// CUDA's and defines both macros below.
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
 
 #include "lockstep/nn/cuda/launch.cuh"
+
+// LOCKSTEP_SHARED(float[32], name): an array of the block.
+#if !defined(LOCKSTEP_SHARED)
+#define LOCKSTEP_SHARED(type, name) __shared__ std::type_identity_t<type> name
+#endif
+#if !defined(LOCKSTEP_MOST_BLOCKS)
+#define LOCKSTEP_MOST_BLOCKS (1 << 20)
+#endif
 
 namespace lockstep::nn::cuda {
 
 constexpr int kThreads = 256;
 constexpr int kWarp = 32;
-constexpr int64_t kMostBlocks = 1 << 20;
+constexpr int64_t kMostBlocks = LOCKSTEP_MOST_BLOCKS;
+
+struct Grid {
+  cudaStream_t stream;
+  dim3 blocks, threads;
+};
+// std::runtime_error "<name>: <CUDA's text>" where the launch is refused.
+template <typename... Parameters, typename... Arguments>
+void launch(const char* name, const Grid& grid, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid.blocks;
+  config.blockDim = grid.threads;
+  config.stream = grid.stream;
+  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+  if (code == cudaSuccess) return;
+  cudaGetLastError();  // told here, so that nobody finds it again
+  throw std::runtime_error(std::string(name) + ": " + cudaGetErrorString(code));
+}
 
 __device__ inline float widen(float x) { return x; }
 __device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -59,10 +91,10 @@ void with_type(Element type, bool wide, const Body& body) {
 }
 inline bool divides(Element type, int64_t size) { return size % (type == Element::kFloat ? 4 : 8) == 0; }
 
-inline unsigned blocks_for(int64_t threads) {
-  const int64_t blocks = (threads + kThreads - 1) / kThreads;
+inline unsigned at_most_blocks(int64_t blocks) {
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks > kMostBlocks ? kMostBlocks : blocks);
 }
+inline unsigned blocks_for(int64_t threads) { return at_most_blocks((threads + kThreads - 1) / kThreads); }
 
 __device__ inline float shuffle_down(float x, int step) { return __shfl_down_sync(0xffffffffu, x, step); }
 __device__ inline double shuffle_down(double x, int step) { return __shfl_down_sync(0xffffffffu, x, step); }
@@ -74,9 +106,10 @@ __device__ inline SoftmaxSum shuffle_down(SoftmaxSum x, int step) {
 }
 
 // join() over all threads of the block, the result in each; every thread of the block calls it. `empty` changes nothing.
+// Order: within a warp thread i with i + 16, then i + 8 and so on; `empty` with the warps, the first of them first.
 template <typename V, typename Join>
 __device__ V over_block(V value, V empty, const Join& join) {
-  __shared__ V of_warp[kWarp];
+  LOCKSTEP_SHARED(V[kWarp], of_warp);
   for (int step = kWarp / 2; step > 0; step /= 2) value = join(value, shuffle_down(value, step));
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int warps = (blockDim.x + kWarp - 1) / kWarp;

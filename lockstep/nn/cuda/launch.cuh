@@ -1,19 +1,18 @@
 // The kernels, by pointers: each function puts one or two on a stream and returns. Pointers are the device's; matrices
 // have their rows one after the other. Sums have a fixed order: the same bits on every run.
+// std::runtime_error "<kernel>: <CUDA's text>" where a launch is refused.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
+#include "lockstep/base/philox.h"
 #include "lockstep/nn/cuda_math.h"
 
 namespace lockstep::nn::cuda {
 
 enum class Element { kFloat, kBFloat16 };
-
-// std::runtime_error "<kernel>: <CUDA's text>" where a launch is refused.
-void check_launch(const char* kernel);
 
 // n elements; h becomes its gradient.
 void launch_gelu_backward(cudaStream_t stream, Element type, const void* dy, void* h, int64_t n);
@@ -95,5 +94,23 @@ void launch_adamw(cudaStream_t stream, const AdamWPiece* pieces, int count, cons
 // out [1] = sum of squares of n floats, in fp64. `partial`: kSquareBlocks doubles.
 constexpr int64_t kSquareBlocks = 1024;
 void launch_square_sum(cudaStream_t stream, const float* values, int64_t n, double* partial, double* out);
+
+// flag becomes 1 where one of the values is not finite, and stays what it is otherwise. Any number of pieces.
+struct WatchedValues {
+  const float* values;
+  int32_t* flag;
+  int64_t size;
+};
+void launch_mark_nonfinite(cudaStream_t stream, const WatchedValues* pieces, int count);
+
+// kept [n]: whether number first + i of the stream is at least `probability`, which is in [0, 1).
+struct DropoutMask {
+  bool* kept;
+  int64_t n;
+  PhiloxStream numbers;
+  uint64_t first;
+  double probability;
+};
+void launch_dropout_mask(cudaStream_t stream, const DropoutMask& call);
 
 }  // namespace lockstep::nn::cuda

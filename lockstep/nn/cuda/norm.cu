@@ -79,7 +79,7 @@ constexpr int kRowsAtOnce = 8;  // threads of a column
 // Block (columns, stripe): sums over the rows of the stripe, those of a thread first, then the threads in order.
 template <typename T>
 __global__ void column_sums_kernel(NormWeightBackward call) {
-  __shared__ Pair sums[kRowsAtOnce][kColumns];
+  LOCKSTEP_SHARED(Pair[kRowsAtOnce][kColumns], sums);
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x;
   const int64_t each = (call.rows + kStripes - 1) / kStripes;
   const int64_t begin = blockIdx.y * each;
@@ -113,35 +113,29 @@ __global__ void add_stripes_kernel(NormWeightBackward call) {
   if (call.bias_grad) call.bias_grad[column] += sum.second;
 }
 
-unsigned blocks_of_rows(int64_t rows) { return static_cast<unsigned>(rows < kMostBlocks ? rows : kMostBlocks); }
-
 }  // namespace
 
 void launch_norm(cudaStream_t stream, Element type, const NormForward& call) {
   if (call.rows * call.size == 0) return;
   with_type(type, false, [&](auto t, auto) {
-    norm_kernel<decltype(t)><<<blocks_of_rows(call.rows), kThreads, 0, stream>>>(call);
+    launch("norm", {stream, at_most_blocks(call.rows), kThreads}, norm_kernel<decltype(t)>, call);
   });
-  check_launch("norm");
 }
 
 void launch_norm_backward(cudaStream_t stream, Element type, const NormBackward& call) {
   if (call.rows * call.size == 0) return;
   with_type(type, false, [&](auto t, auto) {
-    norm_backward_kernel<decltype(t)><<<blocks_of_rows(call.rows), kThreads, 0, stream>>>(call);
+    launch("norm_backward", {stream, at_most_blocks(call.rows), kThreads}, norm_backward_kernel<decltype(t)>, call);
   });
-  check_launch("norm_backward");
 }
 
 void launch_norm_weight_backward(cudaStream_t stream, Element type, const NormWeightBackward& call) {
   if (call.rows * call.size == 0) return;
   const dim3 blocks(static_cast<unsigned>((call.size + kColumns - 1) / kColumns), static_cast<unsigned>(kStripes));
   with_type(type, false, [&](auto t, auto) {
-    column_sums_kernel<decltype(t)><<<blocks, dim3(kColumns, kRowsAtOnce), 0, stream>>>(call);
+    launch("norm_weight_backward", {stream, blocks, dim3(kColumns, kRowsAtOnce)}, column_sums_kernel<decltype(t)>, call);
   });
-  check_launch("norm_weight_backward");
-  add_stripes_kernel<<<blocks_for(call.size), kThreads, 0, stream>>>(call);
-  check_launch("norm_weight_backward");
+  launch("norm_weight_backward", {stream, blocks_for(call.size), kThreads}, add_stripes_kernel, call);
 }
 
 }  // namespace lockstep::nn::cuda

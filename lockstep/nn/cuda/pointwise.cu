@@ -1,16 +1,7 @@
 // GELU's and SwiGLU's derivatives, and the rotation of heads.
-#include <stdexcept>
-#include <string>
-
 #include "lockstep/nn/cuda/device.cuh"
 
 namespace lockstep::nn::cuda {
-
-void check_launch(const char* kernel) {
-  const cudaError_t code = cudaGetLastError();
-  if (code != cudaSuccess) throw std::runtime_error(std::string(kernel) + ": " + cudaGetErrorString(code));
-}
-
 namespace {
 
 template <typename T, int N>
@@ -82,10 +73,9 @@ void launch_gelu_backward(cudaStream_t stream, Element type, const void* dy, voi
   with_type(type, divides(type, n) && aligned(dy) && aligned(h), [&](auto t, auto width) {
     using T = decltype(t);
     constexpr int N = decltype(width)::value;
-    gelu_backward_kernel<T, N>
-        <<<blocks_for(n / N), kThreads, 0, stream>>>(static_cast<const T*>(dy), static_cast<T*>(h), n / N);
+    launch("gelu_backward", {stream, blocks_for(n / N), kThreads}, gelu_backward_kernel<T, N>, static_cast<const T*>(dy),
+           static_cast<T*>(h), n / N);
   });
-  check_launch("gelu_backward");
 }
 
 void launch_swiglu(cudaStream_t stream, Element type, const void* h, void* y, int64_t rows, int64_t size) {
@@ -94,10 +84,9 @@ void launch_swiglu(cudaStream_t stream, Element type, const void* h, void* y, in
     using T = decltype(t);
     constexpr int N = decltype(width)::value;
     const int64_t packs = rows * size / N;
-    swiglu_kernel<T, N><<<blocks_for(packs), kThreads, 0, stream>>>(static_cast<const T*>(h), static_cast<T*>(y), packs,
-                                                                    size / N);
+    launch("swiglu", {stream, blocks_for(packs), kThreads}, swiglu_kernel<T, N>, static_cast<const T*>(h),
+           static_cast<T*>(y), packs, size / N);
   });
-  check_launch("swiglu");
 }
 
 void launch_swiglu_backward(cudaStream_t stream, Element type, const void* dy, void* h, int64_t rows, int64_t size) {
@@ -106,10 +95,9 @@ void launch_swiglu_backward(cudaStream_t stream, Element type, const void* dy, v
     using T = decltype(t);
     constexpr int N = decltype(width)::value;
     const int64_t packs = rows * size / N;
-    swiglu_backward_kernel<T, N><<<blocks_for(packs), kThreads, 0, stream>>>(static_cast<const T*>(dy),
-                                                                             static_cast<T*>(h), packs, size / N);
+    launch("swiglu_backward", {stream, blocks_for(packs), kThreads}, swiglu_backward_kernel<T, N>,
+           static_cast<const T*>(dy), static_cast<T*>(h), packs, size / N);
   });
-  check_launch("swiglu_backward");
 }
 
 void launch_rotate(cudaStream_t stream, Element type, void* x, const void* cosine, const void* sine,
@@ -118,10 +106,9 @@ void launch_rotate(cudaStream_t stream, Element type, void* x, const void* cosin
   if (pairs == 0) return;
   with_type(type, false, [&](auto t, auto) {
     using T = decltype(t);
-    rotate_kernel<T><<<blocks_for(pairs), kThreads, 0, stream>>>(
-        static_cast<T*>(x), static_cast<const T*>(cosine), static_cast<const T*>(sine), shape, pairs, direction);
+    launch("rotate", {stream, blocks_for(pairs), kThreads}, rotate_kernel<T>, static_cast<T*>(x),
+           static_cast<const T*>(cosine), static_cast<const T*>(sine), shape, pairs, direction);
   });
-  check_launch("rotate");
 }
 
 }  // namespace lockstep::nn::cuda
