@@ -4,7 +4,7 @@
 
 Needs no GPU. nvcc, the CUDA headers and NCCL come from the packages of scripts/requirements.txt, the headers of LibTorch from
 TORCH_DIR, which may be a CPU build: what it lacks is libraries. What the objects want from NCCL and CUDA is looked up in the
-libraries; that the kernels compute what they should is cuda_math_test's (their mathematics) and a GPU's.
+libraries; that the kernels compute what they should is for tests/emulation, which runs them on the CPU, and for a GPU.
 """
 import re
 import shutil
@@ -86,6 +86,12 @@ class Compile(unittest.TestCase):
 
     def test_kernels_adamw(self):
         self.kernels("adamw.cu")
+
+    def test_kernels_nonfinite(self):
+        self.kernels("nonfinite.cu")
+
+    def test_kernels_dropout(self):
+        self.kernels("dropout.cu")
 
     def test_kernels_tensors(self):
         self.kernels("tensors.cu")

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "lockstep/nn/dropout_mask.h"
+
 namespace lockstep::nn::cuda {
 
 // As in activation.h; the gradient overwrites h.
@@ -61,5 +63,17 @@ void adamw(const std::vector<AdamWTensors>& pieces, const AdamWSettings& setting
 
 // The sum of squares of an fp32 tensor, fp64 0-d on its device.
 at::Tensor square_sum(const at::Tensor& values);
+
+// A piece of a gradient, and which flag says what was found in it.
+struct WatchedPiece {
+  at::Tensor values;  // fp32
+  int64_t flag = 0;
+};
+// flags [n] int32: that of a piece becomes 1 where a value is not finite, and stays what it is otherwise. Any number of
+// pieces, also several of one flag.
+void mark_nonfinite(const std::vector<WatchedPiece>& pieces, const at::Tensor& flags);
+
+// dropout_mask_cpu's bits, on `device`; without our own kernels drawn on the host and copied, which waits.
+at::Tensor dropout_mask(const MaskDraw& draw, at::IntArrayRef shape, at::Device device);
 
 }  // namespace lockstep::nn::cuda

@@ -3,6 +3,7 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/mul.h>
@@ -126,5 +127,18 @@ void adamw(const std::vector<AdamWTensors>& pieces, const AdamWSettings& setting
 }
 
 at::Tensor square_sum(const at::Tensor& values) { return values.to(at::kDouble).square_().sum(); }
+
+void mark_nonfinite(const std::vector<WatchedPiece>& pieces, const at::Tensor& flags) {
+  for (const WatchedPiece& piece : pieces) {
+    if (piece.values.numel() == 0) continue;
+    const auto [least, most] = at::aminmax(piece.values);  // a NaN is both
+    const at::Tensor finite = least.abs().maximum(most.abs()).lt(INFINITY);
+    flags.select(0, piece.flag).bitwise_or_(finite.logical_not());
+  }
+}
+
+at::Tensor dropout_mask(const MaskDraw& draw, at::IntArrayRef shape, at::Device device) {
+  return dropout_mask_cpu(draw, shape).to(device);
+}
 
 }  // namespace lockstep::nn::cuda

@@ -1,20 +1,31 @@
 #include "lockstep/nn/dropout.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/native_dropout_backward.h>
+#include <c10/util/accumulate.h>
 
-#include <algorithm>
-#include <array>
-#include <span>
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/random.h"
 #include "lockstep/base/text.h"
 #include "lockstep/mesh/placement.h"
+#include "lockstep/nn/cuda_kernels.h"
+#include "lockstep/nn/dropout_mask.h"
 
 namespace lockstep::nn {
+namespace {
+
+// Of the rows that are here, `shape` together.
+MaskDraw draw_of(const DropoutOptions& options, const Microbatch& microbatch, at::IntArrayRef shape) {
+  const int64_t rows = microbatch.tokens.numel(), width = shape.back();
+  const mesh::Range part = mesh::padded_range(rows, options.row_parts, options.row_part);
+  LOCKSTEP_CHECK_EQ(c10::multiply_integers(shape), part.size() * width, "the rows of ", options.site);
+  const int64_t first = (microbatch.first_sample * microbatch.tokens.size(1) + part.begin) * width;
+  return {.numbers = philox_stream(options.seed, cat("dropout/step ", microbatch.step, "/", options.site)),
+          .first = static_cast<uint64_t>(first),
+          .probability = options.probability};
+}
+
+}  // namespace
 
 Dropout::Dropout(DropoutOptions options) : options_(std::move(options)) {}
 
@@ -28,7 +39,9 @@ at::Tensor Dropout::forward(at::Tensor x, const Microbatch& microbatch, Saved* s
 }
 
 void Dropout::redraw(const at::Tensor& like, const Microbatch& microbatch, Saved& saved) const {
-  if (options_.probability > 0) saved.mask = mask(microbatch, like.sizes()).to(like.device());
+  if (options_.probability == 0) return;
+  const MaskDraw draw = draw_of(options_, microbatch, like.sizes());
+  saved.mask = like.is_cpu() ? dropout_mask_cpu(draw, like.sizes()) : cuda::dropout_mask(draw, like.sizes(), like.device());
 }
 
 at::Tensor Dropout::backward(const at::Tensor& dy, Saved& saved) const {
@@ -38,22 +51,7 @@ at::Tensor Dropout::backward(const at::Tensor& dy, Saved& saved) const {
 }
 
 at::Tensor Dropout::mask(const Microbatch& microbatch, at::IntArrayRef shape) const {
-  at::Tensor mask = at::empty(shape, at::kBool);
-  const RandomStream stream(options_.seed, cat("dropout/step ", microbatch.step, "/", options_.site));
-  const int64_t rows = microbatch.tokens.numel(), width = shape.back();
-  const mesh::Range part = mesh::padded_range(rows, options_.row_parts, options_.row_part);
-  LOCKSTEP_CHECK_EQ(mask.numel(), part.size() * width, "the rows of ", options_.site);
-  const int64_t first = (microbatch.first_sample * microbatch.tokens.size(1) + part.begin) * width;
-  bool* out = mask.data_ptr<bool>();
-  at::parallel_for(0, mask.numel(), /*grain_size=*/16384, [&](int64_t begin, int64_t end) {
-    std::array<float, 1024> numbers;
-    for (int64_t i = begin; i < end; i += 1024) {
-      const std::span<float> part(numbers.data(), static_cast<size_t>(std::min<int64_t>(1024, end - i)));
-      stream.uniform(static_cast<uint64_t>(first + i), part);
-      std::transform(part.begin(), part.end(), out + i, [this](float u) { return u >= options_.probability; });
-    }
-  });
-  return mask;
+  return dropout_mask_cpu(draw_of(options_, microbatch, shape), shape);
 }
 
 }  // namespace lockstep::nn

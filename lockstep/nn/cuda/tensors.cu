@@ -227,4 +227,29 @@ at::Tensor square_sum(const at::Tensor& values) {
   return sum;
 }
 
+void mark_nonfinite(const std::vector<WatchedPiece>& pieces, const at::Tensor& flags) {
+  if (pieces.empty()) return;
+  LOCKSTEP_CHECK(flags.is_contiguous() && flags.is_cuda(), "flags on ", flags.device());
+  int32_t* const first = flags.mutable_data_ptr<int32_t>();
+  std::vector<WatchedValues> pointers;
+  for (const WatchedPiece& piece : pieces) {
+    LOCKSTEP_CHECK(piece.flag >= 0 && piece.flag < flags.numel() && piece.values.device() == flags.device(), "flag ",
+                   piece.flag, " of ", flags.numel(), ", values on ", piece.values.device());
+    pointers.push_back({.values = floats(piece.values), .flag = first + piece.flag, .size = piece.values.numel()});
+  }
+  const Place place(flags);
+  launch_mark_nonfinite(place.stream, pointers.data(), static_cast<int>(pointers.size()));
+}
+
+at::Tensor dropout_mask(const MaskDraw& draw, at::IntArrayRef shape, at::Device device) {
+  at::Tensor mask = at::empty(shape, at::TensorOptions(at::kBool).device(device));
+  const Place place(mask);
+  launch_dropout_mask(place.stream, {.kept = mask.mutable_data_ptr<bool>(),
+                                     .n = mask.numel(),
+                                     .numbers = draw.numbers,
+                                     .first = draw.first,
+                                     .probability = draw.probability});
+  return mask;
+}
+
 }  // namespace lockstep::nn::cuda
