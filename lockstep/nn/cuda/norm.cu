@@ -102,15 +102,16 @@ __global__ void column_sums_kernel(NormWeightBackward call) {
 }
 
 __global__ void add_stripes_kernel(NormWeightBackward call) {
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (column >= call.size) return;
-  Pair sum{0, 0};
-  for (int64_t stripe = 0; stripe < kStripes; ++stripe) {
-    sum.first += call.partial[stripe * call.size + column];
-    sum.second += call.partial[(kStripes + stripe) * call.size + column];
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; column < call.size; column += stride) {
+    Pair sum{0, 0};
+    for (int64_t stripe = 0; stripe < kStripes; ++stripe) {
+      sum.first += call.partial[stripe * call.size + column];
+      sum.second += call.partial[(kStripes + stripe) * call.size + column];
+    }
+    if (call.weight_grad) call.weight_grad[column] += sum.first;
+    if (call.bias_grad) call.bias_grad[column] += sum.second;
   }
-  if (call.weight_grad) call.weight_grad[column] += sum.first;
-  if (call.bias_grad) call.bias_grad[column] += sum.second;
 }
 
 }  // namespace

@@ -210,14 +210,14 @@ bool Machine::deliver(size_t of) {
 
 void Machine::explain_shuffle(size_t of) const {
   const Thread& thread = threads_[of];
-  const std::string who = name_of(thread);
+  const std::string who = name_of(thread) + " waits in the shuffle " + text(thread.where);
+  if (!named(thread.shuffle.mask, static_cast<int>(of % kWarp)))
+    throw Found(cudaErrorLaunchFailure, who + ", whose mask does not name it");
   for (int lane = 0; lane < kWarp; ++lane) {
     const Thread* other = in_warp_of(of, lane);
     if (named(thread.shuffle.mask, lane) && !joins(other, thread))
-      throw Found(cudaErrorLaunchFailure, who + " waits in the shuffle " + text(thread.where) + " for lane " +
-                                              std::to_string(lane) + ", " + what_it_does(other));
+      throw Found(cudaErrorLaunchFailure, who + " for lane " + std::to_string(lane) + ", " + what_it_does(other));
   }
-  throw Found(cudaErrorLaunchFailure, who + " is in the shuffle " + text(thread.where) + ", whose mask does not name it");
 }
 
 void Machine::release_barrier() {
