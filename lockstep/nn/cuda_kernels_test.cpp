@@ -12,6 +12,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <limits>
+#include <vector>
+
 #include "lockstep/nn/activation_cpu.h"
 #include "lockstep/nn/cross_entropy.h"
 #include "support/tensors.h"
@@ -144,6 +147,38 @@ TEST_P(Kernels, AdamWAndTheSumOfSquares) {
     expect_close(pieces[i].exp_avg.cpu(), e.exp_avg, 1e-6);
     expect_close(pieces[i].exp_avg_sq.cpu(), e.exp_avg_sq, 1e-6);
     EXPECT_TRUE(!pieces[i].copy.defined() || pieces[i].copy.equal(pieces[i].value.to(at::kBFloat16)));
+  }
+}
+
+TEST(FlatKernels, MarksPiecesThatAreNotFinite) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const auto there = [](at::Tensor values) { return values.to(device()); };
+  at::Tensor flags = at::zeros({6}, at::TensorOptions(at::kInt).device(device()));
+  flags.select(0, 4).fill_(1);  // found before
+  at::Tensor high = random("high", {3000}), low = random("low", {7}), none = random("none", {2, 50});
+  high.select(0, 2999).fill_(kInfinity);
+  low.select(0, 0).fill_(-kInfinity);
+  none.select(0, 1).select(0, 3).fill_(std::numeric_limits<float>::quiet_NaN());
+  mark_nonfinite({{there(high), 0},
+                  {there(low), 1},
+                  {there(none), 2},
+                  {there(random("finite", {100})), 0},
+                  {there(random("finite", {100}, 5e37)), 3},
+                  {there(random("finite", {5})), 4},
+                  {there(at::zeros({0})), 5}},
+                 flags);
+  EXPECT_TRUE(flags.cpu().equal(at::tensor({1, 1, 1, 0, 1, 0}, at::kInt)));
+}
+
+TEST(FlatKernels, MasksOfDropoutAreTheCpus) {
+  for (const uint64_t first : {uint64_t{0}, uint64_t{3}, (uint64_t{1} << 34) + 2}) {
+    const MaskDraw draw{.numbers = philox_stream(3, "site"), .first = first, .probability = 0.3};
+    const at::Tensor mask = dropout_mask(draw, {7, 1001}, device());
+    EXPECT_EQ(mask.device().type(), device().type());
+    EXPECT_TRUE(mask.cpu().equal(dropout_mask_cpu(draw, {7, 1001})));
+    std::vector<float> numbers(7007);
+    RandomStream(3, "site").uniform(first, numbers);
+    EXPECT_TRUE(mask.cpu().view({-1}).equal(at::tensor(numbers).ge(0.3)));
   }
 }
 
