@@ -36,7 +36,8 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
   return value;
 }
 
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+// A macro: newer C libraries have a function of this name.
+#define rsqrtf(x) (1.0f / std::sqrt(x))
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments&&... arguments) {

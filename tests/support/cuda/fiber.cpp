@@ -114,16 +114,20 @@ void Fibers::start(Fiber* fiber) {
   setcontext(&fiber->begin);
 }
 
+// A function of its own, as jump().
+int Fibers::go(Fiber* fiber) {
+  const int back = sigsetjmp(home_, 0);
+  if (back != 0) return back;
+  if (!fiber->started) start(fiber);
+  siglongjmp(fiber->place, 1);
+}
+
 std::optional<Fault> Fibers::resume(Fiber* fiber) {
   if (!ready_for_faults_) make_ready_for_faults();
   resuming = this;
   running_ = fiber;
   leave_to(fiber);
-  const int back = sigsetjmp(home_, 0);
-  if (back == 0) {
-    if (!fiber->started) start(fiber);
-    siglongjmp(fiber->place, 1);
-  }
+  const int back = go(fiber);
   running_ = nullptr;
   resuming = nullptr;
   arrive(home_fake_stack_);

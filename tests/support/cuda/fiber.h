@@ -3,6 +3,7 @@
 #pragma once
 
 #include <csetjmp>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -47,6 +48,7 @@ class Fibers {
   static void on_fault(int signal, siginfo_t* info, void* context);
   void make_ready_for_faults();
   void start(Fiber* fiber);
+  __attribute__((noinline)) int go(Fiber* fiber);
   void leave_to(Fiber* fiber);
   void leave_for_home(bool for_ever);
   void arrive(void* fake_stack);
