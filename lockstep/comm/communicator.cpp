@@ -206,6 +206,9 @@ int Communicator::rank() const {
 int Communicator::size() const {
   return impl_->size();
 }
+void Communicator::confirm() {
+  if (impl_->native) impl_->native->confirm();
+}
 program::Ledger Communicator::take_ledger() {
   return impl_->queue.take_ledger();
 }

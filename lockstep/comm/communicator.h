@@ -100,6 +100,12 @@ class Communicator {
   Work recv(const at::Tensor& tensor, int peer, const CallOptions& options);
   Work barrier(const CallOptions& options);
 
+  // Throws what a call of any group of this world has failed with so far; waits for no rank and for no device. A call on a
+  // GPU's queue that was aborted looks done there, and its Work has let the caller go on. Hence: once the host has read a
+  // number that came out of the results, and before they are kept (weights, a checkpoint), ask here. Under nccl a question to
+  // the store, 0.1 ms; elsewhere, where wait() tells all, nothing. PeerLostError, EnvironmentError LS3042, as wait().
+  void confirm();
+
   // What this rank put on the links since the last call; the caller owns the result. Waits for calls in flight.
   program::Ledger take_ledger();
   // From now on every call is kept with its times, until they are taken; that waits for calls in flight.

@@ -44,6 +44,11 @@ std::vector<Line> lines_of(const std::string& note) {
   return lines;
 }
 
+// "<rank>\n<reason>"
+JobBoard::Abort abort_of(const std::string& note) {
+  return {.rank = std::atoi(note.c_str()), .reason = note.substr(note.find('\n') + 1)};
+}
+
 }  // namespace
 
 JobBoard::JobBoard(std::shared_ptr<Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
@@ -127,8 +132,18 @@ void JobBoard::abort(const std::string& reason) {
 
 std::optional<JobBoard::Abort> JobBoard::aborted() {
   if (!store_->has("board/abort")) return std::nullopt;
-  const std::string note = store_->get("board/abort", kSoon);
-  return Abort{.rank = std::atoi(note.c_str()), .reason = note.substr(note.find('\n') + 1)};
+  return abort_of(store_->get("board/abort", kSoon));
+}
+
+// The store answers an add, not a set: when it has, both are there.
+void JobBoard::give_up(const std::string& reason) {
+  store_->set("board/gave up", cat(rank_, "\n", reason));
+  store_->add("board/given up", 1);
+}
+
+std::optional<JobBoard::Abort> JobBoard::given_up() {
+  if (store_->add("board/given up", 0) == 0) return std::nullopt;
+  return abort_of(store_->get("board/gave up", kSoon));
 }
 
 std::optional<MemberReport> missing_member(JobBoard& board, const std::string& group, const std::vector<int>& ranks,

@@ -47,6 +47,11 @@ class JobBoard {
   };
   std::optional<Abort> aborted();
 
+  // This rank aborts its calls on the device, of which its peers' may then look done. Once this returns, given_up() tells it
+  // to every rank that asks. The last word stays.
+  void give_up(const std::string& reason);
+  std::optional<Abort> given_up();
+
  private:
   struct Doing {
     Progress progress;

@@ -46,6 +46,7 @@ class NativeCollectives {
   // Returns when the call is on the device's queue, behind what the caller has put there before. PeerLostError LS3002
   // when its peers have not come that far by the deadline; after a failure every later call throws it.
   virtual std::shared_ptr<NativeWork> start(NativeCall call) = 0;
+  virtual void confirm() = 0;  // see Communicator::confirm
 };
 
 }  // namespace lockstep::comm

@@ -33,11 +33,13 @@ std::exception_ptr nccl_problem(const NcclFailure& failure, const std::string& d
 // A call in flight, and the handle that its caller holds.
 class NcclLane::Flight : public NativeWork {
  public:
-  explicit Flight(NativeCall call) : call_(std::move(call)) {}
+  Flight(NativeCall call, std::shared_ptr<const NcclVerdict> verdict)
+      : call_(std::move(call)), verdict_(std::move(verdict)) {}
 
   void wait() override {
     const std::lock_guard lock(mutex_);
     if (failure_) std::rethrow_exception(failure_);
+    if (const auto problem = verdict_->failure()) std::rethrow_exception(problem);  // what went in may be worthless
     try {
       ticket_->order_after();
     } catch (const NcclFailure& failure) {
@@ -85,14 +87,16 @@ class NcclLane::Flight : public NativeWork {
 
   mutable std::mutex mutex_;  // guards what follows, but for ticket_ and launch_seconds_, which are set before use
   NativeCall call_;
+  const std::shared_ptr<const NcclVerdict> verdict_;
   std::unique_ptr<NcclTicket> ticket_;
   double launch_seconds_ = 0;
   bool finished_ = false;
   std::exception_ptr failure_;
 };
 
-NcclLane::NcclLane(std::unique_ptr<NcclGroup> group, std::shared_ptr<JobBoard> board, NcclLaneOptions options)
-    : options_(std::move(options)), board_(std::move(board)), group_(std::move(group)) {}
+NcclLane::NcclLane(std::unique_ptr<NcclGroup> group, std::shared_ptr<JobBoard> board,
+                   std::shared_ptr<NcclVerdict> verdict, NcclLaneOptions options)
+    : options_(std::move(options)), board_(std::move(board)), verdict_(std::move(verdict)), group_(std::move(group)) {}
 
 void NcclLane::join() {
   wait_until_ready({.call = "the making"});
@@ -100,25 +104,30 @@ void NcclLane::join() {
 
 void NcclLane::close() noexcept {
   try {
-    if (std::uncaught_exceptions() > exceptions_at_start_)
-      fail(std::make_exception_ptr(
-          PeerLostError({.code = "LS3003", .what = cat("group ", options_.name, " was closed by an error")})));
-    while (!look() && in_flight()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    {
-      const std::lock_guard lock(mutex_);
-      if (!failure_) group_->close();
+    if (std::uncaught_exceptions() > exceptions_at_start_) {
+      // Where no call is under way nobody's results are lost, and the other groups may go on.
+      if (!look() && in_flight())
+        fail(std::make_exception_ptr(
+            PeerLostError({.code = "LS3003", .what = cat("group ", options_.name, " was closed by an error")})));
+    } else {
+      while (!look() && in_flight()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      {
+        const std::lock_guard lock(mutex_);
+        if (!failure_) group_->close();
+      }
+      wait_until_ready({.call = "the closing"});
     }
-    wait_until_ready({.call = "the closing"});
   } catch (const std::exception&) {
     fail(std::current_exception());  // known to those who asked for a result; here nobody does
   }
   const std::lock_guard lock(mutex_);
-  group_.reset();
+  group_.reset();  // aborted, unless it was closed
 }
 
 std::shared_ptr<NativeWork> NcclLane::start(NativeCall call) {
   const auto began = Clock::now();
-  auto flight = std::make_shared<Flight>(std::move(call));
+  if (const auto problem = verdict_->failure()) std::rethrow_exception(problem);
+  auto flight = std::make_shared<Flight>(std::move(call), verdict_);
   Progress inside = flight->call().progress;
   inside.inside = true;
   std::unique_ptr<NcclTicket> ticket;
@@ -221,7 +230,9 @@ void NcclLane::fail(std::exception_ptr problem) {
 void NcclLane::give_up(std::exception_ptr problem) {
   const Flight* first = flights_.empty() ? launching_ : flights_.front().get();
   failure_ = first ? first->explained(problem) : problem;
-  // First of all: what the abort cuts short looks done on the device.
+  // Before the abort, as what it cuts short looks done on the device: whoever then sees a result of it on the host, here or on
+  // a peer, finds the verdict when he asks (Communicator::confirm).
+  verdict_->fail(failure_);
   for (const std::shared_ptr<Flight>& flight : flights_) flight->finish(failure_);
   flights_.clear();
   try {

@@ -12,6 +12,7 @@
 #include "lockstep/comm/job_board.h"
 #include "lockstep/comm/native.h"
 #include "lockstep/comm/nccl_api.h"
+#include "lockstep/comm/nccl_verdict.h"
 
 namespace lockstep::comm {
 
@@ -28,7 +29,8 @@ struct NcclLaneOptions {
 // group are done: time that this rank computes is not time that it waits.
 class NcclLane {
  public:
-  NcclLane(std::unique_ptr<NcclGroup> group, std::shared_ptr<JobBoard> board, NcclLaneOptions options);
+  NcclLane(std::unique_ptr<NcclGroup> group, std::shared_ptr<JobBoard> board, std::shared_ptr<NcclVerdict> verdict,
+           NcclLaneOptions options);
   NcclLane(const NcclLane&) = delete;
   NcclLane& operator=(const NcclLane&) = delete;
 
@@ -40,7 +42,7 @@ class NcclLane {
   void close() noexcept;
   // Takes note of calls that are done, and gives up where one fails or waits too long. The failure, where there is one.
   std::exception_ptr look();
-  // From now on everything throws `problem`. What runs on the device is aborted.
+  // From now on everything throws `problem`, and so do all groups of the verdict. What runs on the device is aborted.
   void fail(std::exception_ptr problem);
 
  private:
@@ -55,13 +57,14 @@ class NcclLane {
 
   const NcclLaneOptions options_;
   const std::shared_ptr<JobBoard> board_;
+  const std::shared_ptr<NcclVerdict> verdict_;  // of all groups of this rank
   const int exceptions_at_start_ = std::uncaught_exceptions();
 
   std::mutex looking_;               // one look at a time; taken before mutex_
   std::map<int, int64_t> beats_;     // of the peers, when the first call in flight had waited half its time
   const Flight* watched_ = nullptr;  // that call
 
-  mutable std::mutex mutex_;          // guards what follows; never held while waiting
+  mutable std::mutex mutex_;          // guards what follows; never held while waiting for a peer
   std::unique_ptr<NcclGroup> group_;  // null when closed
   std::deque<std::shared_ptr<Flight>> flights_;
   const Flight* launching_ = nullptr;

@@ -12,6 +12,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/job_board.h"
 #include "lockstep/comm/nccl_lane.h"
+#include "lockstep/comm/nccl_verdict.h"
 #include "lockstep/comm/socket_transport.h"
 
 namespace lockstep::comm {
@@ -27,8 +28,10 @@ constexpr milliseconds kSilence{2200};  // without a beat: the rank is stopped o
 // The thread that looks after the groups of this rank.
 class NcclWatch {
  public:
-  NcclWatch(std::shared_ptr<JobBoard> board, std::function<void()> begin)
-      : board_(std::move(board)), thread_([this, begin = std::move(begin)] { run(begin); }) {}
+  NcclWatch(std::shared_ptr<JobBoard> board, std::shared_ptr<NcclVerdict> verdict, std::function<void()> begin)
+      : board_(std::move(board)),
+        verdict_(std::move(verdict)),
+        thread_([this, begin = std::move(begin)] { run(begin); }) {}
   ~NcclWatch() {
     {
       const std::lock_guard lock(mutex_);
@@ -86,11 +89,10 @@ class NcclWatch {
   // One group that fails takes the others with it: this rank will not come to their calls either.
   void look() {
     const auto all = lanes();
-    for (const auto& lane : all) {
-      const std::exception_ptr problem = lane->look();
-      if (!problem) continue;
-      for (const auto& other : all) other->fail(problem);
-    }
+    for (const auto& lane : all) lane->look();
+    const std::exception_ptr problem = verdict_->failure();
+    if (!problem) return;
+    for (const auto& lane : all) lane->fail(problem);
   }
 
   void beat() {
@@ -106,10 +108,13 @@ class NcclWatch {
       if (stopped_) return;
       stopped_ = error;
     }
-    for (const auto& lane : lanes()) lane->fail(std::make_exception_ptr(error));
+    const auto problem = std::make_exception_ptr(error);
+    verdict_->fail(problem);
+    for (const auto& lane : lanes()) lane->fail(problem);
   }
 
   std::shared_ptr<JobBoard> board_;
+  std::shared_ptr<NcclVerdict> verdict_;
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   bool ending_ = false;
@@ -118,17 +123,21 @@ class NcclWatch {
   std::thread thread_;
 };
 
-// A communicator's view of its lane.
+// A communicator's view of its lane, which a group of one rank has not.
 class NcclCalls : public NativeCollectives {
  public:
-  NcclCalls(std::shared_ptr<NcclApi> api, std::shared_ptr<NcclLane> lane)
-      : api_(std::move(api)), lane_(std::move(lane)) {}
-  ~NcclCalls() override { lane_->close(); }
-  bool takes(const at::Tensor& tensor) const override { return api_->takes(tensor); }
+  NcclCalls(std::shared_ptr<NcclApi> api, std::shared_ptr<NcclVerdict> verdict, std::shared_ptr<NcclLane> lane)
+      : api_(std::move(api)), verdict_(std::move(verdict)), lane_(std::move(lane)) {}
+  ~NcclCalls() override {
+    if (lane_) lane_->close();
+  }
+  bool takes(const at::Tensor& tensor) const override { return lane_ && api_->takes(tensor); }
   std::shared_ptr<NativeWork> start(NativeCall call) override { return lane_->start(std::move(call)); }
+  void confirm() override { verdict_->confirm(); }
 
  private:
   std::shared_ptr<NcclApi> api_;
+  std::shared_ptr<NcclVerdict> verdict_;
   std::shared_ptr<NcclLane> lane_;
 };
 
@@ -141,7 +150,8 @@ class NcclWorld : public World {
         options_(options),
         api_(std::move(api)),
         board_(std::make_shared<JobBoard>(store_, rank)),
-        watch_(board_, [api = api_, device = options.local_rank] { api->use_device(device); }) {
+        verdict_(std::make_shared<NcclVerdict>(board_)),
+        watch_(board_, verdict_, [api = api_, device = options.local_rank] { api->use_device(device); }) {
     board_->publish();
   }
 
@@ -157,16 +167,21 @@ class NcclWorld : public World {
     board_->set(name, {});
     const CommunicatorOptions given{.axis = axis, .ranks = ranks, .deadline = options_.deadline};
     auto transport = make_socket_transport(store_, host_group(name, key, ranks, own));
-    if (ranks.size() == 1) return std::make_unique<Communicator>(std::move(transport), given);
-    auto lane = std::make_shared<NcclLane>(begin_group(key, ranks, own), board_,
+    auto calls = std::make_unique<NcclCalls>(api_, verdict_, ranks.size() == 1 ? nullptr : join_lane(key, ranks, own, name));
+    return std::make_unique<Communicator>(std::move(transport), std::move(calls), given);
+  }
+
+ private:
+  std::shared_ptr<NcclLane> join_lane(const std::string& key, const std::vector<int>& ranks, int own,
+                                      const std::string& name) {
+    auto lane = std::make_shared<NcclLane>(begin_group(key, ranks, own), board_, verdict_,
                                            NcclLaneOptions{.name = name, .ranks = ranks, .deadline = options_.deadline});
     board_->publish();  // peers that wait for us see that we have made the group
     watch_.add(lane);
     lane->join();
-    return std::make_unique<Communicator>(std::move(transport), std::make_unique<NcclCalls>(api_, std::move(lane)), given);
+    return lane;
   }
 
- private:
   SocketGroup host_group(const std::string& name, const std::string& key, const std::vector<int>& ranks, int own) {
     return {.name = name,
             .key = key,
@@ -228,6 +243,7 @@ class NcclWorld : public World {
   NcclOptions options_;
   std::shared_ptr<NcclApi> api_;
   std::shared_ptr<JobBoard> board_;
+  std::shared_ptr<NcclVerdict> verdict_;
   NcclWatch watch_;
   std::map<std::string, int> made_;  // groups made of the same ranks and axis: tells the second from the first
 };
