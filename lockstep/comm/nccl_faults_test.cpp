@@ -143,6 +143,130 @@ TEST(Failure, OfACallInFlightIsToldByItsWork) {
   EXPECT_EQ(next, message);
 }
 
+TEST(Failure, AGroupThatAnErrorClosesWithoutCallsLeavesTheOthers) {
+  run_nccl_ranks(2, std::chrono::seconds(20), [&](World& world, FakeDevice& device) {
+    const auto other = world.communicator(all(world), "world");
+    EXPECT_EQ(message_of([&] {
+                const auto group = world.communicator(all(world), "dp");
+                throw ConfigError({.code = "LS1", .what = "no"});
+              }),
+              "LS1: error LS1: no");
+    EXPECT_EQ(message_of([&] {
+                wait_for(other->all_reduce(on_device(), {.site = "grad"}));
+                other->confirm();
+              }),
+              "nothing");
+    meet(device, "end", 2);
+  });
+}
+
+// What rank 0 hears of a call that it has waited for, as one waits for a GPU: the stream behind the call goes on when the
+// call is aborted, and the host with it.
+struct Heard {
+  std::string before;                                     // confirm(), with nothing wrong yet
+  std::string same_group, other_group, own_group;         // confirm(), once the aborted call looks done
+  std::string same_work, next_call;
+};
+Heard aborted_call(milliseconds deadline, const std::function<void(FakeDevice&)>& cause,
+                   const std::function<void(World&)>& cause_of_rank_1 = {}) {
+  Heard heard;
+  run_nccl_ranks(3, deadline, [&](World& world, FakeDevice& device) {
+    const auto group = world.communicator(all(world), "dp");
+    const auto pair = world.rank() < 2 ? world.communicator({0, 1}, "tp") : nullptr;
+    const auto alone = world.communicator({world.rank()}, "pp");
+    meet(device, "made", 3);
+    if (world.rank() == 0) {
+      device.orders_only = true;
+      Work work = group->all_reduce(on_device(), {.site = "grad"});
+      work.wait();
+      heard.before = message_of([&] { group->confirm(); });
+      device.store->set("called", "");
+      cause(device);
+      device.store->get(aborted_key(0), std::chrono::seconds(20));
+      heard.same_group = message_of([&] { group->confirm(); });
+      heard.other_group = message_of([&] { pair->confirm(); });
+      heard.own_group = message_of([&] { alone->confirm(); });
+      heard.same_work = message_of([&] { work.wait(); });
+      heard.next_call = message_of([&] { pair->all_reduce(on_device(), {.site = "next"}); });
+    } else if (world.rank() == 1 && cause_of_rank_1) {
+      device.store->get("called", std::chrono::seconds(20));
+      cause_of_rank_1(world);
+    }
+    meet(device, "end", 3);
+  });
+  return heard;
+}
+
+void expect_heard_by_all(const Heard& heard, const ::testing::Matcher<std::string>& what) {
+  EXPECT_THAT(heard.same_group, what);
+  EXPECT_EQ(heard.other_group, heard.same_group);
+  EXPECT_EQ(heard.own_group, heard.same_group);
+  EXPECT_EQ(heard.same_work, heard.same_group);
+  EXPECT_EQ(heard.next_call, heard.same_group);
+}
+
+TEST(Confirm, KnowsThatACallCameToItsDeadline) {
+  expect_heard_by_all(aborted_call(milliseconds(2500), [](FakeDevice&) {}),
+                      AllOf(HasSubstr("LS3002"), HasSubstr("rank 1 never entered all_reduce #1 'grad' of group dp[0,1,2]")));
+}
+
+TEST(Confirm, KnowsOfAnErrorOfNccl) {
+  const Heard heard = aborted_call(std::chrono::seconds(20), [](FakeDevice& device) { device.fails = true; });
+  EXPECT_EQ(heard.before, "nothing");
+  expect_heard_by_all(heard, AllOf(HasSubstr("LS3042"), HasSubstr("the fake failed (as told)")));
+}
+
+TEST(Confirm, KnowsOfAnotherRanksNote) {
+  const Heard heard = aborted_call(
+      std::chrono::seconds(20), [](FakeDevice&) {}, [](World& world) { world.abort("the disk is full"); });
+  EXPECT_EQ(heard.before, "nothing");
+  EXPECT_THAT(heard.same_group, AllOf(HasSubstr("LS3003"), HasSubstr("rank 1 stopped the job"), HasSubstr("disk is full")));
+  EXPECT_THAT(heard.same_work, HasSubstr("rank 1 stopped the job"));
+  EXPECT_EQ(heard.other_group, heard.same_group);
+}
+
+// A call that a peer aborts has handed on what it had: here it looks done before this rank's watch can know.
+TEST(Confirm, KnowsThatAPeerHasGivenUp) {
+  std::string before, after, next;
+  run_nccl_ranks(3, std::chrono::seconds(20), [&](World& world, FakeDevice& device) {
+    const auto group = world.rank() > 0 ? world.communicator({1, 2}, "dp") : nullptr;
+    const auto pair = world.rank() < 2 ? world.communicator({0, 1}, "tp") : nullptr;
+    if (world.rank() == 0) before = message_of([&] { pair->confirm(); });
+    meet(device, "made", 3);
+    if (world.rank() == 1) {
+      device.orders_only = true;
+      group->all_reduce(on_device(), {.site = "grad"}).wait();
+      device.fails = true;
+    } else if (world.rank() == 0) {
+      device.store->get(aborted_key(1), std::chrono::seconds(20));
+      after = message_of([&] { pair->confirm(); });
+      next = message_of([&] { pair->all_reduce(on_device(), {.site = "next"}); });
+    }
+    meet(device, "end", 3);
+  });
+  EXPECT_EQ(before, "nothing");
+  EXPECT_THAT(after, AllOf(HasSubstr("LS3003"), HasSubstr("rank 1 has given up its calls"), HasSubstr("LS3042"),
+                           HasSubstr("all_reduce #1 'grad'")));
+  EXPECT_EQ(next, after);
+}
+
+// While a call is in flight that rank 1 comes to only when rank 0 has confirmed.
+TEST(Confirm, WaitsForNobodyAndThrowsNothingWhileAllIsWell) {
+  run_nccl_ranks(2, std::chrono::seconds(20), [&](World& world, FakeDevice& device) {
+    const auto group = world.communicator(all(world), "dp");
+    device.orders_only = true;
+    if (world.rank() == 1) device.store->get("confirmed", std::chrono::seconds(20));
+    const at::Tensor tensor = on_device();
+    const Work work = group->all_reduce(tensor, {.site = "grad"});
+    EXPECT_EQ(message_of([&] { group->confirm(); }), "nothing");
+    if (world.rank() == 0) device.store->set("confirmed", "");
+    wait_for(work);
+    EXPECT_EQ(message_of([&] { group->confirm(); }), "nothing");
+    for (int64_t i = 0; i < tensor.numel(); ++i) EXPECT_EQ(tensor.const_data_ptr<float>()[i], 2.0f);
+    meet(device, "end", 2);
+  });
+}
+
 TEST(Tcp, APeerThatClosesTheGroupIsNamed) {
   std::string message;
   run_nccl_ranks(2, std::chrono::seconds(20), [&](World& world, FakeDevice& device) {

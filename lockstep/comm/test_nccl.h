@@ -20,11 +20,16 @@ struct FakeDevice {
   std::atomic<int> gpus = 8;
   std::atomic<bool> fails = false;
   bool peer_lost = false;
+  // wait() returns before the call is done, as on a GPU; else it waits, so that tests can look at the result.
+  std::atomic<bool> orders_only = false;
 };
+
+// What is in the store once this rank has aborted a group: its calls look done on the device from then on.
+inline std::string aborted_key(int rank) { return "fake aborted/" + std::to_string(rank); }
 
 class FakeTicket : public NcclTicket {
  public:
-  explicit FakeTicket(Work work) : work_(std::move(work)) {}
+  FakeTicket(FakeDevice& device, Work work) : device_(device), work_(std::move(work)) {}
   void mark() override { marked_ = true; }
   bool reached() const override { return true; }
   // A call that a peer's abort cut short never ends on a device.
@@ -37,9 +42,12 @@ class FakeTicket : public NcclTicket {
     }
     return true;
   }
-  void order_after() const override { Work(work_).wait(); }
+  void order_after() const override {
+    if (!device_.orders_only) Work(work_).wait();
+  }
 
  private:
+  FakeDevice& device_;
   Work work_;
   std::atomic<bool> marked_ = false;
 };
@@ -56,9 +64,14 @@ class FakeGroup : public NcclGroup {
     if (device_.fails) throw NcclFailure("ncclAllReduce: the fake failed (as told)", device_.peer_lost);
     return ++looks_ % 3 == 0;  // "in progress" at first
   }
-  std::unique_ptr<NcclTicket> launch(const NativeCall& call) override { return std::make_unique<FakeTicket>(work(call)); }
+  std::unique_ptr<NcclTicket> launch(const NativeCall& call) override {
+    return std::make_unique<FakeTicket>(device_, work(call));
+  }
   void close() override {}
-  void abort() override { device_.shared->abort("ncclCommAbort"); }
+  void abort() override {
+    device_.store->set(aborted_key(device_.shared->rank()), "");
+    device_.shared->abort("ncclCommAbort");
+  }
 
  private:
   Work work(const NativeCall& call) {
