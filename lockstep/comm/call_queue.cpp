@@ -88,7 +88,8 @@ void CallQueue::run_entry(Entry& entry, std::unique_lock<std::mutex>& lock) {
     } catch (...) {
       problem = explained(std::current_exception());
     }
-    entry.call.body = {};  // lets the tensors go before the waiter goes on
+    entry.call.prepare = {};  // lets the tensors go before the waiter goes on
+    entry.call.body = {};
     lock.lock();
     busy_ = false;
     if (problem && !failure_) failure_ = problem;
@@ -97,6 +98,7 @@ void CallQueue::run_entry(Entry& entry, std::unique_lock<std::mutex>& lock) {
 }
 
 void CallQueue::run(Call& call) {
+  if (call.prepare) call.prepare();
   const int64_t flight = flights_.enter(call.progress.call, call.key.site, call.payload);
   call.progress.inside = true;
   transport_->publish(call.progress);

@@ -22,6 +22,7 @@ struct Call {
   CallHeader header;
   Progress progress;
   int64_t payload = 0;              // bytes of the full tensor
+  std::function<void()> prepare{};  // what is to be done before this rank has entered the call; may be empty
   std::function<void(Link&)> body;  // holds the tensors alive
 };
 

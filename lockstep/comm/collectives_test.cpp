@@ -1,11 +1,12 @@
 // The collectives over shared memory, ranks as threads.
-// A program of its own: it gives test_collectives.h a run_ranks().
+// A program of its own: it gives test_collectives.h its ranks and their device.
 #include "lockstep/comm/test_collectives.h"
 #include "lockstep/comm/test_in_flight.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::comm {
 
+at::Device device_of_tensors() { return at::kCPU; }
 void run_ranks(int n, const std::function<void(World&)>& body) {
   testing::run_ranks(n, body);
 }

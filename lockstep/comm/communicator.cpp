@@ -1,6 +1,7 @@
 #include "lockstep/comm/communicator.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "lockstep/base/check.h"
@@ -34,25 +35,36 @@ Algorithm default_algorithm(Collective collective) {
   return program::supports(collective, Algorithm::kTree) ? Algorithm::kTree : Algorithm::kDirect;
 }
 
-// A tensor on the host for the time of a call: itself, or a copy of one that lives on a GPU.
-class HostTensor {
- public:
-  HostTensor() = default;
-  explicit HostTensor(const at::Tensor& tensor) : tensor_(tensor), host_(tensor.is_cpu() ? tensor : tensor.cpu()) {}
-  std::byte* data() const { return static_cast<std::byte*>(host_.data_ptr()); }
-  Elements elements() const {
-    return {.data = data(), .numel = host_.numel(), .size = static_cast<size_t>(host_.element_size())};
-  }
-  size_t bytes() const { return host_.nbytes(); }
-  // After the call: what arrived goes to where the tensor lives.
-  void write_back() const {
-    if (!host_.is_same(tensor_)) tensor_.copy_(host_);
-  }
+std::byte* bytes_of(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<std::byte*>(tensor.data_ptr()) : nullptr;
+}
+Elements elements_of(const at::Tensor& tensor) {
+  return {.data = bytes_of(tensor), .numel = tensor.numel(), .size = static_cast<size_t>(tensor.element_size())};
+}
 
- private:
-  at::Tensor tensor_;
-  at::Tensor host_;
+// The full tensor of a gather or a scatter, which `full` is on root only.
+Elements whole(const at::Tensor& full, const at::Tensor& part, int64_t numel) {
+  return {.data = bytes_of(full), .numel = numel, .size = static_cast<size_t>(part.element_size())};
+}
+
+// What a call of a group of one leaves to do. On a device behind what the caller's stream holds.
+void copy_alone(const at::Tensor& from, const at::Tensor& to) {
+  if (to.data_ptr() == from.data_ptr()) return;
+  if (to.is_cpu())
+    std::memcpy(to.data_ptr(), from.const_data_ptr(), to.nbytes());
+  else
+    to.view(-1).copy_(from.view(-1), /*non_blocking=*/true);
+}
+
+// A tensor of a call that the host makes, and what the call does with it.
+enum class Use { kRead, kWrite, kBoth };
+struct Operand {
+  at::Tensor tensor{};  // undefined: this rank has none
+  Use use = Use::kRead;
 };
+using Operands = std::array<Operand, 2>;
+using HostTensors = std::array<at::Tensor, 2>;  // of the operands, where algorithms can work
+using Body = std::function<void(Link&, Algorithm, const HostTensors&)>;
 
 }  // namespace
 
@@ -62,6 +74,7 @@ struct Communicator::Impl {
       : options(given),
         has_board(transport->board() != nullptr),
         queue(std::move(transport), given),
+        stager(given.stager ? given.stager : make_stager()),
         sent_to(given.ranks.size()),
         received_from(given.ranks.size()) {}
 
@@ -92,8 +105,8 @@ struct Communicator::Impl {
                    ": two element types or devices");
   }
 
-  // `sample`: any tensor of the call, for the element type. `body` is empty where the backend makes the call itself.
-  Call make_call(const Request& request, const at::Tensor& sample, std::function<void(Link&)> body) {
+  // `sample`: any tensor of the call, for the element type. Without what is to be done.
+  Call make_call(const Request& request, const at::Tensor& sample) {
     const Algorithm algorithm = request.options.algorithm.value_or(default_algorithm(request.collective));
     LOCKSTEP_CHECK(program::supports(request.collective, algorithm), name(request), " by ",
                    program::algorithm_name(algorithm));
@@ -110,12 +123,11 @@ struct Communicator::Impl {
                    .op = static_cast<int8_t>(request.options.op),
                    .dtype = static_cast<int8_t>(type)};
     call.payload = request.numel * static_cast<int64_t>(element_size(type));
-    call.body = std::move(body);
     return call;
   }
 
-  Call numbered_call(const Request& request, const at::Tensor& sample, std::function<void(Link&)> body) {
-    Call call = make_call(request, sample, std::move(body));
+  Call numbered_call(const Request& request, const at::Tensor& sample) {
+    Call call = make_call(request, sample);
     const std::string& site = request.options.site;
     std::memcpy(call.header.site.data(), site.data(), std::min(site.size(), call.header.site.size()));
     call.header.sequence = ++collectives;
@@ -127,22 +139,42 @@ struct Communicator::Impl {
     return call;
   }
 
-  Work collective(const Request& request, const at::Tensor& sample, std::function<void(Link&, Algorithm)> body) {
-    const Algorithm algorithm = request.options.algorithm.value_or(default_algorithm(request.collective));
-    return run(request, numbered_call(request, sample, [body = std::move(body), algorithm](Link& link) {
-                 body(link, algorithm);
-               }));
-  }
-
-  Work run(const Request& request, Call call) {
+  // On the host. Operands on a device come there before the rank enters the call, and go back as its last act.
+  Work on_host(const Request& request, Call call, const Operands& operands, Body body) {
+    const Algorithm algorithm = call.key.algorithm;
+    const at::Tensor& any = operands[0].tensor.defined() ? operands[0].tensor : operands[1].tensor;
+    if (!any.defined() || !stager->stages(any)) {
+      call.body = [host = HostTensors{operands[0].tensor, operands[1].tensor}, algorithm,
+                   body = std::move(body)](Link& link) { body(link, algorithm, host); };
+    } else {
+      const auto host = std::make_shared<HostTensors>();
+      const std::shared_ptr<StagedCall> staged = stager->begin(any);
+      call.prepare = [host, staged, operands] {
+        for (size_t i = 0; i < operands.size(); ++i) {
+          if (!operands[i].tensor.defined()) continue;
+          const bool filled = operands[i].use != Use::kWrite;
+          (*host)[i] = filled ? staged->fetch(operands[i].tensor) : staged->room(operands[i].tensor);
+        }
+      };
+      call.body = [host, staged, operands, algorithm, body = std::move(body)](Link& link) {
+        body(link, algorithm, *host);
+        for (size_t i = 0; i < operands.size(); ++i)
+          if (operands[i].tensor.defined() && operands[i].use != Use::kRead)
+            staged->store((*host)[i], operands[i].tensor);
+      };
+    }
     return Work(request.options.blocking ? queue.run_here(std::move(call)) : queue.push(std::move(call)));
+  }
+  Work collective(const Request& request, const Operands& operands, Body body) {
+    const at::Tensor& any = operands[0].tensor.defined() ? operands[0].tensor : operands[1].tensor;
+    return on_host(request, numbered_call(request, any), operands, std::move(body));
   }
 
   // Both sides of a message describe it alike: as a send, to the rank that receives, by its number between the two.
-  Call message(const Request& request, const at::Tensor& tensor, std::function<void(Link&)> body) {
+  Call message(const Request& request, const at::Tensor& tensor) {
     check(request, tensor);
     LOCKSTEP_CHECK(request.root != queue.transport().rank(), name(request), " to itself");
-    Call call = make_call(request, tensor, std::move(body));
+    Call call = make_call(request, tensor);
     const bool sends = request.collective == Collective::kSend;
     call.header.collective = static_cast<int8_t>(Collective::kSend);
     call.header.root = sends ? request.root : queue.transport().rank();
@@ -178,12 +210,13 @@ struct Communicator::Impl {
     return Work(state);
   }
   Work launch_collective(const Request& request, const at::Tensor& input, const at::Tensor& output) {
-    return launch(request, numbered_call(request, input.defined() ? input : output, {}), input, output);
+    return launch(request, numbered_call(request, input.defined() ? input : output), input, output);
   }
 
   CommunicatorOptions options;
   bool has_board;
   CallQueue queue;
+  std::shared_ptr<Stager> stager;
   int64_t collectives = 0;
   std::vector<int64_t> sent_to;  // messages, by group rank of the other side
   std::vector<int64_t> received_from;
@@ -229,10 +262,10 @@ Work Communicator::all_reduce(const at::Tensor& tensor, const CallOptions& optio
   if (impl_->alone()) return {};
   if (impl_->by_backend(tensor)) return impl_->launch_collective(request, tensor, tensor);
   const Reduction reduction = reduction_of(element_type(tensor, options.site), options.op);
-  return impl_->collective(request, tensor, [buffer = HostTensor(tensor), reduction](Link& link, Algorithm algorithm) {
-    comm::all_reduce(link, algorithm, buffer.elements(), reduction);
-    buffer.write_back();
-  });
+  return impl_->collective(request, {{{tensor, Use::kBoth}}},
+                           [reduction](Link& link, Algorithm algorithm, const HostTensors& host) {
+                             comm::all_reduce(link, algorithm, elements_of(host[0]), reduction);
+                           });
 }
 
 Work Communicator::reduce(const at::Tensor& tensor, int root, const CallOptions& options) {
@@ -242,10 +275,9 @@ Work Communicator::reduce(const at::Tensor& tensor, int root, const CallOptions&
   if (impl_->alone()) return {};
   if (impl_->by_backend(tensor)) return impl_->launch_collective(request, tensor, tensor);
   const Combine combine = combine_function(element_type(tensor, options.site), options.op);
-  return impl_->collective(request, tensor,
-                           [buffer = HostTensor(tensor), root, combine](Link& link, Algorithm algorithm) {
-                             comm::reduce(link, algorithm, buffer.elements(), root, combine);
-                             buffer.write_back();
+  return impl_->collective(request, {{{tensor, rank() == root ? Use::kBoth : Use::kRead}}},
+                           [root, combine](Link& link, Algorithm algorithm, const HostTensors& host) {
+                             comm::reduce(link, algorithm, elements_of(host[0]), root, combine);
                            });
 }
 
@@ -255,48 +287,37 @@ Work Communicator::broadcast(const at::Tensor& tensor, int root, const CallOptio
   impl_->check(request, tensor);
   if (impl_->alone()) return {};
   if (impl_->by_backend(tensor)) return impl_->launch_collective(request, tensor, tensor);
-  return impl_->collective(request, tensor, [buffer = HostTensor(tensor), root](Link& link, Algorithm algorithm) {
-    comm::broadcast(link, algorithm, buffer.elements(), root);
-    buffer.write_back();
-  });
+  return impl_->collective(request, {{{tensor, rank() == root ? Use::kRead : Use::kWrite}}},
+                           [root](Link& link, Algorithm algorithm, const HostTensors& host) {
+                             comm::broadcast(link, algorithm, elements_of(host[0]), root);
+                           });
 }
 
 Work Communicator::all_gather(const at::Tensor& input, const at::Tensor& output, const CallOptions& options) {
   const Impl::Request request{.collective = Collective::kAllGather, .options = options, .numel = output.numel()};
   impl_->check_parts(request, input, output);
-  if (!impl_->alone() && impl_->by_backend(output)) return impl_->launch_collective(request, input, output);
-  const auto place_own = [rank = rank()](const HostTensor& part, const HostTensor& full) {
-    std::byte* own = full.data() + static_cast<size_t>(rank) * part.bytes();
-    if (own != part.data()) std::memcpy(own, part.data(), part.bytes());
-  };
-  const HostTensor part(input), full(output);
-  if (impl_->alone()) {
-    place_own(part, full);
-    full.write_back();
-    return {};
-  }
-  return impl_->collective(request, output, [part, full, place_own](Link& link, Algorithm algorithm) {
-    place_own(part, full);
-    comm::all_gather(link, algorithm, full.elements());
-    full.write_back();
-  });
+  if (impl_->alone()) return copy_alone(input, output), Work();
+  if (impl_->by_backend(output)) return impl_->launch_collective(request, input, output);
+  return impl_->collective(request, {{{input, Use::kRead}, {output, Use::kWrite}}},
+                           [rank = rank()](Link& link, Algorithm algorithm, const HostTensors& host) {
+                             const auto& [part, full] = host;
+                             std::byte* own = bytes_of(full) + static_cast<size_t>(rank) * part.nbytes();
+                             if (own != bytes_of(part)) std::memcpy(own, bytes_of(part), part.nbytes());
+                             comm::all_gather(link, algorithm, elements_of(full));
+                           });
 }
 
 Work Communicator::reduce_scatter(const at::Tensor& input, const at::Tensor& output, const CallOptions& options) {
   const Impl::Request request{.collective = Collective::kReduceScatter, .options = options, .numel = input.numel()};
   impl_->check_parts(request, output, input);
-  if (!impl_->alone() && impl_->by_backend(input)) return impl_->launch_collective(request, input, output);
-  const HostTensor full(input), part(output);
-  if (impl_->alone()) {
-    if (part.data() != full.data()) std::memcpy(part.data(), full.data(), full.bytes());
-    part.write_back();
-    return {};
-  }
+  if (impl_->alone()) return copy_alone(input, output), Work();
+  if (impl_->by_backend(input)) return impl_->launch_collective(request, input, output);
   const Reduction reduction = reduction_of(element_type(input, options.site), options.op);
-  return impl_->collective(request, input, [full, part, reduction](Link& link, Algorithm algorithm) {
-    comm::reduce_scatter(link, algorithm, full.elements(), part.data(), reduction);
-    part.write_back();
-  });
+  return impl_->collective(request, {{{input, Use::kRead}, {output, Use::kWrite}}},
+                           [reduction](Link& link, Algorithm algorithm, const HostTensors& host) {
+                             const auto& [full, part] = host;
+                             comm::reduce_scatter(link, algorithm, elements_of(full), bytes_of(part), reduction);
+                           });
 }
 
 Work Communicator::all_to_all(const at::Tensor& input, const at::Tensor& output, const CallOptions& options) {
@@ -306,20 +327,15 @@ Work Communicator::all_to_all(const at::Tensor& input, const at::Tensor& output,
   LOCKSTEP_CHECK(input.numel() == output.numel() && input.scalar_type() == output.scalar_type() &&
                      input.device() == output.device() && input.numel() % size() == 0,
                  Impl::name(request), ": ", input.numel(), " and ", output.numel(), " elements for ", size(), " ranks");
-  if (!impl_->alone() && impl_->by_backend(input)) {
+  if (impl_->alone()) return copy_alone(input, output), Work();
+  if (impl_->by_backend(input)) {
     LOCKSTEP_CHECK(input.numel() == 0 || input.data_ptr() != output.data_ptr(), Impl::name(request), " in place");
     return impl_->launch_collective(request, input, output);
   }
-  const HostTensor in(input), out(output);
-  if (impl_->alone()) {
-    if (out.data() != in.data()) std::memcpy(out.data(), in.data(), in.bytes());
-    out.write_back();
-    return {};
-  }
-  return impl_->collective(request, input, [in, out](Link& link, Algorithm) {
-    comm::all_to_all(link, in.elements(), out.data());
-    out.write_back();
-  });
+  return impl_->collective(request, {{{input, Use::kRead}, {output, Use::kWrite}}},
+                           [](Link& link, Algorithm, const HostTensors& host) {
+                             comm::all_to_all(link, elements_of(host[0]), bytes_of(host[1]));
+                           });
 }
 
 Work Communicator::gather(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options) {
@@ -327,19 +343,13 @@ Work Communicator::gather(const at::Tensor& input, const at::Tensor& output, int
       .collective = Collective::kGather, .options = options, .numel = input.numel() * size(), .root = root};
   const bool receives = rank() == root;
   receives ? impl_->check_parts(request, input, output) : impl_->check(request, input);
-  if (!impl_->alone() && impl_->by_backend(input))
-    return impl_->launch_collective(request, input, receives ? output : at::Tensor());
-  const HostTensor part(input), full = receives ? HostTensor(output) : HostTensor();
-  if (impl_->alone()) {
-    if (full.data() != part.data()) std::memcpy(full.data(), part.data(), part.bytes());
-    full.write_back();
-    return {};
-  }
-  const Elements whole{.data = receives ? full.data() : nullptr, .numel = request.numel, .size = part.elements().size};
-  return impl_->collective(request, input, [part, full, whole, receives, root](Link& link, Algorithm) {
-    comm::gather(link, part.data(), whole, root);
-    if (receives) full.write_back();
-  });
+  if (impl_->alone()) return copy_alone(input, output), Work();
+  const at::Tensor full = receives ? output : at::Tensor();
+  if (impl_->by_backend(input)) return impl_->launch_collective(request, input, full);
+  return impl_->collective(request, {{{input, Use::kRead}, {full, Use::kWrite}}},
+                           [numel = request.numel, root](Link& link, Algorithm, const HostTensors& host) {
+                             comm::gather(link, bytes_of(host[0]), whole(host[1], host[0], numel), root);
+                           });
 }
 
 Work Communicator::scatter(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options) {
@@ -347,44 +357,41 @@ Work Communicator::scatter(const at::Tensor& input, const at::Tensor& output, in
       .collective = Collective::kScatter, .options = options, .numel = output.numel() * size(), .root = root};
   const bool gives = rank() == root;
   gives ? impl_->check_parts(request, output, input) : impl_->check(request, output);
-  if (!impl_->alone() && impl_->by_backend(output))
-    return impl_->launch_collective(request, gives ? input : at::Tensor(), output);
-  const HostTensor part(output), full = gives ? HostTensor(input) : HostTensor();
-  if (impl_->alone()) {
-    if (full.data() != part.data()) std::memcpy(part.data(), full.data(), part.bytes());
-    part.write_back();
-    return {};
-  }
-  const Elements whole{.data = gives ? full.data() : nullptr, .numel = request.numel, .size = part.elements().size};
-  return impl_->collective(request, output, [part, full, whole, root](Link& link, Algorithm) {
-    comm::scatter(link, whole, part.data(), root);
-    part.write_back();
-  });
+  if (impl_->alone()) return copy_alone(input, output), Work();
+  const at::Tensor full = gives ? input : at::Tensor();
+  if (impl_->by_backend(output)) return impl_->launch_collective(request, full, output);
+  return impl_->collective(request, {{{output, Use::kWrite}, {full, Use::kRead}}},
+                           [numel = request.numel, root](Link& link, Algorithm, const HostTensors& host) {
+                             comm::scatter(link, whole(host[1], host[0], numel), bytes_of(host[0]), root);
+                           });
 }
 
 Work Communicator::send(const at::Tensor& tensor, int peer, const CallOptions& options) {
   const Impl::Request request{
       .collective = Collective::kSend, .options = options, .numel = tensor.numel(), .root = peer};
-  if (impl_->by_backend(tensor)) return impl_->launch(request, impl_->message(request, tensor, {}), tensor, {});
-  return impl_->run(request, impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
-    link.send(peer, {buffer.data(), buffer.bytes()});
-  }));
+  Call call = impl_->message(request, tensor);
+  if (impl_->by_backend(tensor)) return impl_->launch(request, call, tensor, {});
+  return impl_->on_host(request, std::move(call), {{{tensor, Use::kRead}}},
+                        [peer](Link& link, Algorithm, const HostTensors& host) {
+                          link.send(peer, {bytes_of(host[0]), host[0].nbytes()});
+                        });
 }
 
 Work Communicator::recv(const at::Tensor& tensor, int peer, const CallOptions& options) {
   const Impl::Request request{
       .collective = Collective::kRecv, .options = options, .numel = tensor.numel(), .root = peer};
-  if (impl_->by_backend(tensor)) return impl_->launch(request, impl_->message(request, tensor, {}), {}, tensor);
-  return impl_->run(request, impl_->message(request, tensor, [buffer = HostTensor(tensor), peer](Link& link) {
-    link.recv(peer, {buffer.data(), buffer.bytes()});
-    buffer.write_back();
-  }));
+  Call call = impl_->message(request, tensor);
+  if (impl_->by_backend(tensor)) return impl_->launch(request, call, {}, tensor);
+  return impl_->on_host(request, std::move(call), {{{tensor, Use::kWrite}}},
+                        [peer](Link& link, Algorithm, const HostTensors& host) {
+                          link.recv(peer, {bytes_of(host[0]), host[0].nbytes()});
+                        });
 }
 
 Work Communicator::barrier(const CallOptions& options) {
   if (impl_->alone()) return {};
   const Impl::Request request{.collective = Collective::kBarrier, .options = options, .numel = 1};
-  return impl_->collective(request, {}, [](Link& link, Algorithm) { comm::barrier(link); });
+  return impl_->collective(request, {}, [](Link& link, Algorithm, const HostTensors&) { comm::barrier(link); });
 }
 
 }  // namespace lockstep::comm

@@ -14,6 +14,7 @@
 #include "lockstep/comm/elements.h"
 #include "lockstep/comm/flight_ring.h"
 #include "lockstep/comm/native.h"
+#include "lockstep/comm/stager.h"
 #include "lockstep/comm/transport.h"
 #include "lockstep/program/ledger.h"
 
@@ -53,6 +54,7 @@ struct CommunicatorOptions {
   std::string axis = "world";                 // name of the group in ledger and messages
   std::vector<int> ranks;                     // world ranks in group order
   std::chrono::milliseconds deadline{60000};  // of every wait for a peer
+  std::shared_ptr<Stager> stager{};           // null: make_stager()
 };
 
 // Calls of one communicator run in the order in which they were made, on its own progress thread; all ranks of the
@@ -65,7 +67,9 @@ struct CommunicatorOptions {
 // A tensor on a GPU: where the backend has collectives of its own (nccl), the call is put on the GPU's queue before it
 // returns, wait() makes the caller's stream wait and not the host, exposed_seconds() counts the host alone, and the
 // ledger holds what the algorithm asked for sends, though the backend may choose another. Elsewhere it goes through a
-// copy on the host, taken when the call is made and written back before wait() returns.
+// copy on the host (stager.h): taken by the thread that makes the call, once the device has come to where the caller's
+// stream stood, and back on the device before the Work is done. The rank enters the call when the copy is there; a blocking
+// call's exposed_seconds() count the device's work before it too.
 //
 // After a failure every later call fails alike. The destructor lets calls in flight end, or cuts them short where it
 // runs because of an exception; it never waits longer than the deadline of each wait.

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/units.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/job_board.h"
 #include "lockstep/comm/nccl_lane.h"
@@ -159,6 +160,10 @@ class NcclWorld : public World {
   int size() const override { return size_; }
   std::string backend() const override { return "nccl"; }
   void abort(const std::string& reason) override { board_->abort(reason); }
+  std::string startup() const override {
+    return cat("nccl: ", joined_, joined_ == 1 ? " group" : " groups", " joined in ", format_duration(joining_seconds_), " (",
+               api_->version(), ")");
+  }
 
   std::unique_ptr<Communicator> communicator(const std::vector<int>& ranks, const std::string& axis) override {
     const int own = group_rank(axis, ranks, rank_, size_);
@@ -174,11 +179,14 @@ class NcclWorld : public World {
  private:
   std::shared_ptr<NcclLane> join_lane(const std::string& key, const std::vector<int>& ranks, int own,
                                       const std::string& name) {
+    const auto began = steady_clock::now();
     auto lane = std::make_shared<NcclLane>(begin_group(key, ranks, own), board_, verdict_,
                                            NcclLaneOptions{.name = name, .ranks = ranks, .deadline = options_.deadline});
     board_->publish();  // peers that wait for us see that we have made the group
     watch_.add(lane);
     lane->join();
+    joining_seconds_ += std::chrono::duration<double>(steady_clock::now() - began).count();
+    ++joined_;
     return lane;
   }
 
@@ -246,12 +254,16 @@ class NcclWorld : public World {
   std::shared_ptr<NcclVerdict> verdict_;
   NcclWatch watch_;
   std::map<std::string, int> made_;  // groups made of the same ranks and axis: tells the second from the first
+  int joined_ = 0;                   // groups of several ranks
+  double joining_seconds_ = 0;       // waiting for their other ranks included
 };
 
-std::unique_ptr<NcclApi> load_library() {
+}  // namespace
+
+std::unique_ptr<NcclApi> load_nccl() {
   Dl_info own{};
   std::filesystem::path folder = ".";
-  if (dladdr(reinterpret_cast<const void*>(&load_library), &own) && own.dli_fname)
+  if (dladdr(reinterpret_cast<const void*>(&load_nccl), &own) && own.dli_fname)
     folder = std::filesystem::weakly_canonical(own.dli_fname).parent_path();
   const std::filesystem::path file = folder / "liblockstep_nccl.so";
   if (!std::filesystem::exists(file))
@@ -267,10 +279,8 @@ std::unique_ptr<NcclApi> load_library() {
   return std::unique_ptr<NcclApi>(reinterpret_cast<NcclFactory*>(function)());
 }
 
-}  // namespace
-
 std::unique_ptr<World> join_nccl(int rank, int world_size, std::shared_ptr<Store> store, const NcclOptions& options) {
-  return join_nccl(rank, world_size, std::move(store), options, load_library());
+  return join_nccl(rank, world_size, std::move(store), options, load_nccl());
 }
 
 std::unique_ptr<World> join_nccl(int rank, int world_size, std::shared_ptr<Store> store, const NcclOptions& options,
@@ -281,7 +291,8 @@ std::unique_ptr<World> join_nccl(int rank, int world_size, std::shared_ptr<Store
       throw EnvironmentError({.code = "LS3041",
                               .what = cat("rank ", rank, " is rank ", options.local_rank, " of this host, which has ",
                                           devices, devices == 1 ? " GPU" : " GPUs"),
-                              .way_out = "start as many ranks on a host as it has GPUs"});
+                              .way_out = "start as many ranks on a host as it has GPUs, or share them with "
+                                         "parallel.backend = \"shared_memory\" (on one host) or \"mpi\""});
     api->use_device(options.local_rank);
   } catch (const NcclFailure& failure) {
     std::rethrow_exception(nccl_problem(failure, cat("the start of rank ", rank)));

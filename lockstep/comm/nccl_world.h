@@ -12,7 +12,8 @@
 //
 // A thread of each world, the watch, looks at the calls in flight every 10 ms, at the store every second. A call that
 // waits beyond the deadline for its peers, an error of NCCL, a rank that aborted: the device's work is aborted
-// (ncclCommAbort) and everything throws from then on. What the GPU computed since is worthless.
+// (ncclCommAbort) and everything throws from then on. What the GPU computed since is worthless, though the device, here and
+// at the peers, takes the call for done: Communicator::confirm() tells it before such results are kept.
 #pragma once
 
 #include <chrono>
@@ -33,9 +34,12 @@ struct NcclOptions {
   std::string token{};                        // a secret of the job, for those connections
 };
 
-// Loads liblockstep_nccl.so from the folder of this library, makes GPU `local_rank` the one of the calling thread and
-// says so in the store. EnvironmentError LS3040 where the library is not built or does not load, LS3041 where there is
-// no such GPU, LS3042 where NCCL or CUDA fails.
+// liblockstep_nccl.so from the folder of this library. EnvironmentError LS3040 where it is not built or does not load.
+std::unique_ptr<NcclApi> load_nccl();
+
+// Loads NCCL (load_nccl), makes GPU `local_rank` the one of the calling thread and
+// says so in the store. EnvironmentError LS3040 as load_nccl, LS3041 where there is no such GPU, LS3042 where NCCL or CUDA
+// fails.
 //
 // Its communicator() waits for all ranks of the group: PeerLostError LS3002 naming one that does not come. Destroy the
 // communicators before the world.

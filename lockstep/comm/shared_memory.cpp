@@ -236,7 +236,8 @@ std::unique_ptr<Communicator> SharedMemoryWorld::communicator(const std::vector<
       region_,
       SharedGroup::Options{.block = block, .ranks = ranks, .rank = mine, .name = name, .watch = options_.watch});
   return std::make_unique<Communicator>(
-      std::move(transport), CommunicatorOptions{.axis = axis, .ranks = ranks, .deadline = options_.deadline});
+      std::move(transport),
+      CommunicatorOptions{.axis = axis, .ranks = ranks, .deadline = options_.deadline, .stager = options_.stager});
 }
 
 void SharedMemoryWorld::abort(const std::string& reason) {

@@ -23,6 +23,7 @@ struct SharedMemoryOptions {
   // Sees each call of this rank when it is entered and when it is left, after the peers can. A seam for tests, which break
   // a rank there; called on the thread that makes the call.
   std::function<void(const Progress&)> watch{};
+  std::shared_ptr<Stager> stager{};  // of its communicators; null: one for each (make_stager)
 };
 
 // Destroy its communicators before it. A world that ends tells its peers that this rank has left.

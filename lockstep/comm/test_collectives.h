@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 
 #include "lockstep/base/random.h"
 #include "lockstep/base/text.h"
@@ -16,8 +15,9 @@
 
 namespace lockstep::comm {
 
-// By the test program: runs `body` on n ranks, of which this process may be one or hold them all.
+// By the test program. Runs `body` on n ranks, of which this process may be one or hold them all.
 void run_ranks(int n, const std::function<void(World&)>& body);
+at::Device device_of_tensors();  // of the calls
 
 namespace {
 
@@ -48,14 +48,18 @@ at::Tensor filled(int64_t numel, at::ScalarType type, const std::function<double
   at::Tensor tensor = at::empty({numel}, type);
   T* data = static_cast<T*>(tensor.data_ptr());
   for (int64_t i = 0; i < numel; ++i) data[i] = static_cast<T>(element(i));
-  return tensor;
+  return tensor.to(device_of_tensors());
+}
+at::Tensor room(int64_t numel, at::ScalarType type = at::kFloat) {
+  return at::empty({numel}, at::TensorOptions(type).device(device_of_tensors()));
 }
 at::Tensor floats(int64_t numel, const std::function<double(int64_t)>& element) {
   return filled<float>(numel, at::kFloat, element);
 }
 
 void expect(const at::Tensor& tensor, const std::function<double(int64_t)>& element, const std::string& what) {
-  const float* data = tensor.const_data_ptr<float>();
+  const at::Tensor host = tensor.cpu();
+  const float* data = host.const_data_ptr<float>();
   for (int64_t i = 0; i < tensor.numel(); ++i)
     if (data[i] != static_cast<float>(element(i))) {
       ADD_FAILURE() << what << ": element " << i << " is " << data[i] << ", not " << element(i);
@@ -142,7 +146,7 @@ TEST_P(Collectives, ReduceScatterAndAllGather) {
         const std::string site = cat(program::algorithm_name(algorithm), " ", numel, in_place ? " in place" : "");
         const auto own = [&](const at::Tensor& full) { return full.narrow(0, group.rank() * part, part); };
         const at::Tensor input = floats(numel, [&](int64_t i) { return value(group.rank(), i); });
-        const at::Tensor sums = in_place ? own(input) : at::empty({part}, at::kFloat);
+        const at::Tensor sums = in_place ? own(input) : room(part);
         group.reduce_scatter(input, sums, {.site = site, .algorithm = algorithm}).wait();
         expect(
             sums, [&](int64_t i) { return sum_of(n, group.rank() * part + i); }, site);
@@ -154,7 +158,7 @@ TEST_P(Collectives, ReduceScatterAndAllGather) {
             {.collective = Collective::kReduceScatter, .algorithm = algorithm, .group = all_ranks(n), .numel = numel},
             site);
 
-        const at::Tensor output = in_place ? input : at::empty({numel}, at::kFloat);
+        const at::Tensor output = in_place ? input : room(numel);
         group.all_gather(sums, output, {.site = site, .algorithm = algorithm}).wait();
         expect(
             output, [&](int64_t i) { return sum_of(n, i); }, site);
@@ -175,7 +179,7 @@ TEST_P(Collectives, AllToAllGatherScatter) {
     const auto between = [](int a, int b, int64_t i) { return 1000.0 * a + 100.0 * b + static_cast<double>(i % 13); };
     const auto peer = [&](int64_t i) { return static_cast<int>(i / part); };
     const at::Tensor input = floats(numel, [&](int64_t i) { return between(r, peer(i), i % part); });
-    const at::Tensor output = at::empty({numel}, at::kFloat);
+    const at::Tensor output = room(numel);
     group.all_to_all(input, output, {.site = site}).wait();
     expect(
         output, [&](int64_t i) { return between(peer(i), r, i % part); }, site);
@@ -185,7 +189,7 @@ TEST_P(Collectives, AllToAllGatherScatter) {
         site);
 
     const int root = n / 2;
-    const at::Tensor own = at::empty({part}, at::kFloat);
+    const at::Tensor own = room(part);
     group.scatter(r == root ? input : at::Tensor(), own, root, {.site = site}).wait();
     expect(
         own, [&](int64_t i) { return between(root, r, i); }, site);
@@ -197,7 +201,7 @@ TEST_P(Collectives, AllToAllGatherScatter) {
                    .root = root},
                   site);
 
-    const at::Tensor back = r == root ? at::empty({numel}, at::kFloat) : at::Tensor();
+    const at::Tensor back = r == root ? room(numel) : at::Tensor();
     group.gather(own, back, root, {.site = site}).wait();
     if (r == root)
       expect(
@@ -218,7 +222,7 @@ TEST_P(Collectives, SendReceiveAndBarrier) {
     const std::string site = cat("size ", numel);
     if (n > 1 && r < 2) {  // both ways between two ranks, while the others do nothing
       const at::Tensor out = floats(numel, [&](int64_t i) { return value(r, i); });
-      const at::Tensor in = at::empty({numel}, at::kFloat);
+      const at::Tensor in = room(numel);
       if (r == 0) {
         group.send(out, 1, {.site = site});
         group.recv(in, 1, {.site = site}).wait();
@@ -258,9 +262,11 @@ at::Tensor normals(int rank, at::ScalarType type) {
     values[static_cast<size_t>(i)] *= std::pow(10.0f, static_cast<float>((i + rank) % 9 - 4));
   return tensor.to(type);
 }
+at::Tensor normals_there(int rank, at::ScalarType type) { return normals(rank, type).to(device_of_tensors()); }
 
 std::string bits_of(const at::Tensor& tensor) {
-  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
+  const at::Tensor host = tensor.cpu();
+  return {static_cast<const char*>(host.const_data_ptr()), host.nbytes()};
 }
 
 // The bits of their sum, by rank, for the ranks of this process; checks that they are the same on all.
@@ -269,9 +275,9 @@ std::vector<std::string> sums(const RunRanks& run, int n, Algorithm algorithm, a
   std::vector<std::string> bits(static_cast<size_t>(n));
   run(n, [&](World& world) {
     const auto group = world.communicator(all_ranks(n), "world");
-    const at::Tensor sum = normals(world.rank(), type);
+    const at::Tensor sum = normals_there(world.rank(), type);
     group->all_reduce(sum, {.site = "bits", .algorithm = algorithm}).wait();
-    const at::Tensor everybodys = at::empty({n * kNormals}, type);
+    const at::Tensor everybodys = room(n * kNormals, type);
     group->all_gather(sum, everybodys, {.site = "everybody's"}).wait();
     for (int rank = 0; rank < n; ++rank)
       EXPECT_EQ(bits_of(everybodys.narrow(0, rank * kNormals, kNormals)), bits_of(sum))
@@ -321,9 +327,9 @@ TEST(Elements, BFloat16SumsAreRoundedOncePerAddition) {
       terms[rank] = tensor.to(at::kBFloat16);
     }
     const at::Tensor expected = at::add(terms[0], terms[1]);
-    const at::Tensor mine = terms[world.rank()];
+    const at::Tensor mine = terms[world.rank()].to(device_of_tensors());
     group->all_reduce(mine, {.site = "bf16"}).wait();
-    EXPECT_EQ(std::memcmp(mine.const_data_ptr(), expected.const_data_ptr(), mine.nbytes()), 0);
+    EXPECT_TRUE(bits_of(mine) == bits_of(expected));
   });
 }
 
@@ -332,7 +338,7 @@ TEST(Elements, ADirectBFloat16SumIsRoundedOnce) {
   constexpr int n = 5;
   run_ranks(n, [](World& world) {
     const auto group = world.communicator(all_ranks(n), "world");
-    const at::Tensor mine = normals(world.rank(), at::kBFloat16);
+    const at::Tensor mine = normals_there(world.rank(), at::kBFloat16);
     at::Tensor sum = normals(0, at::kBFloat16).to(at::kFloat);
     for (int rank = 1; rank < n; ++rank) sum = at::add(sum, normals(rank, at::kBFloat16).to(at::kFloat));
     for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kExchange}) {
@@ -357,12 +363,13 @@ TEST(Elements, OtherTypesAndTheMaximum) {
     group->all_reduce(largest, {.site = "max", .op = ReduceOp::kMax}).wait();
     group->all_reduce(at_once, {.site = "max", .algorithm = Algorithm::kExchange, .op = ReduceOp::kMax}).wait();
     EXPECT_EQ(bits_of(largest), bits_of(at_once));
+    const at::Tensor wholes = whole.cpu(), fines = fine.cpu(), most = largest.cpu();
     for (int64_t i = 0; i < 5; ++i) {
-      EXPECT_EQ(whole.const_data_ptr<int64_t>()[i], 6 * i);
-      EXPECT_EQ(fine.const_data_ptr<double>()[i], 1.5 * static_cast<double>(i));
+      EXPECT_EQ(wholes.const_data_ptr<int64_t>()[i], 6 * i);
+      EXPECT_EQ(fines.const_data_ptr<double>()[i], 1.5 * static_cast<double>(i));
     }
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(largest.const_data_ptr<float>()[i], 10.0f + static_cast<float>(i));
-    EXPECT_TRUE(std::isnan(largest.const_data_ptr<float>()[3]));
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(most.const_data_ptr<float>()[i], 10.0f + static_cast<float>(i));
+    EXPECT_TRUE(std::isnan(most.const_data_ptr<float>()[3]));
   });
 }
 

@@ -26,7 +26,18 @@ bool can_start_mpi(Launcher launcher) {
   return launcher == Launcher::kOpenMpi || launcher == Launcher::kPmi || launcher == Launcher::kSlurm;
 }
 
-BackendChoice asked_for(const Identity& identity, const config::RunConfig& config) {
+// NCCL refuses two ranks on one GPU. Sharing one is slow and must be meant, so "auto" does not choose it.
+void require_a_gpu_each(const Identity& identity, std::optional<int> gpus) {
+  if (!gpus || *gpus == 0 || identity.local_size <= *gpus) return;
+  const std::string others = identity.on_one_host() ? "shared_memory" : "mpi";
+  refuse(identity,
+         cat("nccl joins ranks that have a GPU each, but ", identity.local_size, " ranks are on this host with ", *gpus,
+             *gpus == 1 ? " GPU" : " GPUs"),
+         cat("start ", *gpus, *gpus == 1 ? " rank" : " ranks", " on this host; or set parallel.backend = \"", others,
+             "\": ranks then share a GPU, and tensors go through the host, which is slow"));
+}
+
+BackendChoice asked_for(const Identity& identity, const config::RunConfig& config, std::optional<int> gpus) {
   const Backend backend = config.parallel.backend;
   const std::string name = cat("parallel.backend = \"", name_of(backend), "\"");
   if (backend == Backend::kSharedMemory && identity.local_size != 0 && !identity.on_one_host())
@@ -39,16 +50,19 @@ BackendChoice asked_for(const Identity& identity, const config::RunConfig& confi
     refuse(identity,
            cat(name, " moves tensors between GPUs, but train.device = \"", name_of(config.train.device), "\""),
            "set train.device = \"cuda\", or leave parallel.backend at \"auto\"");
+  if (backend == Backend::kNccl) require_a_gpu_each(identity, gpus);
   return {.backend = backend, .why = cat(name, "; ", hosts_text(identity))};
 }
 
 }  // namespace
 
-BackendChoice choose_backend(const Identity& identity, const config::RunConfig& config) {
+BackendChoice choose_backend(const Identity& identity, const config::RunConfig& config, std::optional<int> gpus) {
   if (identity.alone()) return {.backend = Backend::kSharedMemory, .why = "one rank"};
-  if (config.parallel.backend != Backend::kAuto) return asked_for(identity, config);
-  if (config.train.device == config::Device::kCuda)
+  if (config.parallel.backend != Backend::kAuto) return asked_for(identity, config, gpus);
+  if (config.train.device == config::Device::kCuda) {
+    require_a_gpu_each(identity, gpus);
     return {.backend = Backend::kNccl, .why = cat("ranks compute on GPUs; ", hosts_text(identity))};
+  }
   if (identity.on_one_host()) return {.backend = Backend::kSharedMemory, .why = hosts_text(identity)};
   if (identity.local_size != 0 && identity.launcher == Launcher::kOpenMpi)
     return {.backend = Backend::kMpi, .why = cat("under mpirun, ", hosts_text(identity))};

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "lockstep/base/error.h"
 
 namespace lockstep::launch {
@@ -24,9 +26,9 @@ Identity four_ranks(Launcher launcher, int local_size) {
       .rank = 1, .world_size = 4, .local_rank = 1, .local_size = local_size, .source = "a test", .launcher = launcher};
 }
 
-std::string refusal(const Identity& identity, const config::RunConfig& config) {
+std::string refusal(const Identity& identity, const config::RunConfig& config, std::optional<int> gpus = {}) {
   try {
-    return "chose " + choose_backend(identity, config).why;
+    return "chose " + choose_backend(identity, config, gpus).why;
   } catch (const EnvironmentError& error) {
     return error.what();
   }
@@ -48,6 +50,23 @@ TEST(ChooseBackend, AutoIsNcclOnGpus) {
   EXPECT_EQ(choose_backend(four_ranks(Launcher::kLockstep, 4), config).backend, Backend::kNccl);
   EXPECT_EQ(choose_backend(four_ranks(Launcher::kSlurm, 2), config).backend, Backend::kNccl);
   EXPECT_EQ(choose_backend({}, config).backend, Backend::kSharedMemory);  // one rank has nobody to talk to
+}
+
+TEST(ChooseBackend, RanksThatWouldShareAGpuAreToldHow) {
+  const config::RunConfig taken = configured(Backend::kAuto, config::Device::kCuda);
+  const config::RunConfig asked = configured(Backend::kNccl, config::Device::kCuda);
+  for (const config::RunConfig& config : {taken, asked}) {
+    EXPECT_EQ(choose_backend(four_ranks(Launcher::kLockstep, 4), config, 4).backend, Backend::kNccl);
+    EXPECT_EQ(choose_backend(four_ranks(Launcher::kSlurm, 2), config, 2).backend, Backend::kNccl);
+    EXPECT_THAT(refusal(four_ranks(Launcher::kLockstep, 4), config, 1),
+                AllOf(HasSubstr("LS3121"), HasSubstr("4 ranks are on this host with 1 GPU\n"),
+                      HasSubstr("start 1 rank on this host; or set parallel.backend = \"shared_memory\"")));
+    EXPECT_THAT(refusal(four_ranks(Launcher::kOpenMpi, 3), config, 2),
+                AllOf(HasSubstr("3 ranks are on this host with 2 GPUs"), HasSubstr("parallel.backend = \"mpi\"")));
+    EXPECT_EQ(choose_backend({}, config, 1).backend, Backend::kSharedMemory);  // one rank
+  }
+  const config::RunConfig shared = configured(Backend::kSharedMemory, config::Device::kCuda);
+  EXPECT_EQ(choose_backend(four_ranks(Launcher::kLockstep, 4), shared, 1).backend, Backend::kSharedMemory);
 }
 
 TEST(ChooseBackend, WhatIsAskedForIsTakenOrRefused) {

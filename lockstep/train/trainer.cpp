@@ -119,6 +119,7 @@ void Trainer::open_run_directory() {
   }
   kept_.reset();
   groups_.world().barrier({.site = "start"}).wait();
+  if (const std::string startup = job_.world.startup(); !startup.empty()) note(startup);
   gemm_rate_ = measure_gemm_rate(executor_.compute_dtype(), device_);
 }
 

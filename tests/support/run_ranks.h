@@ -21,6 +21,7 @@ namespace lockstep::testing {
 struct RunRanksOptions {
   std::chrono::milliseconds deadline{20000};  // of every wait for a peer
   std::chrono::seconds limit{120};            // for all: past it the test program is ended
+  std::shared_ptr<comm::Stager> stager{};     // of all communicators
 };
 
 // Runs `body` on n ranks, each with one ATen thread, and returns when all have ended. Where one throws, the others are
@@ -39,7 +40,7 @@ inline void run_ranks(int n, const std::function<void(comm::World&)>& body, RunR
   };
   const auto run = [&](int rank) {
     at::set_num_threads(1);
-    comm::SharedMemoryWorld world(region, rank, n, {.deadline = options.deadline});
+    comm::SharedMemoryWorld world(region, rank, n, {.deadline = options.deadline, .stager = options.stager});
     try {
       body(world);
     } catch (const std::exception& error) {

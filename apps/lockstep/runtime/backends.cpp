@@ -1,5 +1,6 @@
 #include "apps/lockstep/runtime/backends.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <sys/random.h>
@@ -137,7 +138,9 @@ struct Choice {
 };
 Choice choose(const launch::Identity& identity, const config::RunConfig& config) {
   try {
-    return {.made = launch::choose_backend(identity, config)};
+    std::optional<int> gpus;
+    if (config.train.device == config::Device::kCuda) gpus = static_cast<int>(at::getNumGPUs());
+    return {.made = launch::choose_backend(identity, config, gpus)};
   } catch (const Error&) {
     if (!identity.on_one_host()) throw;
     return {.refusal = std::current_exception()};

@@ -1,28 +1,51 @@
 #include "apps/lockstep/runtime/device_room.h"
 
+#include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <algorithm>
+#include <numeric>
 
 #include "lockstep/base/text.h"
+#include "lockstep/launch/gpu_share.h"
 #include "lockstep/program/ways_out.h"
 #include "lockstep/train/executor_options.h"
 
 namespace lockstep::apps {
+namespace {
 
-void refuse_what_the_gpu_cannot_hold(const RankJob& job, int local_rank, int local_size, bool twin) {
+launch::GpuShare share_of(const launch::Identity& identity) {
+  return launch::gpu_share(identity, static_cast<int>(at::getNumGPUs()));
+}
+
+// What a rank puts on a GPU is missing to those that look later.
+void wait_until_all_have_looked(comm::World& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  world.communicator(ranks, "gpu room")->barrier({.site = "all have looked", .blocking = true}).wait();
+}
+
+}  // namespace
+
+void choose_gpu(const config::RunConfig& config, const launch::Identity& identity) {
+  if (config.train.device != config::Device::kCuda || !at::hasCUDA() || at::getNumGPUs() == 0) return;
+  const auto gpu = static_cast<c10::DeviceIndex>(share_of(identity).gpu);
+  c10::impl::VirtualGuardImpl(at::kCUDA).setDevice({at::kCUDA, gpu});
+}
+
+void refuse_what_the_gpu_cannot_hold(const RankJob& job, const launch::Identity& identity, bool twin) {
   const config::RunConfig& config = job.config();
   if (config.train.device != config::Device::kCuda || config.memory.device_limit.count > 0) return;
   const at::Device device = train::device_of(config);
   const auto [free, all] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
-  const bool own = job.world().backend() == "nccl";  // else the ranks of a host share the first one
-  const int ranks = own ? 1 : std::max(1, local_size);
+  if (job.world().backend() != "nccl") wait_until_all_have_looked(job.world());  // under nccl ranks have a GPU each
+  const launch::GpuShare share = share_of(identity);
   program::check_room(config, job.layout(),
                       {.kind = program::Room::Kind::kDevice,
                        .bytes = static_cast<int64_t>(free),
                        .source = cat("free memory of ", device.str()),
-                       .first_rank = own ? job.world().rank() : job.world().rank() - local_rank,
-                       .ranks = ranks,
+                       .first_rank = job.world().rank() - identity.local_rank + share.first,
+                       .ranks = share.ranks,
                        .twin = twin});
 }
 

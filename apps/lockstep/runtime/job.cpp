@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include "apps/lockstep/runtime/backends.h"
+#include "apps/lockstep/runtime/device_room.h"
 #include "apps/lockstep/runtime/job_facts.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/launch/compute_threads.h"
@@ -25,6 +26,7 @@ RankJob::RankJob(const CommandLine& command_line, const RankJobOptions& options)
   engine::install_memory_tracking();
   // A host without the device is told at once; ranks that another launcher has spread over hosts meet first.
   const launch::Identity& identity = command_line.identity;
+  choose_gpu(loaded_.config, identity);
   if (identity.region_fd >= 0 || identity.world_size == 1) train::device_of(loaded_.config);
   const int threads = launch::compute_threads(loaded_.config.train.threads, identity);
   at::set_num_threads(threads);

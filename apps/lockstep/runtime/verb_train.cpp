@@ -17,7 +17,7 @@ std::optional<double> stop_after(const CommandLine& command_line) {
 int verb_train_on_rank(const CommandLine& command_line) {
   const RankJob job(command_line);
   const auto train = [&] {
-    refuse_what_the_gpu_cannot_hold(job, command_line.identity.local_rank, command_line.identity.local_size);
+    refuse_what_the_gpu_cannot_hold(job, command_line.identity);
     train::Trainer trainer({.loaded = job.loaded(),
                             .layout = job.layout(),
                             .world = job.world(),

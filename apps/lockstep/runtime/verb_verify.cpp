@@ -14,7 +14,7 @@ int verb_verify_on_rank(const CommandLine& command_line) {
   const RankJob job(command_line, {.deadline = std::chrono::hours(1), .twin = true});
   const VerifySteps steps = verify_steps(command_line);
   const auto verify = [&] {
-    refuse_what_the_gpu_cannot_hold(job, command_line.identity.local_rank, command_line.identity.local_size, /*twin=*/true);
+    refuse_what_the_gpu_cannot_hold(job, command_line.identity, /*twin=*/true);
     return train::verify(job.config(), job.layout(), job.world(), {.steps = steps.all, .free = steps.free});
   };
   const train::VerifyReport report = train::with_memory_table(job.config(), job.layout(), job.world().rank(),
