@@ -110,7 +110,7 @@ TEST(Staging, CopiesWhatACallReadsAndWrites) {
 TEST(Staging, ARankEntersACallWhenItsDeviceHasComeThere) {
   std::string message;
   std::promise<void> given_up;
-  run_staged(2, std::chrono::milliseconds(300), [&](World& world, FakeStager& stager) {
+  run_staged(2, std::chrono::milliseconds(1500), [&](World& world, FakeStager& stager) {
     const auto group = world.communicator({0, 1}, "world");
     const at::Tensor tensor = floats(4, [](int64_t) { return 1.0; });
     group->barrier({.site = "start"}).wait();
@@ -124,7 +124,7 @@ TEST(Staging, ARankEntersACallWhenItsDeviceHasComeThere) {
 }
 
 TEST(Staging, AFailedCallWritesNothingBack) {
-  run_staged(2, std::chrono::milliseconds(300), [](World& world, FakeStager& stager) {
+  run_staged(2, kLong, [](World& world, FakeStager& stager) {
     const auto group = world.communicator({0, 1}, "world");
     const at::Tensor tensor = floats(5, [](int64_t i) { return static_cast<double>(i); });
     if (world.rank() == 1) stager.before_fetch = [] { throw EnvironmentError({.code = "LS3001", .what = "no device"}); };
