@@ -53,7 +53,7 @@ void copy_alone(const at::Tensor& from, const at::Tensor& to) {
   if (to.is_cpu())
     std::memcpy(to.data_ptr(), from.const_data_ptr(), to.nbytes());
   else
-    to.view(-1).copy_(from.view(-1), /*non_blocking=*/true);
+    to.view({-1}).copy_(from.view({-1}), /*non_blocking=*/true);
 }
 
 // A tensor of a call that the host makes, and what the call does with it.

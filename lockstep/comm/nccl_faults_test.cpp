@@ -281,6 +281,15 @@ TEST(Tcp, APeerThatClosesTheGroupIsNamed) {
   EXPECT_THAT(message, AllOf(HasSubstr("LS3002"), HasSubstr("rank 1 has closed the group")));
 }
 
+TEST(Join, SaysHowManyGroupsOfSeveralRanksItTook) {
+  std::string said;
+  run_nccl_ranks(2, std::chrono::seconds(20), [&](World& world, FakeDevice&) {
+    const auto group = world.communicator(all(world), "dp"), alone = world.communicator({world.rank()}, "tp");
+    if (world.rank() == 0) said = world.startup();
+  });
+  EXPECT_THAT(said, AllOf(HasSubstr("nccl: 1 group joined in "), HasSubstr("(fake)")));
+}
+
 TEST(Join, NeedsAGpuForEveryLocalRank) {
   FakeDevice device;
   device.gpus = 2;

@@ -51,7 +51,12 @@ class NcclPlugin : public ::testing::Test {
 
   std::shared_ptr<NativeWork> start(Collective collective, const at::Tensor& input, const at::Tensor& output) {
     const std::string call(program::collective_name(collective));
-    return lane_->start({.collective = collective, .input = input, .output = output, .progress = {.call = call}});
+    return lane_->start({.collective = collective,
+                         .input = input,
+                         .output = output,
+                         .progress = {.call = call},
+                         .left = {},
+                         .explain = {}});
   }
 
   std::unique_ptr<NcclApi> api_;

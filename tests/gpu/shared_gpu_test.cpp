@@ -47,7 +47,7 @@ TEST_P(SharedGpu, ComputesWhatOneRankDoes) {
       {"parallel.backend", "shared_memory"}, {"parallel.bucket_mib", "0.1"}};
   for (const std::string& field : GetParam().fields)
     overrides.push_back({field.substr(0, field.find('=')), field.substr(field.find('=') + 1)});
-  const config::LoadedConfig loaded = config::load_config({}, overrides);
+  config::LoadedConfig loaded = config::load_config({}, overrides);
   const program::Layout layout = program::layout_of(loaded, GetParam().ranks);
   VerifyReport report;
   lockstep::testing::run_ranks(GetParam().ranks, [&](comm::World& world) {
