@@ -33,10 +33,12 @@ def tests_of(*rooms):
 
 # preset -> (tests of --bounded, all tests); a test may come with a filter of its cases.
 PLAN = {
-    "asan": ({**dict.fromkeys([*tests_of(*CORE, "comm"), READERS], "*"), "comm.collectives_test": FEW_RANKS},
+    "asan": ({**dict.fromkeys([*tests_of(*CORE, "comm"), READERS], "*"), "comm.collectives_test": FEW_RANKS,
+              "comm.staged_collectives_test": FEW_RANKS + ":Staging*"},
              {name: "*" for name in tests_of(*CORE, "comm", "checkpoint")}),
     "tsan": ({"comm.faults_test": "*", "comm.collectives_test": FEW_RANKS},
-             {"comm.faults_test": "*", "comm.collectives_test": "*", "checkpoint.async_save_test": "*"}),
+             {"comm.faults_test": "*", "comm.collectives_test": "*", "comm.staged_collectives_test": FEW_RANKS + ":InFlight*",
+              "checkpoint.async_save_test": "*"}),
 }
 # More flags of a test: a fuzzer goes on with further seeds.
 FLAGS = {"chat.template_fuzz_test": ["--gtest_repeat=5"]}
