@@ -5,8 +5,10 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/sum.h>
 
+#include <cmath>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -40,6 +42,15 @@ at::Tensor sum_heads(const at::Tensor& dx, int64_t kv_heads) {
   return dx.reshape({dx.size(0), kv_heads, -1, dx.size(2), dx.size(3)}).sum(2);
 }
 
+// The GPU's kernels take heads of whole 16 bytes: zeros behind K change no score and get no gradient that counts.
+at::Tensor padded(const at::Tensor& x) {
+  const int64_t unit = 16 / x.element_size(), over = x.size(-1) % unit;
+  return over == 0 ? x : at::constant_pad_nd(x, {0, unit - over});
+}
+
+// Of scores, by the head's own size.
+double scale_of(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
+
 }  // namespace
 
 at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
@@ -58,20 +69,19 @@ at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, cons
       std::tie(kept.out, kept.logsumexp) = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal);
       break;
     case Kernel::kCudaFlash: {
-      const auto result = at::_scaled_dot_product_flash_attention(q, k, v, 0.0, causal);
-      kept.out = std::get<0>(result);
+      const auto result = at::_scaled_dot_product_flash_attention(padded(q), padded(k), padded(v), 0.0, causal,
+                                                                  /*return_debug_mask=*/false, scale_of(q));
+      kept.out = std::get<0>(result).narrow(-1, 0, q.size(-1));
       kept.logsumexp = std::get<1>(result);
       kept.rng_state = std::get<6>(result);
       kept.rng_unused = std::get<7>(result);
       break;
     }
-    case Kernel::kCudaEfficient:
-      kept.k = repeat_heads(k, q.size(1));
-      kept.v = repeat_heads(v, q.size(1));
+    case Kernel::kCudaEfficient:  // repeated heads are made again in backward rather than kept
       std::tie(kept.out, kept.logsumexp, kept.rng_state, kept.rng_unused) = at::_scaled_dot_product_efficient_attention(
-          q, kept.k, kept.v, std::nullopt, /*compute_log_sumexp=*/saved != nullptr, 0.0, causal);
-      kept.k = k;  // repeated again in backward rather than kept
-      kept.v = v;
+          padded(q), padded(repeat_heads(k, q.size(1))), padded(repeat_heads(v, q.size(1))), std::nullopt,
+          /*compute_log_sumexp=*/saved != nullptr, 0.0, causal, scale_of(q));
+      kept.out = kept.out.narrow(-1, 0, q.size(-1));
       break;
   }
   // The kernels lay their output out as [B, S, H, K]: a view.
@@ -94,21 +104,23 @@ void attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved, 
       LOCKSTEP_CHECK(false, "it has no backward");
     case Kernel::kCudaFlash:
       std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_backward(
-          d, s.q, s.k, s.v, s.out, s.logsumexp, {}, {}, s.q.size(2), s.k.size(2), 0.0, true, s.rng_state, s.rng_unused);
+          padded(d), padded(s.q), padded(s.k), padded(s.v), padded(s.out), s.logsumexp, {}, {}, s.q.size(2), s.k.size(2),
+          0.0, true, s.rng_state, s.rng_unused, scale_of(s.q));
       break;
     case Kernel::kCudaEfficient: {
       at::Tensor dbias;
       std::tie(dq, dk, dv, dbias) = at::_scaled_dot_product_efficient_attention_backward(
-          d, s.q, repeat_heads(s.k, s.q.size(1)), repeat_heads(s.v, s.q.size(1)), {}, s.out, s.logsumexp, s.rng_state,
-          s.rng_unused, 0.0, {true, true, true, false}, true);
+          padded(d), padded(s.q), padded(repeat_heads(s.k, s.q.size(1))), padded(repeat_heads(s.v, s.q.size(1))), {},
+          padded(s.out), s.logsumexp, s.rng_state, s.rng_unused, 0.0, {true, true, true, false}, true, scale_of(s.q));
       dk = sum_heads(dk, s.k.size(1));
       dv = sum_heads(dv, s.k.size(1));
       break;
     }
   }
-  grads.dq.copy_(dq.transpose(1, 2));
-  grads.dk.copy_(dk.transpose(1, 2));
-  grads.dv.copy_(dv.transpose(1, 2));
+  const auto put = [](const at::Tensor& to, const at::Tensor& from) { to.copy_(from.transpose(1, 2).narrow(-1, 0, to.size(-1))); };
+  put(grads.dq, dq);
+  put(grads.dk, dk);
+  put(grads.dv, dv);
 }
 
 }  // namespace lockstep::nn
