@@ -47,7 +47,7 @@ double median(std::vector<double> values) {
 
 nn::Microbatch random_tokens(const program::Layout& layout) {
   const auto draw = [&] { return at::randint(layout.model.vocab_size, {layout.micro_batch, layout.seq_len}, at::kLong); };
-  return {.tokens = draw(), .targets = draw()};
+  return {.tokens = draw(), .targets = draw(), .valid_targets = layout.micro_batch * layout.seq_len};
 }
 
 // One rank; the first has the figures.

@@ -72,6 +72,7 @@ void Saver::Job::run() {
   try {
     saved = save({.directory = options.directory,
                   .state = staged,
+                  .copied = true,
                   .train_state = train_state,
                   .world = *options.world,
                   .keep = options.keep,
@@ -105,6 +106,7 @@ Saver::~Saver() {
 std::optional<SaveResult> Saver::start(std::span<const engine::StateTensor> state, const TrainState& train_state) {
   std::optional<SaveResult> before = wait();
   stage(state);
+  job_->options.world->confirm();
   job_->train_state = train_state;
   {
     const std::lock_guard lock(job_->mutex);

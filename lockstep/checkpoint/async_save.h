@@ -40,7 +40,8 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Waits for the save in flight, if any, and starts this one. `state` is copied when this returns.
+  // Waits for the save in flight, if any, and starts this one. `state` is copied when this returns; PeerLostError where it may
+  // be what an aborted call has left (comm::Communicator::confirm), and nothing is saved.
   std::optional<SaveResult> start(std::span<const engine::StateTensor> state, const TrainState& train_state);
   // Between two steps: the outcome of the save in flight once it ended on all ranks, nothing before that or without
   // one. Collective over `training`, another communicator of all ranks, while a save is in flight; silent otherwise. A

@@ -74,6 +74,7 @@ class Writing {
                              .what = cat("cannot see ", temporary_.string(), ", which rank 0 made: ",
                                          "checkpoints need a file system that all ranks share")});
     Manifest own = write_shards(temporary_, request_.state, rank, request_.progress);
+    if (!request_.copied) request_.world.confirm();
     own.step = request_.train_state.step;
     write_file(fragment(rank), manifest_text(own));
   }

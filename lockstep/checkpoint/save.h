@@ -18,6 +18,7 @@ namespace lockstep::checkpoint {
 struct SaveRequest {
   std::filesystem::path directory;  // RUN/checkpoints, on a file system that all ranks share; made where missing
   std::span<const engine::StateTensor> state;  // of this rank; together the ranks must hold every tensor whole
+  bool copied = false;  // a copy on the host, confirmed when it was taken (comm::Communicator::confirm)
   const TrainState& train_state;               // rank 0's is written
   comm::Communicator& world;
   int keep = 0;  // how many steps to keep, this one included; 0 = all
@@ -36,7 +37,8 @@ struct SaveResult {
 
 // Collective. Every rank writes into .tmp-step-00001200, rank 0 gathers the manifest, writes it last and renames the
 // folder; older steps are removed only after the new one was read back. If any rank fails, every rank throws
-// CheckpointError LS1306 with that rank's reason, and older steps are untouched. A step of the same number is replaced, as
+// CheckpointError LS1306 with that rank's reason, and older steps are untouched. So it is where a call on a GPU was aborted
+// whose result `state` may be: each rank asks once its bytes have left the device. A step of the same number is replaced, as
 // publish_step() does it.
 // The deadline of `world` bounds how much longer one rank may write than another.
 SaveResult save(const SaveRequest& request);

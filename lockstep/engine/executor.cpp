@@ -1,11 +1,6 @@
 #include "lockstep/engine/executor.h"
 
-#include <ATen/ops/sum.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
-#include <cmath>
 
 #include "lockstep/base/check.h"
 #include "lockstep/engine/out_of_memory.h"
@@ -19,7 +14,6 @@ namespace {
 
 using program::Action;
 using program::ActionKind;
-using program::Algorithm;
 
 StoreOptions store_options(const ExecutorOptions& options, const Groups& groups, std::shared_ptr<MemoryAccount> memory) {
   const program::Layout& layout = options.layout;
@@ -85,6 +79,7 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
                                               .tensor = tensor_.get(),
                                               .layers = options_.layout.layers_of(groups.rank())})) {
   store_.initialize(options_.seed);
+  gradients_.watch().mark_by(options_.mark_nonfinite);
   if (!options_.layout.pipeline.post_validation) return;
   LOCKSTEP_CHECK(!options_.skip_nonfinite, "a step cannot be left out once the next one has begun");
   before_ = std::make_unique<StateCopy>(store_);
@@ -271,35 +266,6 @@ void Executor::backward(const Action& action) {
   note_activations();
 }
 
-int64_t Executor::tokens_here() const {
-  int64_t tokens = 0;
-  for (const nn::Microbatch& microbatch : *microbatches_) tokens += microbatch.targets.ge(0).sum().item<int64_t>();
-  return tokens;
-}
-
-Executor::LossSums Executor::start_loss(bool blocking) {
-  double loss = 0;
-  for (size_t i = 0; counts_loss() && i < losses_.size(); ++i) loss += losses_[i].item<double>();
-  const auto tokens = static_cast<double>(counts_loss() ? tokens_here() : 0);
-  LossSums all{.sums = at::tensor({loss, tokens, gradients_.bad_param() >= 0 ? 1.0 : 0.0}, at::kDouble)};
-  all.work = groups_.replica().all_reduce(all.sums, {.site = "loss", .algorithm = Algorithm::kDirect, .blocking = blocking});
-  return all;
-}
-
-void Executor::reduce_loss() {
-  if (pends_) {
-    pending_ = Pending{.step = step_, .lr = lr_, .loss = start_loss(false)};
-    return;
-  }
-  LossSums all = start_loss(true);
-  waits_.wait(all.work, "loss");
-  const double* values = all.sums.const_data_ptr<double>();
-  if (values[2] > 0) return nonfinite(step_);
-  result_.tokens = std::llround(values[1]);
-  LOCKSTEP_CHECK(result_.tokens > 0, "a step without a single valid target");
-  result_.loss = values[0] / values[1];
-}
-
 void Executor::fetch(const Action& action) {
   switch (action.moved) {
     case program::Moved::kParameters:
@@ -325,41 +291,6 @@ void Executor::evict(const Action& action) {
     case program::Moved::kOptimizer:
       return store_.host()->disk()->evict(store_.unit_of(action.unit));
   }
-}
-
-// The one division by the global token count, and the clipping.
-void Executor::norm() {
-  gradients_.wait();
-  const double tokens = before_ ? wait_for_tokens() : 0;
-  if (pends_) {
-    pending_->norm = gradients_.start_norm(false);
-    gradient_scale_ = 1 / tokens;
-    return before_->take();
-  }
-  const at::Tensor norm = at::zeros({1}, at::kDouble);
-  if (options_.layout.owns_optimizer(groups_.rank())) {
-    GradientReducer::Norm mine = gradients_.start_norm(true);
-    norm.fill_(gradients_.finish(mine));
-  }
-  if (options_.layout.server_mode()) {
-    comm::Work work = groups_.data().broadcast(norm, program::kServerRank,
-                                               {.site = "norm", .algorithm = Algorithm::kDirect, .blocking = true});
-    waits_.wait(work, "norm");
-  }
-  scale(norm.item<double>(), result_);
-  if (std::isfinite(result_.grad_norm)) return;
-  gradients_.check_finite();
-  nonfinite(step_);
-}
-
-// By the norm of the summed gradients and the tokens of the step.
-void Executor::scale(double norm, StepResult& result) {
-  const auto tokens = static_cast<double>(result.tokens);
-  result.grad_norm = norm / tokens;
-  if (!std::isfinite(result.grad_norm)) return;
-  result.clip_factor = optim::clip_factor(result.grad_norm, options_.max_grad_norm);
-  clipped_ = result.clip_factor < 1;
-  gradient_scale_ = result.clip_factor / tokens;
 }
 
 void Executor::update(const Action& action) {

@@ -14,6 +14,7 @@
 #include "lockstep/engine/activation_links.h"
 #include "lockstep/engine/activation_offload.h"
 #include "lockstep/engine/copy_queue.h"
+#include "lockstep/engine/finite_watch.h"
 #include "lockstep/engine/gradient_reducer.h"
 #include "lockstep/engine/groups.h"
 #include "lockstep/engine/memory_tracker.h"
@@ -39,6 +40,7 @@ struct ExecutorOptions {
   bool skip_nonfinite = false;  // a gradient that is not finite: the step is left out, instead of DivergedError
   std::filesystem::path disk_path{};  // takes what the layout offloads to disk
   ActionObserver before_action{};
+  MarkNonFinite mark_nonfinite{};  // a seam for tests: FiniteWatch::mark_by
 };
 
 struct StepResult {
@@ -61,10 +63,12 @@ class Executor {
   Executor(ExecutorOptions options, Groups& groups);
   ~Executor();
 
-  // One optimizer step over this rank's microbatches, in order. `step` counts from 1 (bias correction).
+  // One optimizer step over this rank's microbatches, in order. `step` counts from 1 (bias correction). Of a device the host
+  // waits twice: for the losses at LOSS, for the norm at NORM.
   // A gradient that is not finite is found before it is reduced. All ranks alike then leave the step out, or throw
   // DivergedError LS5001; both name rank and parameter, and weights and moments are untouched. PeerLostError from
-  // communication. OutOfMemory (out_of_memory.h) where memory runs short, also for memory.device_limit.
+  // communication; of a call on a GPU that was aborted it comes before anything is updated (comm::Communicator::confirm).
+  // OutOfMemory (out_of_memory.h) where memory runs short, also for memory.device_limit.
   // With post-validation (program/post_validation.h) and `may_pend` the result may be pending: the next step() validates it,
   // and take_validated() then has it, or settle() does. DivergedError comes from there as well.
   StepResult step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr, bool may_pend = false);
@@ -128,13 +132,16 @@ class Executor {
     at::Tensor sums{};  // loss, tokens, ranks with a gradient that is not finite
     comm::Work work{};
   };
+  // executor_loss.cpp
+  double read_device();
   LossSums start_loss(bool blocking);
   void reduce_loss();
   void norm();
   void scale(double norm, StepResult& result);
+  int64_t tokens_here() const;
+  static int64_t valid_targets(const nn::Microbatch& microbatch);
   void update(const program::Action& action);
   void nonfinite(int64_t step);
-  int64_t tokens_here() const;
   // executor_post_validation.cpp
   void start_tokens();
   double wait_for_tokens();

@@ -60,7 +60,7 @@ std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) 
   links_.flush();
   const auto loss = flowing_.extract({static_cast<int>(layers_.size()), 0, false});
   if (!counts_loss()) return {0, 0};
-  return {loss.mapped().item<double>(), microbatch.targets.ge(0).sum().item<int64_t>()};
+  return {loss.mapped().item<double>(), valid_targets(microbatch)};
 }
 
 // `part`: this rank's part of the parameter's unit.

@@ -20,6 +20,7 @@ int64_t Executor::row_of_model(int param) const {
 }
 
 void Executor::nonfinite(int64_t step) {
+  groups_.world().confirm();  // what an aborted call leaves behind is no gradient, and nobody's fault
   // Reductions in flight end first: every rank comes here in the same step.
   gradients_.abandon();
   flowing_.clear();
@@ -28,7 +29,7 @@ void Executor::nonfinite(int64_t step) {
   if (activations_) activations_->clear();
   if (store_.host() && store_.host()->disk()) store_.host()->disk()->abandon();
   comm::Communicator& replica = groups_.replica();
-  const at::Tensor mine = at::tensor({row_of_model(gradients_.bad_param())}, at::kLong);
+  const at::Tensor mine = at::tensor({row_of_model(gradients_.watch().first())}, at::kLong);
   const at::Tensor all = at::empty({replica.size()}, at::kLong);
   replica.all_gather(mine, all, {.site = "non-finite"}).wait();
   const int64_t* params = all.const_data_ptr<int64_t>();

@@ -59,6 +59,7 @@ StepResult Executor::outcome() {
   LOCKSTEP_CHECK(found.tokens > 0, "a step without a single valid target");
   found.loss = sums[0] / sums[1];
   const double norm = gradients_.finish(pending_->norm);
+  groups_.world().confirm();
   scale(norm, found);
   if (sums[2] == 0 && std::isfinite(found.grad_norm)) return found;
   before_->restore();

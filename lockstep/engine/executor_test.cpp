@@ -191,6 +191,18 @@ TEST(Executor, ASteadyStepTakesNoNewMemory) {
   }
 }
 
+// No device is asked for it in the middle of a step.
+TEST(Executor, ValidTargetsAreCountedByWhoMakesTheMicrobatch) {
+  const program::Layout layout = layout_for({.dp = 1});
+  lockstep::testing::run_ranks(1, [&](comm::World& world) {
+    Groups groups(world, layout);
+    Executor executor({.layout = layout}, groups);
+    auto batch = microbatches(layout, 0, 0);
+    for (nn::Microbatch& microbatch : batch) microbatch.valid_targets = -1;
+    EXPECT_THROW(executor.step(batch, 1, 1e-3), InternalError);
+  });
+}
+
 TEST(Executor, WorldOfAnotherSizeIsRefused) {
   EXPECT_THROW(lockstep::testing::run_ranks(2,
                                             [](comm::World& world) {

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/sum.h>
 
 #include <cmath>
 
@@ -19,10 +18,10 @@ using program::Bucket;
 
 GradientReducer::GradientReducer(const program::Layout& layout, const std::vector<Bucket>& buckets,
                                  ParameterStore& store, Groups& groups, ExposedWaits& waits)
-    : layout_(layout), buckets_(buckets), store_(store), groups_(groups), waits_(waits) {}
+    : layout_(layout), buckets_(buckets), store_(store), groups_(groups), waits_(waits), watch_(store.options().memory) {}
 
 void GradientReducer::start_step() {
-  bad_param_ = -1;
+  watch_.start_step();
   kept_.assign(store_.layout().units.size(), false);
   if (!store_.gradients().transient()) store_.zero_grad();
 }
@@ -78,7 +77,7 @@ void GradientReducer::finish_wire(size_t unit) {
 void GradientReducer::reduce(const Action& action) {
   const std::string site = cat("reduce_grad bucket ", action.bucket);
   // Before the reduction: afterwards every rank has the same non-finite sum, and nobody knows whose it was.
-  for (const size_t unit : units(bucket(action))) check_finite(unit);
+  check_finite(units(bucket(action)));
   std::vector<comm::Work>& works = in_flight_[action.bucket];
   if (!groups_.shard()) {
     works.push_back(groups_.data().all_reduce(store_.grad_slice(bucket(action).begin, bucket(action).end),
@@ -89,7 +88,7 @@ void GradientReducer::reduce(const Action& action) {
 }
 
 void GradientReducer::push(const Action& action) {
-  for (const size_t unit : units(bucket(action))) check_finite(unit);
+  check_finite(units(bucket(action)));
   in_flight_[action.bucket].push_back(
       groups_.data().reduce(store_.grad_slice(bucket(action).begin, bucket(action).end), program::kServerRank,
                             {.site = cat("push bucket ", action.bucket), .algorithm = Algorithm::kDirect}));
@@ -112,7 +111,7 @@ void GradientReducer::wait() {
 void GradientReducer::shard(const Action& action) {
   wait(action.bucket);
   for (const size_t unit : units(bucket(action))) {
-    if (!groups_.shard()) check_finite(unit);
+    if (!groups_.shard()) check_finite({unit});
     const at::Tensor whole = store_.grad_unit(unit);
     const StoreOptions& options = store_.options();
     const int64_t size = whole.numel() / options.shards;
@@ -189,23 +188,28 @@ double GradientReducer::finish(Norm& norm) {
   return std::sqrt(norm.square.item<double>());
 }
 
-void GradientReducer::check_finite(size_t unit) {
-  if (bad_param_ >= 0) return;
-  // A sum is finite only if every term is (or it overflows, which is no better).
-  if (std::isfinite(store_.grad_unit(unit).sum().item<double>())) return;
-  for (const arch::FlatSlot& slot : store_.layout().units[unit].slots)
-    if (!std::isfinite(store_.grad(slot.param).sum().item<double>())) {
-      bad_param_ = slot.param;
-      return;
-    }
+void GradientReducer::check_finite(const std::vector<size_t>& units) {
+  std::vector<FiniteWatch::Gradients> gradients;
+  for (const size_t unit : units) gradients.push_back(whole_gradients(unit));
+  watch_.look(gradients);
 }
 
-// Of what is left after the step: whole gradients, or this rank's part of them.
+const FiniteWatch::Gradients& GradientReducer::whole_gradients(size_t unit) {
+  const auto [place, fresh] = whole_.try_emplace(unit);
+  FiniteWatch::Gradients& gradients = place->second;
+  if (!fresh) return gradients;
+  gradients.all = store_.grad_unit(unit);
+  for (const arch::FlatSlot& slot : store_.layout().units[unit].slots)
+    gradients.pieces.push_back({.param = slot.param, .values = store_.grad(slot.param)});
+  return gradients;
+}
+
 void GradientReducer::check_finite() {
-  for (const ParameterStore::Piece& piece : store_.gradient_pieces()) {
-    if (bad_param_ >= 0) return;
-    if (!std::isfinite(piece.values.sum().item<double>())) bad_param_ = piece.param;
-  }
+  std::vector<FiniteWatch::Gradients> gradients;
+  for (ParameterStore::Piece& piece : store_.gradient_pieces())
+    gradients.push_back({.all = piece.values, .pieces = {std::move(piece)}});
+  watch_.look(gradients);
+  watch_.read();
 }
 
 void GradientReducer::abandon() {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/engine/exposed_waits.h"
+#include "lockstep/engine/finite_watch.h"
 #include "lockstep/engine/groups.h"
 #include "lockstep/engine/parameter_store.h"
 #include "lockstep/program/program.h"
@@ -34,8 +35,8 @@ class GradientReducer {
   void reduce_tied(const program::Action& action);
   // Gradients that are parts of a sum over tp, or among the ranks that share key/value heads.
   void reduce_partial();
-  // L2 norm of the summed gradients of the whole model, every parameter counted once. The same on all ranks. `blocking` as
-  // comm::CallOptions has it; finish() waits.
+  // L2 norm of the summed gradients of the whole model, every parameter counted once. The same on all ranks. Waits for the
+  // device; `blocking` as comm::CallOptions has it; finish() waits for the ranks.
   struct Norm {
     double here = 0;
     at::Tensor square{};  // over the ranks; undefined where there is one
@@ -44,14 +45,16 @@ class GradientReducer {
   Norm start_norm(bool blocking);
   double finish(Norm& norm);
 
-  // The first local parameter whose gradient was not finite before it was reduced; -1 = none.
-  int bad_param() const { return bad_param_; }
-  void check_finite(size_t unit);
+  // Whose gradient was not finite before it was reduced.
+  FiniteWatch& watch() { return watch_; }
+  // Looks at what is left after the step, whole gradients or this rank's part of them, and waits for the outcome.
   void check_finite();
   // Drops what a step that is broken off has left.
   void abandon();
 
  private:
+  void check_finite(const std::vector<size_t>& units);
+  const FiniteWatch::Gradients& whole_gradients(size_t unit);
   const program::Bucket& bucket(const program::Action& action) const { return buckets_.at(static_cast<size_t>(action.bucket)); }
   std::vector<size_t> units(const program::Bucket& bucket) const;
   comm::Work reduce_unit(size_t unit, const std::string& site);
@@ -72,7 +75,8 @@ class GradientReducer {
   };
   std::map<size_t, OnWire> wire_;                     // by unit, in bf16
   std::vector<bool> kept_;                            // by unit: something of this step was added to what is kept
-  int bad_param_ = -1;
+  FiniteWatch watch_;
+  std::map<size_t, FiniteWatch::Gradients> whole_;    // by unit: views, made once
 };
 
 }  // namespace lockstep::engine

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
 #include "lockstep/engine/test_steps.h"
 #include "support/run_ranks.h"
 
@@ -70,15 +71,26 @@ void expect_equal(const std::vector<at::Tensor>& actual, const std::vector<at::T
   for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(at::equal(actual[i], expected[i])) << where << " tensor " << i;
 }
 
+// Gradients on the host are looked at there, or by flags as on a device.
+enum class Look { kHost, kFlags };
+MarkNonFinite mark_of(Look look) {
+  if (look == Look::kHost) return {};
+  return [](const std::vector<nn::cuda::WatchedPiece>& pieces, const at::Tensor& flags) {
+    nn::cuda::mark_nonfinite(pieces, flags);
+  };
+}
+
 // One rank through three steps, the second of them injured; what its state must be then comes from a twin that never saw
 // the second batch.
-void play(comm::World& world, const program::Layout& layout, const Injury& injury, bool skip) {
+void play(comm::World& world, const program::Layout& layout, const Injury& injury, bool skip, Look look = Look::kHost) {
   Groups groups(world, layout);
   const auto injurer = std::make_shared<Injurer>(layout, injury);
-  const std::string where = program::describe(layout) + (skip ? " skip" : " stop");
+  const std::string where =
+      program::describe(layout) + (skip ? " skip" : " stop") + (look == Look::kHost ? "" : " by flags");
   Executor executor({.layout = layout,
                      .skip_nonfinite = skip,
-                     .before_action = [injurer](const Action& action, ParameterStore& store) { (*injurer)(action, store); }},
+                     .before_action = [injurer](const Action& action, ParameterStore& store) { (*injurer)(action, store); },
+                     .mark_nonfinite = mark_of(look)},
                     groups);
   const std::string culprit = "rank " + std::to_string(injury.rank) + ": " + injury.parameter;
   const auto step = [&](int64_t batch, int64_t number) {
@@ -154,25 +166,59 @@ TEST(NonFinite, ANanInBf16WithoutOverlapToo) {
     });
 }
 
+// What a device finds out, and the host reads with the loss, names the same.
+TEST(NonFinite, IsNamedByTheFlagsOfADevice) {
+  using program::ScheduleKind;
+  const std::vector<testing::Case> cases = {
+      {.dp = 1},
+      {.dp = 2},
+      {.dp = 2, .kind = DataParallel::kParameterServer},
+      {.dp = 2, .zero = 1},
+      {.dp = 2, .zero = 2, .reduce_precision = config::Precision::kBf16},
+      {.dp = 4, .zero = 3, .dp_replicate = 2},
+      {.dp = 2, .zero = 3, .recompute = {arch::Recompute::kFull, arch::Recompute::kFull},
+       .offload = {.optimizer = true, .parameters = true, .activations = true}},
+      {.dp = 2, .tp = 2},
+      {.dp = 1, .tp = 4},
+      {.dp = 2, .pp = 2, .blocks = 4},
+      {.dp = 2, .tp = 2, .zero = 1},
+      {.dp = 2, .zero = 2, .pp = 2, .schedule = ScheduleKind::kZbH1, .blocks = 4},
+  };
+  for (const testing::Case& c : cases)
+    for (const bool skip : {false, true})
+      for (const Look look : {Look::kHost, Look::kFlags}) {
+        const program::Layout layout = layout_for(c);
+        const int last = layout.mesh.world_size() - 1;  // it has the last block
+        const std::string parameter = cat("blocks.", layout.model.layers - 1, ".mlp.down.weight");
+        lockstep::testing::run_ranks(last + 1, [&](comm::World& world) {
+          play(world, layout, {.rank = last, .parameter = parameter}, skip, look);
+        });
+      }
+}
+
 // Each rank's gradient is finite, their sum is not: known only after the reduction, and still nothing is updated.
+void expect_overflow_found(const program::Layout& layout, Look look) {
+  lockstep::testing::run_ranks(2, [&](comm::World& world) {
+    Groups groups(world, layout);
+    Injurer injurer(layout, {.rank = 0, .parameter = "blocks.1.mlp.down.weight", .value = 3e38});
+    injurer.active = true;  // on both ranks
+    Executor executor({.layout = layout,
+                       .skip_nonfinite = true,
+                       .before_action = [&](const Action& action, ParameterStore& store) { injurer(action, store); },
+                       .mark_nonfinite = mark_of(look)},
+                      groups);
+    const std::vector<at::Tensor> before = copies(executor.store());
+    const StepResult result = executor.step(microbatches(layout, world.rank(), 0), 1, 1e-3);
+    EXPECT_THAT(result.skipped, ::testing::HasSubstr("blocks.1.mlp.down.weight"));
+    expect_equal(copies(executor.store()), before, program::describe(layout));
+  });
+}
+
 TEST(NonFinite, ASumThatOverflowsIsFoundBeforeTheUpdate) {
-  for (const auto& [kind, zero] : {std::pair{DataParallel::kRing, 0}, {DataParallel::kParameterServer, 0},
-                                   {DataParallel::kRing, 1}, {DataParallel::kRing, 2}, {DataParallel::kRing, 3}}) {
-    const program::Layout layout = layout_for({.dp = 2, .kind = kind, .zero = zero});
-    lockstep::testing::run_ranks(2, [&](comm::World& world) {
-      Groups groups(world, layout);
-      Injurer injurer(layout, {.rank = 0, .parameter = "blocks.1.mlp.down.weight", .value = 3e38});
-      injurer.active = true;  // on both ranks
-      Executor executor({.layout = layout,
-                         .skip_nonfinite = true,
-                         .before_action = [&](const Action& action, ParameterStore& store) { injurer(action, store); }},
-                        groups);
-      const std::vector<at::Tensor> before = copies(executor.store());
-      const StepResult result = executor.step(microbatches(layout, world.rank(), 0), 1, 1e-3);
-      EXPECT_THAT(result.skipped, ::testing::HasSubstr("blocks.1.mlp.down.weight"));
-      expect_equal(copies(executor.store()), before, program::describe(layout));
-    });
-  }
+  for (const Look look : {Look::kHost, Look::kFlags})
+    for (const auto& [kind, zero] : {std::pair{DataParallel::kRing, 0}, {DataParallel::kParameterServer, 0},
+                                     {DataParallel::kRing, 1}, {DataParallel::kRing, 2}, {DataParallel::kRing, 3}})
+      expect_overflow_found(layout_for({.dp = 2, .kind = kind, .zero = zero}), look);
 }
 
 }  // namespace

@@ -188,6 +188,7 @@ std::vector<std::string> replica_differences(Executor& executor, Groups& groups,
   const std::vector<Piece> pieces = Collector(executor, ranks, options).collect();
   const std::vector<Piece> blocks = joined(pieces);
   const std::vector<int64_t> found = digests_of(blocks);
+  groups.world().confirm();  // an aborted call leaves no differences that a replica is to blame for
   std::array<std::set<Key>, kNumSharings> differ;
   bool same = true;
   for (size_t by = 0; by < kNumSharings; ++by) {

@@ -1,8 +1,8 @@
 #include "lockstep/nn/accumulate.h"
 
+#include <ATen/ops/_index_put_impl.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/index_add.h>
-#include <ATen/ops/index_put.h>
 #include <ATen/ops/mm.h>
 
 #include "lockstep/nn/accumulate_cpu.h"
@@ -27,9 +27,11 @@ void accumulate_row_sum(const at::Tensor& grad, const at::Tensor& rows) {
 
 void accumulate_rows(const at::Tensor& grad, const at::Tensor& index, const at::Tensor& rows) {
   const at::Tensor values = rows.to(at::kFloat);
-  // index_add_ is sequential on the CPU but uses atomics on CUDA, where index_put_ sorts first.
+  // index_add_ is sequential on the CPU but uses atomics on CUDA, where index_put_ sorts first. `unsafe`: forward has looked
+  // at the same indices already, and older LibTorchs ask the device for the largest one.
   if (grad.is_cuda()) {
-    grad.index_put_({index}, values, /*accumulate=*/true);
+    at::Tensor sum = grad;
+    at::_index_put_impl_(sum, {index}, values, /*accumulate=*/true, /*unsafe=*/true);
   } else {
     grad.index_add_(0, index, values);
   }

@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/base/check.h"
+
 namespace lockstep::nn {
 
 // A parameter as a layer sees it: views into the engine's flat buffers. Both undefined for an absent bias.
@@ -33,7 +35,14 @@ struct Microbatch {
   at::Tensor targets;    // [B, S] int64: the next token; -100 = not counted
   int64_t step = 0;      // with first_sample: the key of dropout, the same for every layout
   int64_t first_sample = 0;  // global index of sequence 0 within the step's global batch
+  int64_t valid_targets = -1;  // how many targets count: whoever makes the microbatch counts them, so that no device is asked
 };
+
+// How many targets [B, S] count; on the host.
+inline int64_t count_valid(const at::Tensor& targets) {
+  LOCKSTEP_CHECK(targets.is_cpu(), "targets are counted before they go to a device");
+  return targets.ge(0).sum().item<int64_t>();
+}
 
 // What a layer keeps for backward; each layer derives its own.
 struct Saved {

@@ -30,7 +30,11 @@ nn::Microbatch load_microbatch(const data::Sampler& sampler, const MicrobatchKey
     std::memcpy(tokens.data_ptr<int64_t>() + row * length, sample.data(), bytes);
     std::memcpy(targets.data_ptr<int64_t>() + row * length, sample.data() + 1, bytes);
   }
-  return {.tokens = tokens.to(device), .targets = targets.to(device), .step = key.step, .first_sample = key.first_in_batch};
+  return {.tokens = tokens.to(device),
+          .targets = targets.to(device),
+          .step = key.step,
+          .first_sample = key.first_in_batch,
+          .valid_targets = nn::count_valid(targets)};
 }
 
 std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const program::Layout& layout, int rank,

@@ -23,11 +23,15 @@ double evaluate(engine::Executor& executor, engine::Groups& groups, const data::
     const int64_t first = mine.begin + pass * micro_batch, count = std::min(micro_batch, mine.end - first);
     nn::Microbatch microbatch = load_microbatch(
         validation, {.first = count > 0 ? first : 0, .count = std::max<int64_t>(1, count)}, device);
-    if (count <= 0) microbatch.targets.fill_(-100);
+    if (count <= 0) {
+      microbatch.targets.fill_(-100);
+      microbatch.valid_targets = 0;
+    }
     const auto [sum, valid] = executor.evaluate(microbatch);
     loss += sum;
     tokens += valid;
   }
+  groups.world().confirm();  // of what was gathered for it
   const at::Tensor sums = at::tensor({loss, static_cast<double>(tokens)}, at::kDouble);
   groups.replica().all_reduce(sums, {.site = "eval", .algorithm = program::Algorithm::kDirect}).wait();
   return sums[0].item<double>() / sums[1].item<double>();

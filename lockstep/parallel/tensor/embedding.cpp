@@ -59,10 +59,20 @@ void VocabParallelEmbedding::backward_weight(nn::Saved& saved) {
     const at::Tensor by_sequence = dy.view({tokens.size(0), tokens.size(1), -1});
     positions_.grad.narrow(0, 0, tokens.size(1)).add_(at::sum(by_sequence, {0}, /*keepdim=*/false, at::kFloat));
   }
-  const at::Tensor local = tokens.reshape({-1}).sub(first_token_);
-  const at::Tensor here = at::nonzero(local.ge(0).logical_and_(local.lt(tokens_.value.size(0)))).squeeze(1);
-  nn::accumulate_rows(tokens_.grad, at::index_select(local, 0, here), at::index_select(dy, 0, here));
+  accumulate_here(tokens.reshape({-1}).sub(first_token_), dy);
   kept.tokens.reset();
+}
+
+// local [M]: the tokens, counted from this rank's first; dy [M, D].
+void VocabParallelEmbedding::accumulate_here(const at::Tensor& local, const at::Tensor& dy) const {
+  const int64_t rows = tokens_.value.size(0);
+  const at::Tensor lives_here = local.ge(0).logical_and_(local.lt(rows));
+  if (local.is_cpu()) {
+    const at::Tensor here = at::nonzero(lives_here).squeeze(1);
+    return nn::accumulate_rows(tokens_.grad, at::index_select(local, 0, here), at::index_select(dy, 0, here));
+  }
+  // How many they are a device would have to tell the host. So other ranks' tokens add zeros, to rows spread as theirs are.
+  nn::accumulate_rows(tokens_.grad, at::remainder(local, rows), dy.masked_fill(lives_here.logical_not().unsqueeze(1), 0));
 }
 
 }  // namespace lockstep::parallel

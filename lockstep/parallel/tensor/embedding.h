@@ -28,6 +28,7 @@ class VocabParallelEmbedding : public nn::Embedding {
  private:
   at::Tensor look_up(const at::Tensor& tokens) const;
   at::Tensor positions_here(const at::Tensor& tokens) const;
+  void accumulate_here(const at::Tensor& local, const at::Tensor& dy) const;
 
   TensorGroup& group_;
   const int64_t first_token_;
