@@ -1,5 +1,7 @@
 #include "lockstep/optim/adamw.h"
 
+#include <ATen/ops/stack.h>
+
 #include <cmath>
 
 #include "lockstep/base/check.h"
@@ -7,6 +9,26 @@
 #include "lockstep/optim/adamw_cpu.h"
 
 namespace lockstep::optim {
+namespace {
+
+// On one device; what lies side by side, as the gradients of a layer do, is one: kernels are launched for each.
+std::vector<at::Tensor> joined(const std::vector<at::Tensor>& gradients) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& gradient : gradients) {
+    const bool follows = !all.empty() && gradient.is_alias_of(all.back()) &&
+                         gradient.storage_offset() == all.back().storage_offset() + all.back().numel();
+    if (!follows) {
+      all.push_back(gradient);
+      continue;
+    }
+    at::Tensor& before = all.back();
+    before = before.as_strided({before.numel() + gradient.numel()}, {1}, before.storage_offset());
+  }
+  return all;
+}
+
+}  // namespace
+
 void adamw_step(const std::vector<AdamWParameter>& parameters, const AdamWOptions& options, double lr, int64_t step,
                 double grad_scale) {
   if (parameters.empty()) return;
@@ -25,16 +47,14 @@ void adamw_step(const std::vector<AdamWParameter>& parameters, const AdamWOption
 
 double gradient_norm(const std::vector<at::Tensor>& gradients) {
   double squares = 0;
-  at::Tensor elsewhere;  // waited for once
-  for (const at::Tensor& gradient : gradients) {
-    if (gradient.is_cpu()) {
+  std::vector<at::Tensor> elsewhere, sums;
+  for (const at::Tensor& gradient : gradients)
+    if (gradient.is_cpu())
       squares += sum_of_squares_cpu(gradient);
-    } else {
-      const at::Tensor sum = nn::cuda::square_sum(gradient);
-      elsewhere = elsewhere.defined() ? elsewhere.add_(sum) : sum;
-    }
-  }
-  if (elsewhere.defined()) squares += elsewhere.item<double>();
+    else
+      elsewhere.push_back(gradient);
+  for (const at::Tensor& gradient : joined(elsewhere)) sums.push_back(nn::cuda::square_sum(gradient));
+  if (!sums.empty()) squares += at::stack(sums).sum().item<double>();  // waited for once
   return std::sqrt(squares);
 }
 
