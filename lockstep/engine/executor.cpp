@@ -294,13 +294,22 @@ void Executor::evict(const Action& action) {
 }
 
 void Executor::update(const Action& action) {
-  std::vector<optim::AdamWParameter> parameters;
   DiskStates* disk = store_.host() ? store_.host()->disk() : nullptr;
   if (disk && action.unit >= 0 && store_.host()->on_disk(store_.unit_of(action.unit))) disk->ready(store_.unit_of(action.unit));
+  optim::adamw_step(updated(action.unit), options_.adamw, lr_, step_, gradient_scale_);
+}
+
+// Of one unit (the layer that owns it), or of all. A GPU stands still while they are put together, so views that stay are
+// made once; what is offloaded may lie elsewhere each time.
+const std::vector<optim::AdamWParameter>& Executor::updated(int layer) {
+  const auto [place, fresh] = updated_.try_emplace(layer);
+  std::vector<optim::AdamWParameter>& parameters = place->second;
+  if (!fresh && !store_.host()) return parameters;
+  parameters.clear();
   for (size_t unit = 0; unit < store_.layout().units.size(); ++unit)
-    if (action.unit < 0 || store_.layout().units[unit].layer == action.unit)
+    if (layer < 0 || store_.layout().units[unit].layer == layer)
       for (optim::AdamWParameter& parameter : store_.adamw_parameters(unit)) parameters.push_back(std::move(parameter));
-  optim::adamw_step(parameters, options_.adamw, lr_, step_, gradient_scale_);
+  return parameters;
 }
 
 }  // namespace lockstep::engine

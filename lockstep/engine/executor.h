@@ -141,6 +141,7 @@ class Executor {
   int64_t tokens_here() const;
   static int64_t valid_targets(const nn::Microbatch& microbatch);
   void update(const program::Action& action);
+  const std::vector<optim::AdamWParameter>& updated(int layer);
   void nonfinite(int64_t step);
   // executor_post_validation.cpp
   void start_tokens();
@@ -175,6 +176,7 @@ class Executor {
   std::vector<std::unique_ptr<nn::Layer>> evaluation_layers_;  // over the same parameters, without dropout
 
   std::map<std::pair<program::ActionKind, int>, Units> units_;  // by kind and layer: each found once
+  std::map<int, std::vector<optim::AdamWParameter>> updated_;   // by the unit of STEP
 
   // Of the step that runs.
   const std::vector<nn::Microbatch>* microbatches_ = nullptr;
