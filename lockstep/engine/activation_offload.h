@@ -7,12 +7,15 @@
 #include <map>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "lockstep/engine/copy_queue.h"
 #include "lockstep/engine/memory_tracker.h"
 
 namespace lockstep::engine {
 
+// On a GPU none of this waits on the host: its stream waits where the bytes or the memory ask for it. Host memory is pinned
+// there, and kept for the next step.
 class ActivationOffload {
  public:
   using Key = std::pair<int, int>;  // layer, microbatch
@@ -20,7 +23,8 @@ class ActivationOffload {
   // `copies` outlives this.
   ActivationOffload(CopyQueue& copies, std::shared_ptr<MemoryAccount> memory);
 
-  // Starts the copy to the host. The device's memory is free once it is done: at the latest before the next evict.
+  // Starts the copy to the host. The device's memory goes back behind it, at the latest with the next evict or fetch: one
+  // input is on its way out while the next is made.
   void evict(Key key, at::Tensor activation);
   // Starts the copy back, into memory taken from the caller's scope.
   void fetch(Key key);
@@ -36,6 +40,7 @@ class ActivationOffload {
     Copy copy;
   };
   void settle();
+  at::Tensor host_memory(const at::Tensor& like);
 
   CopyQueue& copies_;
   std::shared_ptr<MemoryAccount> memory_;
@@ -43,6 +48,7 @@ class ActivationOffload {
   std::map<Key, at::Tensor> host_;
   std::map<Key, c10::Device> device_;  // where it came from
   std::map<Key, Moving> fetched_;
+  std::vector<at::Tensor> spare_;      // pinned, of what was taken
 };
 
 }  // namespace lockstep::engine

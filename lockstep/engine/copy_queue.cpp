@@ -1,9 +1,6 @@
 #include "lockstep/engine/copy_queue.h"
 
-#include <ATen/Parallel.h>
-#include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -12,6 +9,8 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/units.h"
@@ -35,27 +34,12 @@ void copy_on_host(const at::Tensor& from, const at::Tensor& to) {
   for (int64_t i = 0; i < to.numel(); ++i) target[i] = source[i];
 }
 
-// On a stream of its own, behind what the caller's stream had to do when the copy was asked for.
-class DeviceCopy {
- public:
-  explicit DeviceCopy(c10::Device device)
-      : guard_(device.type()), stream_(guard_.getStreamFromGlobalPool(device, false)), asked_(device.type()) {
-    asked_.record(guard_.getStream(device));
-  }
-  void run(const at::Tensor& from, const at::Tensor& to) {
-    const c10::StreamGuard on(stream_);
-    asked_.block(stream_);
-    to.copy_(from, /*non_blocking=*/true);
-    c10::Event done(stream_.device_type());
-    done.record(stream_);
-    done.synchronize();
-  }
-
- private:
-  c10::impl::VirtualGuardImpl guard_;
-  c10::Stream stream_;
-  c10::Event asked_;
-};
+// LibTorch would round into pageable memory and hold the host for the copy. The cores are idle beside a GPU: all may round.
+void round_and_start(const at::Tensor& from, const at::Tensor& to, DeviceCopy& across) {
+  const at::Tensor rounded = at::empty(to.sizes(), to.options().device(at::kCPU).pinned_memory(true));
+  rounded.copy_(from);
+  across.start(rounded, to);
+}
 
 }  // namespace
 
@@ -64,7 +48,8 @@ struct CopyState {
   int64_t bytes = 0;
   std::function<void()> body;
   std::shared_ptr<CopyThread> queue;
-  bool done = false;  // with the queue's mutex held
+  bool done = false;                   // the thread's part; with the queue's mutex held
+  std::shared_ptr<DeviceCopy> across;  // null: no side is a device. The thread's until its part is done, then the caller's
 };
 
 // Outlives the queue where its thread hangs.
@@ -75,8 +60,15 @@ struct CopyThread {
   // Until `holds`; counted as exposed.
   template <typename Holds>
   void wait(std::unique_lock<std::mutex>& lock, const std::string& what, Holds holds);
+  // Until the thread's part of a copy is done.
+  void wait_for_thread(const CopyState& copy);
+  void wait_for_device(CopyState& copy);
+  // With the mutex held: counts a copy that begins, and throws where it may not; lets go of what has ended on a device.
+  void note(const std::shared_ptr<CopyState>& copy);
+  void forget_done();
 
   const CopyQueueOptions options;
+  std::vector<std::shared_ptr<CopyState>> across;  // the caller's: not seen to have ended
   std::mutex mutex;  // guards what follows
   std::condition_variable changed;
   std::deque<std::shared_ptr<CopyState>> waiting;
@@ -100,6 +92,37 @@ void CopyThread::wait(std::unique_lock<std::mutex>& lock, const std::string& wha
                               .what = cat("offload: ", what, " has not ended after ", format_duration(seconds_since(began))),
                               .way_out = "look at the disk of memory.disk_path; the last checkpoint is good: start again to resume"});
   }
+}
+
+void CopyThread::wait_for_thread(const CopyState& copy) {
+  std::unique_lock lock(mutex);
+  wait(lock, copy.what, [&] { return copy.done || closing; });
+  LOCKSTEP_CHECK(copy.done, "waited for ", copy.what, " after its queue was closed");
+  if (failure) std::rethrow_exception(failure);
+}
+
+void CopyThread::wait_for_device(CopyState& copy) {
+  if (copy.across->done()) return;
+  const auto began = Clock::now();
+  copy.across->wait(options.deadline, copy.what);
+  const std::lock_guard lock(mutex);
+  totals.exposed_seconds += seconds_since(began);
+}
+
+void CopyThread::note(const std::shared_ptr<CopyState>& copy) {
+  if (failure) std::rethrow_exception(failure);
+  forget_done();
+  totals.copies += 1;
+  totals.bytes += copy->bytes;
+  if (copy->across) across.push_back(copy);
+}
+
+void CopyThread::forget_done() {
+  std::erase_if(across, [&](const std::shared_ptr<CopyState>& copy) {
+    if (!copy->done || !copy->across->done()) return false;
+    totals.seconds += copy->across->seconds();
+    return true;
+  });
 }
 
 void CopyThread::work_off() {
@@ -148,12 +171,16 @@ double CopyTotals::hidden() const {
 void Copy::wait() {
   if (!state_) return;
   const std::shared_ptr<CopyState> state = state_;
-  CopyThread& queue = *state->queue;
-  std::unique_lock lock(queue.mutex);
-  queue.wait(lock, state->what, [&] { return state->done || queue.closing; });
-  LOCKSTEP_CHECK(state->done, "waited for ", state->what, " after its queue was closed");
-  if (queue.failure) std::rethrow_exception(queue.failure);
-  lock.unlock();
+  state->queue->wait_for_thread(*state);
+  if (state->across) state->queue->wait_for_device(*state);
+  state_.reset();
+}
+
+void Copy::order_after() {
+  if (!state_) return;
+  const std::shared_ptr<CopyState> state = state_;
+  state->queue->wait_for_thread(*state);
+  if (state->across) state->across->order_after();
   state_.reset();
 }
 
@@ -173,6 +200,7 @@ CopyQueue::~CopyQueue() {
     shared_->thread.join();
   else
     shared_->thread.detach();  // a disk that never answers: the thread keeps what it uses alive
+  shared_->across.clear();
 }
 
 Copy CopyQueue::copy(at::Tensor from, at::Tensor to, std::string what) {
@@ -181,37 +209,58 @@ Copy CopyQueue::copy(at::Tensor from, at::Tensor to, std::string what) {
   const auto bytes = static_cast<int64_t>(to.nbytes());
   if (from.is_cpu() && to.is_cpu())
     return start(std::move(what), bytes, [from = std::move(from), to = std::move(to)] { copy_on_host(from, to); });
-  const auto copy = std::make_shared<DeviceCopy>(from.is_cpu() ? to.device() : from.device());
-  return start(std::move(what), bytes, [copy, from = std::move(from), to = std::move(to)] { copy->run(from, to); });
+  const bool back = to.is_cpu();
+  const std::shared_ptr<DeviceCopy> across =
+      ask(back ? from.device() : to.device(), back ? Direction::kToHost : Direction::kToDevice);
+  if (from.scalar_type() != to.scalar_type())
+    return start(std::move(what), bytes, [across, from, to] { round_and_start(from, to, *across); }, across);
+  Copy copy = made(std::move(what), bytes, across);
+  copy.state_->done = true;  // the thread has no part in it
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->note(copy.state_);
+  }
+  across->start(std::move(from), std::move(to));
+  return copy;
 }
 
-Copy CopyQueue::start(std::string what, int64_t bytes, std::function<void()> body) {
-  Copy copy;
-  copy.state_ = std::make_shared<CopyState>();
-  copy.state_->what = std::move(what);
-  copy.state_->bytes = bytes;
+Copy CopyQueue::start(std::string what, int64_t bytes, std::function<void()> body, std::shared_ptr<DeviceCopy> across) {
+  Copy copy = made(std::move(what), bytes, std::move(across));
   copy.state_->body = std::move(body);
-  copy.state_->queue = shared_;
   std::unique_lock lock(shared_->mutex);
   const int64_t most = shared_->options.max_bytes;
   shared_->wait(lock, "an earlier copy", [&] { return most == 0 || shared_->bytes == 0 || shared_->bytes + bytes <= most; });
-  if (shared_->failure) std::rethrow_exception(shared_->failure);
+  shared_->note(copy.state_);
   shared_->bytes += bytes;
-  shared_->totals.copies += 1;
-  shared_->totals.bytes += bytes;
   shared_->waiting.push_back(copy.state_);
   shared_->changed.notify_all();
   return copy;
 }
 
-void CopyQueue::wait() {
-  std::unique_lock lock(shared_->mutex);
-  shared_->wait(lock, "an earlier copy", [this] { return shared_->waiting.empty() && !shared_->running; });
-  if (shared_->failure) std::rethrow_exception(shared_->failure);
+Copy CopyQueue::made(std::string what, int64_t bytes, std::shared_ptr<DeviceCopy> across) const {
+  Copy copy;
+  copy.state_ = std::make_shared<CopyState>();
+  copy.state_->what = std::move(what);
+  copy.state_->bytes = bytes;
+  copy.state_->across = std::move(across);
+  copy.state_->queue = shared_;
+  return copy;
 }
+
+void CopyQueue::wait() {
+  {
+    std::unique_lock lock(shared_->mutex);
+    shared_->wait(lock, "an earlier copy", [this] { return shared_->waiting.empty() && !shared_->running; });
+    if (shared_->failure) std::rethrow_exception(shared_->failure);
+  }
+  for (const std::shared_ptr<CopyState>& copy : shared_->across) shared_->wait_for_device(*copy);
+}
+
+const CopyQueueOptions& CopyQueue::options() const { return shared_->options; }
 
 CopyTotals CopyQueue::take_totals() {
   const std::lock_guard lock(shared_->mutex);
+  shared_->forget_done();
   return std::exchange(shared_->totals, {});
 }
 

@@ -1,5 +1,6 @@
-// Copies between device, host and disk, made one after the other by a thread of their own beside the work of a rank
-// (Cui et al. 2016, GeePS). On a GPU the thread copies on a stream of its own, so that kernels go on.
+// Copies between device, host and disk beside the work of a rank (Cui et al. 2016, GeePS). Between host and disk a thread of
+// their own makes them, one after the other. Between host and device they are put on a stream of their own at once, by the
+// caller: nobody waits on the host unless it reads or writes the bytes itself.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,33 +11,38 @@
 #include <memory>
 #include <string>
 
+#include "lockstep/engine/device_copy.h"
+
 namespace lockstep::engine {
 
 struct CopyQueueOptions {
-  int64_t max_bytes = 0;  // of copies that are not done; one that is larger goes alone; 0 = no bound
+  int64_t max_bytes = 0;  // of the thread's copies that are not done; one that is larger goes alone; 0 = no bound
   std::chrono::milliseconds deadline{600000};  // of one wait
 };
 
-// What the copies took, and for how much of it somebody stood still. Copies count when they are asked for, their seconds
-// when they end.
+// What the copies took, and for how much of it the host stood still. What a GPU's compute stream waited for a copy is not
+// known to the host and not in here. Copies count when they are asked for, their seconds once they are seen to have ended.
 struct CopyTotals {
   int64_t copies = 0;
   int64_t bytes = 0;
   double seconds = 0;
   double exposed_seconds = 0;
   CopyTotals& operator+=(const CopyTotals& other);
-  double hidden() const;  // share of `seconds` that nobody waited for, 0 to 1; 1 where nothing was copied
+  double hidden() const;  // share of `seconds` that the host did not wait for, 0 to 1; 1 where nothing was copied
 };
 
 struct CopyState;
 struct CopyThread;
 
-// One copy; a default one is done.
+// One copy; a default one is done. Both calls throw what it or an earlier one of the thread threw, EnvironmentError LS4014 past
+// the deadline, and return at once when they are made again.
 class Copy {
  public:
-  // Returns when the copy is done, and throws what it or an earlier one threw; a second call returns at once.
-  // EnvironmentError LS4014 past the deadline.
+  // The host waits until the copy is done: before it reads or writes the bytes itself.
   void wait();
+  // What the device's current stream is given from now on comes behind the copy: before kernels read or write the bytes, or
+  // their memory is given back. The host waits for the thread's part alone; where neither side is a device, that is wait().
+  void order_after();
 
  private:
   friend class CopyQueue;
@@ -47,24 +53,34 @@ class Copy {
 class CopyQueue {
  public:
   explicit CopyQueue(CopyQueueOptions options = {});
-  // Copies that have not begun are left out; the one that runs is waited for, up to the deadline.
+  // Copies of the thread that have not begun are left out; the one that runs is waited for, up to the deadline. The current
+  // stream is ordered behind those of a device.
   ~CopyQueue();
   CopyQueue(const CopyQueue&) = delete;
   CopyQueue& operator=(const CopyQueue&) = delete;
 
-  // to = from, of the same number of elements; both contiguous. Kernels that the caller has queued on a GPU run before it.
-  // It holds both tensors until it is done.
+  // to = from, of the same number of elements; both contiguous; fp32 may become bf16, which is rounded on the host. Kernels
+  // that the caller has queued on a GPU run before it. Where one side is a GPU, the other is pinned memory; copies of one
+  // direction then follow each other, but not the thread's work. It holds both tensors until it is done or the stream is
+  // ordered behind it (device_copy.h).
   Copy copy(at::Tensor from, at::Tensor to, std::string what);
   // Any other work of `bytes`. `what` names it in errors: "blocks.3 to disk". Waits for room below max_bytes, and throws
-  // what an earlier copy threw: after it no other begins.
-  Copy start(std::string what, int64_t bytes, std::function<void()> body);
-  // All of them.
+  // what an earlier copy threw: after it no other begins. `across`: a copy from ask() that `body` starts; who waits for the
+  // work waits for it too.
+  Copy start(std::string what, int64_t bytes, std::function<void()> body, std::shared_ptr<DeviceCopy> across = nullptr);
+  // A copy between host and `device`, to be started by the thread or the caller.
+  std::shared_ptr<DeviceCopy> ask(c10::Device device, Direction direction) { return streams_.ask(device, direction); }
+  // All of them, on the host.
   void wait();
 
+  const CopyQueueOptions& options() const;
   CopyTotals take_totals();
 
  private:
+  Copy made(std::string what, int64_t bytes, std::shared_ptr<DeviceCopy> across) const;
+
   std::shared_ptr<CopyThread> shared_;
+  CopyStreams streams_;
 };
 
 }  // namespace lockstep::engine

@@ -81,6 +81,26 @@ TEST(CopyQueue, NamesWhatHangsPastTheDeadline) {
   go.set_value();
 }
 
+// Between host memories there is no stream to put in order: the host waits, and hears what went wrong.
+TEST(CopyQueue, OrderAfterWaitsWhereNoSideIsADevice) {
+  CopyQueue queue;
+  const at::Tensor first = at::arange(1000, at::kFloat), second = at::zeros({1000});
+  Copy copy = queue.copy(first, second, "there");
+  copy.order_after();
+  EXPECT_TRUE(second.equal(first));
+  copy.order_after();
+  Copy failing = queue.start("a", 1, [] { throw OutOfMemoryError({.code = "LS4011", .what = "full"}); });
+  EXPECT_THROW(failing.order_after(), OutOfMemoryError);
+}
+
+TEST(CopyQueue, OrderAfterHasADeadline) {
+  std::promise<void> go;
+  CopyQueue queue({.deadline = std::chrono::milliseconds(20)});
+  Copy copy = queue.start("blocks.3 to disk", 1, [gate = go.get_future().share()] { gate.wait(); });
+  EXPECT_THROW(copy.order_after(), EnvironmentError);
+  go.set_value();
+}
+
 // Neither tensors nor copies outlive the queue, whatever was still to do.
 TEST(CopyQueue, LeavesNothingBehind) {
   const auto held = std::make_shared<int>(1);

@@ -85,15 +85,22 @@ Copy DiskStates::fetch_parameters(size_t unit, const at::Tensor& to) {
   Place& place = places_.at(unit);
   const std::string what = cat("parameters of ", place.unit.name, " to the device");
   // Behind the read of the buffer; the bf16 copy in it is that of the update to come.
-  if (place.slot >= 0 && !compute_copy_)
-    return queue_.copy(staging_[static_cast<size_t>(place.slot)].narrow(0, 0, place.unit.numel), to, what);
+  const bool staged = place.slot >= 0 && !compute_copy_;
+  const at::Tensor buffer = staged ? staging_[static_cast<size_t>(place.slot)].narrow(0, 0, place.unit.numel) : at::Tensor();
+  if (staged && to.is_cpu()) return queue_.copy(buffer, to, what);
   const size_t region = place.first_region + (compute_copy_ ? 3 : 0);
-  return queue_.start(what, static_cast<int64_t>(to.nbytes()), [tier = tier_, region, to] {
-    if (to.is_cpu()) return tier->read(region, to.mutable_data_ptr());
+  const auto bytes = static_cast<int64_t>(to.nbytes());
+  if (to.is_cpu()) return queue_.start(what, bytes, [tier = tier_, region, to] { tier->read(region, to.mutable_data_ptr()); });
+  const std::shared_ptr<DeviceCopy> across = queue_.ask(to.device(), Direction::kToDevice);
+  const auto body = [tier = tier_, region, buffer, to, across] {
     const at::Tensor host = at::empty(to.sizes(), to.options().device(at::kCPU).pinned_memory(true));
-    tier->read(region, host.mutable_data_ptr());
-    to.copy_(host);
-  });
+    if (buffer.defined())
+      host.copy_(buffer);  // the next unit is read into the buffer behind this, whatever the device does
+    else
+      tier->read(region, host.mutable_data_ptr());
+    across->start(host, to);
+  };
+  return queue_.start(what, bytes, body, across);
 }
 
 void DiskStates::open(size_t unit) {

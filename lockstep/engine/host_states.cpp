@@ -24,7 +24,8 @@ HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& 
   // A bf16 element takes half of an fp32 one.
   states_ = UnitBuffers(layout_of_parts(layout, [&](int64_t part) { return 3 * part + (compute_copy_ ? (part + 1) / 2 : 0); }),
                         host);
-  gradients_ = UnitBuffers(layout_of_parts(layout, [](int64_t part) { return part; }), host);
+  gradients_ = HostGradients(layout_of_parts(layout, [](int64_t part) { return part; }), host);
+  reading_.resize(sizes_.size());
   std::vector<DiskUnit> on_disk_units;
   for (size_t unit = 0; unit < sizes_.size(); ++unit)
     if (on_disk(unit)) on_disk_units.push_back({.unit = unit, .name = options.names.at(unit), .numel = sizes_[unit]});
@@ -36,8 +37,6 @@ HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& 
                                                            .pinned = options.pinned,
                                                            .memory = options.memory});
   for (size_t unit = 0; unit < sizes_.size(); ++unit) {
-    gradients_.hold(unit);
-    gradients_.unit(unit).zero_();
     if (on_disk(unit)) continue;
     states_.hold(unit);
     states_.unit(unit).zero_();
@@ -50,8 +49,18 @@ at::Tensor HostStates::field(size_t unit, int64_t index) const {
   return states_.unit(unit).narrow(0, index * size, size);
 }
 
+at::Tensor HostStates::value(size_t unit) const {
+  reading_.at(unit).wait();
+  return field(unit, 0);
+}
+
 at::Tensor HostStates::compute(size_t unit) const {
-  if (!compute_copy_) return value(unit);
+  reading_.at(unit).wait();
+  return fetched_from(unit);
+}
+
+at::Tensor HostStates::fetched_from(size_t unit) const {
+  if (!compute_copy_) return field(unit, 0);
   if (on_disk(unit) && !states_.held(unit)) return disk_->mapped(unit, 3);
   const int64_t size = sizes_.at(unit);
   return states_.unit(unit).narrow(0, 3 * size, (size + 1) / 2).view(at::kBFloat16).narrow(0, 0, size);
@@ -65,10 +74,6 @@ HostStates::Open::Open(HostStates* states, size_t unit) : unit_(unit) {
 
 HostStates::Open::~Open() noexcept(false) {
   if (disk_ != nullptr && std::uncaught_exceptions() == exceptions_) disk_->close(unit_);
-}
-
-void HostStates::zero_gradients() {
-  for (size_t unit = 0; unit < sizes_.size(); ++unit) gradients_.unit(unit).zero_();
 }
 
 }  // namespace lockstep::engine

@@ -13,6 +13,7 @@
 
 #include "lockstep/arch/params.h"
 #include "lockstep/engine/disk_states.h"
+#include "lockstep/engine/host_gradients.h"
 #include "lockstep/engine/unit_buffers.h"
 
 namespace lockstep::engine {
@@ -34,12 +35,19 @@ class HostStates {
  public:
   HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options);
 
-  at::Tensor value(size_t unit) const { return field(unit, 0); }
+  // For the host to read and write: a GPU that still reads values or copy (read_by), or writes the gradient, is waited for.
+  at::Tensor value(size_t unit) const;
   at::Tensor exp_avg(size_t unit) const { return field(unit, 1); }
   at::Tensor exp_avg_sq(size_t unit) const { return field(unit, 2); }
   at::Tensor compute(size_t unit) const;  // bf16 copy where there is one, else the values
+  // The same to be copied to the device; `copy` reads it.
+  at::Tensor fetched_from(size_t unit) const;
+  void read_by(size_t unit, const Copy& copy) { reading_.at(unit) = copy; }
+
   at::Tensor gradient(size_t unit) const { return gradients_.unit(unit); }
-  void zero_gradients();
+  // As HostGradients::add.
+  void add_gradient(size_t unit, const at::Tensor& part, bool first) { gradients_.add(unit, part, first); }
+  void zero_gradients() { gradients_.zero(); }
 
   bool on_disk(size_t unit) const { return on_disk_.at(unit); }
   DiskStates* disk() { return disk_.get(); }  // null where nothing is on disk
@@ -67,7 +75,9 @@ class HostStates {
   std::vector<int64_t> sizes_;  // of the parts
   std::vector<bool> on_disk_;
   bool compute_copy_;
-  UnitBuffers states_, gradients_;
+  UnitBuffers states_;
+  HostGradients gradients_;
+  mutable std::vector<Copy> reading_;  // by unit: the last
   std::unique_ptr<DiskStates> disk_;
 };
 

@@ -37,14 +37,21 @@ void ParameterGather::fetch(int layer) {
   const size_t unit = store_.unit_of(layer);
   if (UnitBuffers* memory = fetched_memory()) memory->hold(unit);
   const at::Tensor to = store_.compute_part(unit);
-  fetches_[layer] = store_.host()->on_disk(unit)
-                        ? store_.host()->disk()->fetch_parameters(unit, to)
-                        : copies_->copy(store_.fetched_from(unit), to,
-                                        cat("parameters of ", names_.at(static_cast<size_t>(layer)), " to the device"));
+  HostStates& host = *store_.host();
+  if (host.on_disk(unit)) {
+    fetches_[layer] = host.disk()->fetch_parameters(unit, to);
+    return;
+  }
+  const Copy copy = copies_->copy(store_.fetched_from(unit), to,
+                                  cat("parameters of ", names_.at(static_cast<size_t>(layer)), " to the device"));
+  host.read_by(unit, copy);  // no update before it has read: nobody else waits for it on the host
+  fetches_[layer] = copy;
 }
 
+// In the order of the device's stream: kernels and collectives that read the part, and whatever takes its memory after evict,
+// are given to it later.
 void ParameterGather::fetched(int layer) {
-  if (auto found = fetches_.extract(layer)) found.mapped().wait();
+  if (auto found = fetches_.extract(layer)) found.mapped().order_after();
 }
 
 void ParameterGather::evict(int layer) {

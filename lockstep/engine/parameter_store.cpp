@@ -184,7 +184,7 @@ at::Tensor ParameterStore::value_part(size_t unit) const {
   return master_.defined() ? part(master_, unit) : compute_part(unit);
 }
 
-at::Tensor ParameterStore::fetched_from(size_t unit) const { return host_->compute(unit); }
+at::Tensor ParameterStore::fetched_from(size_t unit) const { return host_->fetched_from(unit); }
 
 at::Tensor ParameterStore::grad_part(size_t unit) const {
   if (host_) return host_->gradient(unit);

@@ -21,8 +21,10 @@ data::Sampler open_validation_data(const config::RunConfig& config, const progra
 
 nn::Microbatch load_microbatch(const data::Sampler& sampler, const MicrobatchKey& key, at::Device device) {
   const int64_t length = sampler.seq_len();
-  const at::Tensor tokens = at::empty({key.count, length}, at::kLong);   // [B, S]
-  const at::Tensor targets = at::empty({key.count, length}, at::kLong);  // [B, S]: the next token of each
+  // For a GPU in pinned memory, from which it reads while the host goes on; LibTorch keeps that memory until it has.
+  const auto options = at::TensorOptions().dtype(at::kLong).pinned_memory(!device.is_cpu());
+  const at::Tensor tokens = at::empty({key.count, length}, options);   // [B, S]
+  const at::Tensor targets = at::empty({key.count, length}, options);  // [B, S]: the next token of each
   std::vector<int64_t> sample(static_cast<size_t>(length + 1));
   const auto bytes = static_cast<size_t>(length) * sizeof(int64_t);
   for (int64_t row = 0; row < key.count; ++row) {
@@ -30,11 +32,8 @@ nn::Microbatch load_microbatch(const data::Sampler& sampler, const MicrobatchKey
     std::memcpy(tokens.data_ptr<int64_t>() + row * length, sample.data(), bytes);
     std::memcpy(targets.data_ptr<int64_t>() + row * length, sample.data() + 1, bytes);
   }
-  return {.tokens = tokens.to(device),
-          .targets = targets.to(device),
-          .step = key.step,
-          .first_sample = key.first_in_batch,
-          .valid_targets = nn::count_valid(targets)};
+  const auto there = [device](const at::Tensor& values) { return values.to(at::TensorOptions(device), /*non_blocking=*/true); };
+  return {.tokens = there(tokens), .targets = there(targets), .step = key.step, .first_sample = key.first_in_batch};
 }
 
 std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const program::Layout& layout, int rank,

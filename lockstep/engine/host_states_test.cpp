@@ -1,0 +1,60 @@
+// What is offloaded, as the host sees it while copies are on their way.
+#include "lockstep/engine/host_states.h"
+
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::engine {
+namespace {
+
+// Two units of 32 elements, whole.
+arch::FlatLayout two_units() {
+  return {.units = {{.layer = 0, .begin = 0, .end = 32, .slots = {}}, {.layer = 1, .begin = 32, .end = 64, .slots = {}}},
+          .numel = 64,
+          .shards = 1};
+}
+
+bool all(const at::Tensor& values, float number) { return values.equal(at::full({values.numel()}, number, at::kFloat)); }
+
+TEST(HostStates, GradientsOfAStepAddUpAndBeginAnew) {
+  HostStates states(two_units(), {});
+  for (const float step : {1.0F, 10.0F}) {  // the first part of a step replaces what the last one left
+    states.add_gradient(0, at::full({32}, step, at::kFloat), true);
+    states.add_gradient(0, at::full({32}, 2 * step, at::kFloat), false);
+    EXPECT_TRUE(all(states.gradient(0), 3 * step));
+    EXPECT_TRUE(all(states.gradient(1), 0));
+  }
+  states.zero_gradients();
+  EXPECT_TRUE(all(states.gradient(0), 0));
+}
+
+// Nobody else waits on the host for a copy that a device's stream is ordered behind: what writes the values does.
+TEST(HostStates, ValuesThatACopyReadsAreNotGivenToTheHostBeforeItHas) {
+  HostStates states(two_units(), {.compute_copy = true});
+  std::promise<void> go;
+  CopyQueue queue({.deadline = std::chrono::milliseconds(20)});
+  states.read_by(1, queue.start("parameters of blocks.0 to the device", 1, [gate = go.get_future().share()] { gate.wait(); }));
+  EXPECT_THROW(states.value(1), EnvironmentError);
+  EXPECT_THROW(states.compute(1), EnvironmentError);
+  EXPECT_EQ(states.fetched_from(1).scalar_type(), at::kBFloat16);  // another copy may read them too
+  EXPECT_TRUE(all(states.exp_avg(1), 0));
+  EXPECT_TRUE(all(states.value(0), 0));
+  go.set_value();
+}
+
+TEST(HostStates, ValuesAreThereOnceTheCopyHasReadThem) {
+  HostStates states(two_units(), {});
+  CopyQueue queue;
+  std::atomic<bool> read{false};
+  states.read_by(0, queue.start("parameters of embed to the device", 1, [&] { read = true; }));
+  EXPECT_TRUE(all(states.value(0), 0));
+  EXPECT_TRUE(read);
+}
+
+}  // namespace
+}  // namespace lockstep::engine

@@ -1,0 +1,254 @@
+// Copies between host and device, ordered by streams and events: right whatever else uses the memory, and without a wait on the
+// host. The emulated device makes every copy as late as CUDA may.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <numeric>
+#include <optional>
+
+#include "lockstep/base/text.h"
+#include "lockstep/engine/activation_offload.h"
+#include "lockstep/engine/host_states.h"
+#include "lockstep/engine/test_steps.h"
+#include "lockstep/train/batches.h"
+#include "support/run_ranks.h"
+
+namespace lockstep::engine {
+namespace {
+
+constexpr int64_t kSize = 1 << 16;
+const at::Device kGpu(at::kCUDA, 0);
+
+at::Tensor on_gpu(float number, int64_t size = kSize) { return at::full({size}, number, at::TensorOptions(at::kFloat).device(kGpu)); }
+bool all(const at::Tensor& values, float number) { return values.cpu().equal(at::full({values.numel()}, number, at::kFloat)); }
+
+// Takes memory that was given back, and writes over what a copy may still have to read or write.
+void scribble(int64_t size = kSize) {
+  std::vector<at::Tensor> taken;
+  for (int i = 0; i < 4; ++i) taken.push_back(on_gpu(-1, size));
+}
+
+std::filesystem::path folder(const std::string& name) {
+  return std::filesystem::path(::testing::TempDir()) / cat("lockstep-copies-", name, "-", getpid());
+}
+
+// Two units of kSize elements, whole.
+arch::FlatLayout two_units() {
+  return {.units = {{.layer = 0, .begin = 0, .end = kSize, .slots = {}}, {.layer = 1, .begin = kSize, .end = 2 * kSize, .slots = {}}},
+          .numel = 2 * kSize,
+          .shards = 1};
+}
+
+TEST(Copies, InputsComeBackAsTheyWere) {
+  CopyQueue copies;
+  ActivationOffload offload(copies, nullptr);
+  std::vector<at::Tensor> back;
+  for (int round = 0; round < 2; ++round) {  // the second one finds host memory of the first
+    for (int layer = 0; layer < 4; ++layer) {
+      offload.evict({layer, 0}, on_gpu(static_cast<float>(10 * round + layer)));
+      scribble();
+    }
+    for (int layer = 3; layer >= 0; --layer) {
+      offload.fetch({layer, 0});
+      scribble();
+      back.push_back(offload.take({layer, 0}).clone());
+    }
+  }
+  const CopyTotals totals = copies.take_totals();
+  EXPECT_EQ(totals.bytes, 16 * kSize * 4);
+  EXPECT_EQ(totals.exposed_seconds, 0);
+  for (size_t i = 0; i < back.size(); ++i) EXPECT_TRUE(all(back[i], static_cast<float>(10 * (i / 4) + 3 - i % 4))) << i;
+}
+
+// A microbatch's input goes into host memory that another's has just been read from.
+TEST(Copies, HostMemoryIsReusedBehindTheCopyThatReadsIt) {
+  CopyQueue copies;
+  ActivationOffload offload(copies, nullptr);
+  std::vector<at::Tensor> back;
+  for (int microbatch = 0; microbatch < 5; ++microbatch) {
+    offload.evict({0, microbatch}, on_gpu(static_cast<float>(microbatch)));
+    offload.fetch({0, microbatch});
+    back.push_back(offload.take({0, microbatch}));
+  }
+  EXPECT_EQ(copies.take_totals().exposed_seconds, 0);
+  for (size_t i = 0; i < back.size(); ++i) EXPECT_TRUE(all(back[i], static_cast<float>(i))) << i;
+}
+
+// The plan of memory counts on one input on its way out while the next is made, not on two.
+TEST(Copies, AnEvictedInputIsFreeWithTheNextEvictOrFetch) {
+  using Watch = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  CopyQueue copies;
+  ActivationOffload offload(copies, nullptr);
+  std::optional<Watch> before;
+  for (int layer = 0; layer < 3; ++layer) {
+    at::Tensor input = on_gpu(1);
+    const Watch watch(input.getIntrusivePtr());
+    offload.evict({layer, 0}, std::move(input));
+    if (before) EXPECT_TRUE(before->expired()) << layer;
+    before = watch;
+  }
+  offload.fetch({0, 0});
+  EXPECT_TRUE(before->expired());
+  offload.clear();
+}
+
+TEST(Copies, TheHostReadsWhatItHasWaitedFor) {
+  CopyQueue copies;
+  const at::Tensor host = at::full({kSize}, 0, at::TensorOptions(at::kFloat).pinned_memory(true));
+  Copy copy = copies.copy(on_gpu(3), host, "there");
+  copy.wait();
+  EXPECT_TRUE(all(host, 3));
+  copies.copy(on_gpu(4), host, "there again");
+  copies.wait();
+  EXPECT_TRUE(all(host, 4));
+  EXPECT_EQ(copies.take_totals().copies, 2);
+}
+
+// Copies of which nobody keeps a handle hold what they read until they have read it.
+TEST(Copies, HoldTheirTensors) {
+  CopyQueue copies;
+  const at::Tensor gpu = on_gpu(0);
+  {
+    const at::Tensor host = at::full({kSize}, 5, at::TensorOptions(at::kFloat).pinned_memory(true));
+    copies.copy(host, gpu, "there");
+  }
+  const at::Tensor other = at::full({kSize}, -1, at::TensorOptions(at::kFloat).pinned_memory(true));
+  copies.wait();
+  EXPECT_TRUE(all(gpu, 5));
+}
+
+TEST(Copies, RoundsToBf16) {
+  CopyQueue copies;
+  const at::Tensor host = at::full({kSize}, 1.0009765625, at::TensorOptions(at::kFloat).pinned_memory(true));
+  const at::Tensor gpu = at::empty({kSize}, at::TensorOptions(at::kBFloat16).device(kGpu));
+  Copy copy = copies.copy(host, gpu, "there");
+  copy.order_after();
+  EXPECT_TRUE(gpu.cpu().equal(host.to(at::kBFloat16)));
+}
+
+TEST(Copies, ValuesAreUpdatedOnceTheDeviceHasReadThem) {
+  HostStates states(two_units(), {.pinned = true});
+  CopyQueue copies;
+  const at::Tensor gpu = on_gpu(0);
+  std::vector<at::Tensor> seen;
+  for (const float number : {1.0F, 2.0F, 3.0F}) {
+    states.value(0).fill_(number);
+    Copy copy = copies.copy(states.fetched_from(0), gpu, "parameters of embed to the device");
+    states.read_by(0, copy);
+    copy.order_after();
+    seen.push_back(gpu.clone());
+  }
+  states.value(0).fill_(-1);
+  for (size_t i = 0; i < seen.size(); ++i) EXPECT_TRUE(all(seen[i], static_cast<float>(i + 1))) << i;
+}
+
+// The memory of a layer's gradient goes back at once, to be that of the next layer's.
+TEST(Copies, GradientsAddUpOnTheHost) {
+  HostStates states(two_units(), {.pinned = true});
+  UnitBuffers gradients(two_units(), {.device = kGpu, .transient = true});
+  for (const float step : {1.0F, 10.0F}) {
+    for (const float number : {1.0F, 2.0F, 3.0F})
+      for (size_t unit = 0; unit < 2; ++unit) {
+        gradients.hold(unit);
+        gradients.unit(unit).fill_(step * number + static_cast<float>(unit));
+        states.add_gradient(unit, gradients.unit(unit), number == 1);
+        gradients.drop(unit);
+        scribble();
+      }
+    EXPECT_TRUE(all(states.gradient(0), 6 * step));
+    EXPECT_TRUE(all(states.gradient(1), 6 * step + 3));
+  }
+}
+
+TEST(Copies, ParametersComeFromDisk) {
+  HostStates states(two_units(), {.disk_units = {0, 1}, .names = {"embed", "blocks.0"}, .disk_path = folder("disk"), .pinned = true});
+  for (size_t unit = 0; unit < 2; ++unit) {
+    const HostStates::Open open(&states, unit);
+    states.value(unit).fill_(static_cast<float>(unit) + 1);
+    states.exp_avg(unit).fill_(0);
+    states.exp_avg_sq(unit).fill_(0);
+  }
+  const at::Tensor gpu = on_gpu(0), staged = on_gpu(0);
+  states.disk()->fetch_parameters(1, gpu).order_after();
+  EXPECT_TRUE(all(gpu, 2));
+  // From the staging buffer, which then takes other units.
+  states.disk()->fetch(0);
+  states.disk()->ready(0);
+  Copy copy = states.disk()->fetch_parameters(0, staged);
+  states.disk()->evict(0);
+  for (int i = 0; i < 3; ++i) {
+    states.disk()->fetch(1);
+    states.disk()->evict(1);
+  }
+  copy.order_after();
+  EXPECT_TRUE(all(staged, 1));
+}
+
+TEST(Copies, BatchesReachTheDevice) {
+  const std::filesystem::path prefix = folder("tokens");
+  data::TokenFileWriter writer(prefix, 100000);
+  std::vector<int32_t> ids(10001);
+  std::iota(ids.begin(), ids.end(), 0);
+  writer.add_document(ids);
+  writer.finish();
+  const data::Sampler sampler(std::make_shared<data::TokenFile>(prefix), {.seq_len = 100, .shuffle = false});
+  std::vector<nn::Microbatch> there;
+  for (int64_t i = 0; i < 8; ++i) there.push_back(train::load_microbatch(sampler, {.first = 10 * i, .count = 10}, kGpu));
+  for (int64_t i = 0; i < 8; ++i) {
+    const nn::Microbatch here = train::load_microbatch(sampler, {.first = 10 * i, .count = 10}, at::kCPU);
+    const nn::Microbatch& microbatch = there[static_cast<size_t>(i)];
+    EXPECT_TRUE(microbatch.tokens.is_cuda() && microbatch.targets.is_cuda());
+    EXPECT_TRUE(microbatch.tokens.cpu().equal(here.tokens)) << i;
+    EXPECT_TRUE(microbatch.targets.cpu().equal(here.targets)) << i;
+  }
+}
+
+struct Outcome {
+  std::vector<double> losses, norms;
+};
+
+Outcome run_steps(const program::Offload& offload, config::Precision precision, at::Device device) {
+  testing::Case c{.dp = 1, .precision = precision, .micro_batch = 8, .offload = offload};
+  program::Layout layout = testing::layout_for(c);
+  layout.recompute.assign(static_cast<size_t>(layout.model.layers), arch::Recompute::kFull);
+  Outcome outcome;
+  lockstep::testing::run_ranks(1, [&](comm::World& world) {
+    Groups groups(world, layout);
+    Executor executor({.layout = layout, .device = device, .max_grad_norm = 0.05}, groups);
+    for (int64_t step = 0; step < 3; ++step) {
+      std::vector<nn::Microbatch> microbatches = testing::microbatches(layout, 0, step);
+      for (nn::Microbatch& microbatch : microbatches) {
+        microbatch.tokens = microbatch.tokens.to(device);
+        microbatch.targets = microbatch.targets.to(device);
+      }
+      const StepResult result = executor.step(microbatches, step + 1, 1e-2);
+      outcome.losses.push_back(result.loss);
+      outcome.norms.push_back(result.grad_norm);
+      outcome.losses.push_back(executor.evaluate(microbatches[0]).first);
+    }
+  });
+  return outcome;
+}
+
+void expect_near(const Outcome& actual, const Outcome& expected, double bound) {
+  for (size_t i = 0; i < expected.losses.size(); ++i) EXPECT_NEAR(actual.losses[i] / expected.losses[i], 1, bound) << i;
+  for (size_t i = 0; i < expected.norms.size(); ++i) EXPECT_NEAR(actual.norms[i] / expected.norms[i], 1, bound) << i;
+}
+
+// Inputs only move; states are updated on the CPU, whose AdamW rounds as it does there.
+TEST(Copies, TrainingWithOffloadIsTrainingWithout) {
+  for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16}) {
+    const Outcome without = run_steps({}, precision, kGpu), moved = run_steps({.activations = true}, precision, kGpu);
+    EXPECT_EQ(moved.losses, without.losses);
+    EXPECT_EQ(moved.norms, without.norms);
+    const double bound = precision == config::Precision::kFp32 ? 1e-4 : 1e-2;
+    expect_near(run_steps({.optimizer = true}, precision, kGpu), without, bound);
+    expect_near(run_steps({.optimizer = true, .parameters = true, .activations = true}, precision, kGpu), without, bound);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::engine
