@@ -3,24 +3,14 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <exception>
-#include <mutex>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/units.h"
+#include "lockstep/engine/copy_thread.h"
 
 namespace lockstep::engine {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
 // A copy of one thread: at::Tensor::copy_ would take the compute threads' cores for a moment.
 void copy_on_host(const at::Tensor& from, const at::Tensor& to) {
@@ -42,119 +32,6 @@ void round_and_start(const at::Tensor& from, const at::Tensor& to, DeviceCopy& a
 }
 
 }  // namespace
-
-struct CopyState {
-  std::string what;
-  int64_t bytes = 0;
-  std::function<void()> body;
-  std::shared_ptr<CopyThread> queue;
-  bool done = false;                   // the thread's part; with the queue's mutex held
-  std::shared_ptr<DeviceCopy> across;  // null: no side is a device. The thread's until its part is done, then the caller's
-};
-
-// Outlives the queue where its thread hangs.
-struct CopyThread {
-  explicit CopyThread(const CopyQueueOptions& given) : options(given) {}
-
-  void work_off();
-  // Until `holds`; counted as exposed.
-  template <typename Holds>
-  void wait(std::unique_lock<std::mutex>& lock, const std::string& what, Holds holds);
-  // Until the thread's part of a copy is done.
-  void wait_for_thread(const CopyState& copy);
-  void wait_for_device(CopyState& copy);
-  // With the mutex held: counts a copy that begins, and throws where it may not; lets go of what has ended on a device.
-  void note(const std::shared_ptr<CopyState>& copy);
-  void forget_done();
-
-  const CopyQueueOptions options;
-  std::vector<std::shared_ptr<CopyState>> across;  // the caller's: not seen to have ended
-  std::mutex mutex;  // guards what follows
-  std::condition_variable changed;
-  std::deque<std::shared_ptr<CopyState>> waiting;
-  int64_t bytes = 0;    // of copies that are not done
-  bool running = false;
-  bool closing = false;
-  bool ended = false;
-  std::exception_ptr failure;  // of the first that failed
-  CopyTotals totals;
-  std::thread thread;
-};
-
-template <typename Holds>
-void CopyThread::wait(std::unique_lock<std::mutex>& lock, const std::string& what, Holds holds) {
-  if (!holds()) {
-    const auto began = Clock::now();
-    const bool in_time = changed.wait_for(lock, options.deadline, holds);
-    totals.exposed_seconds += seconds_since(began);
-    if (!in_time)
-      throw EnvironmentError({.code = "LS4014",
-                              .what = cat("offload: ", what, " has not ended after ", format_duration(seconds_since(began))),
-                              .way_out = "look at the disk of memory.disk_path; the last checkpoint is good: start again to resume"});
-  }
-}
-
-void CopyThread::wait_for_thread(const CopyState& copy) {
-  std::unique_lock lock(mutex);
-  wait(lock, copy.what, [&] { return copy.done || closing; });
-  LOCKSTEP_CHECK(copy.done, "waited for ", copy.what, " after its queue was closed");
-  if (failure) std::rethrow_exception(failure);
-}
-
-void CopyThread::wait_for_device(CopyState& copy) {
-  if (copy.across->done()) return;
-  const auto began = Clock::now();
-  copy.across->wait(options.deadline, copy.what);
-  const std::lock_guard lock(mutex);
-  totals.exposed_seconds += seconds_since(began);
-}
-
-void CopyThread::note(const std::shared_ptr<CopyState>& copy) {
-  if (failure) std::rethrow_exception(failure);
-  forget_done();
-  totals.copies += 1;
-  totals.bytes += copy->bytes;
-  if (copy->across) across.push_back(copy);
-}
-
-void CopyThread::forget_done() {
-  std::erase_if(across, [&](const std::shared_ptr<CopyState>& copy) {
-    if (!copy->done || !copy->across->done()) return false;
-    totals.seconds += copy->across->seconds();
-    return true;
-  });
-}
-
-void CopyThread::work_off() {
-  std::unique_lock lock(mutex);
-  while (true) {
-    changed.wait(lock, [this] { return closing || !waiting.empty(); });
-    if (closing) break;
-    const std::shared_ptr<CopyState> copy = std::move(waiting.front());
-    waiting.pop_front();
-    if (!failure) {
-      running = true;
-      lock.unlock();
-      const auto began = Clock::now();
-      std::exception_ptr problem;
-      try {
-        copy->body();
-      } catch (...) {
-        problem = std::current_exception();
-      }
-      copy->body = nullptr;  // lets go of its tensors
-      lock.lock();
-      running = false;
-      totals.seconds += seconds_since(began);
-      if (problem) failure = problem;
-    }
-    bytes -= copy->bytes;
-    copy->done = true;
-    changed.notify_all();
-  }
-  ended = true;
-  changed.notify_all();
-}
 
 CopyTotals& CopyTotals::operator+=(const CopyTotals& other) {
   copies += other.copies;
