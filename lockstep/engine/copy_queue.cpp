@@ -133,8 +133,6 @@ void CopyQueue::wait() {
   for (const std::shared_ptr<CopyState>& copy : shared_->across) shared_->wait_for_device(*copy);
 }
 
-const CopyQueueOptions& CopyQueue::options() const { return shared_->options; }
-
 CopyTotals CopyQueue::take_totals() {
   const std::lock_guard lock(shared_->mutex);
   shared_->forget_done();

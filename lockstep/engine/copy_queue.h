@@ -73,7 +73,6 @@ class CopyQueue {
   // All of them, on the host.
   void wait();
 
-  const CopyQueueOptions& options() const;
   CopyTotals take_totals();
 
  private:

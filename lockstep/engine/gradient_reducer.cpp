@@ -115,13 +115,12 @@ void GradientReducer::shard(const Action& action) {
     const at::Tensor whole = store_.grad_unit(unit);
     const StoreOptions& options = store_.options();
     const int64_t size = whole.numel() / options.shards;
-    const at::Tensor mine = whole.narrow(0, options.shard * size, size);
-    if (store_.host())
-      store_.host()->add_gradient(unit, mine, !kept_[unit]);
-    else if (kept_[unit])
-      store_.grad_part(unit).add_(mine);
+    const at::Tensor kept = store_.grad_part(unit);
+    const at::Tensor mine = whole.narrow(0, options.shard * size, size).to(kept.device());
+    if (kept_[unit])
+      kept.add_(mine);
     else
-      store_.grad_part(unit).copy_(mine);
+      kept.copy_(mine);
     kept_[unit] = true;
     store_.gradients().drop(unit);
   }

@@ -24,7 +24,7 @@ HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& 
   // A bf16 element takes half of an fp32 one.
   states_ = UnitBuffers(layout_of_parts(layout, [&](int64_t part) { return 3 * part + (compute_copy_ ? (part + 1) / 2 : 0); }),
                         host);
-  gradients_ = HostGradients(layout_of_parts(layout, [](int64_t part) { return part; }), host);
+  gradients_ = UnitBuffers(layout_of_parts(layout, [](int64_t part) { return part; }), host);
   reading_.resize(sizes_.size());
   std::vector<DiskUnit> on_disk_units;
   for (size_t unit = 0; unit < sizes_.size(); ++unit)
@@ -37,6 +37,8 @@ HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& 
                                                            .pinned = options.pinned,
                                                            .memory = options.memory});
   for (size_t unit = 0; unit < sizes_.size(); ++unit) {
+    gradients_.hold(unit);
+    gradients_.unit(unit).zero_();
     if (on_disk(unit)) continue;
     states_.hold(unit);
     states_.unit(unit).zero_();
@@ -74,6 +76,10 @@ HostStates::Open::Open(HostStates* states, size_t unit) : unit_(unit) {
 
 HostStates::Open::~Open() noexcept(false) {
   if (disk_ != nullptr && std::uncaught_exceptions() == exceptions_) disk_->close(unit_);
+}
+
+void HostStates::zero_gradients() {
+  for (size_t unit = 0; unit < sizes_.size(); ++unit) gradients_.unit(unit).zero_();
 }
 
 }  // namespace lockstep::engine

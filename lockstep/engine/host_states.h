@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "lockstep/arch/params.h"
+#include "lockstep/engine/copy_queue.h"
 #include "lockstep/engine/disk_states.h"
-#include "lockstep/engine/host_gradients.h"
 #include "lockstep/engine/unit_buffers.h"
 
 namespace lockstep::engine {
@@ -35,7 +35,7 @@ class HostStates {
  public:
   HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options);
 
-  // For the host to read and write: a GPU that still reads values or copy (read_by), or writes the gradient, is waited for.
+  // For the host to read and write: where a GPU still reads values or copy (read_by), the host waits.
   at::Tensor value(size_t unit) const;
   at::Tensor exp_avg(size_t unit) const { return field(unit, 1); }
   at::Tensor exp_avg_sq(size_t unit) const { return field(unit, 2); }
@@ -45,9 +45,7 @@ class HostStates {
   void read_by(size_t unit, const Copy& copy) { reading_.at(unit) = copy; }
 
   at::Tensor gradient(size_t unit) const { return gradients_.unit(unit); }
-  // As HostGradients::add.
-  void add_gradient(size_t unit, const at::Tensor& part, bool first) { gradients_.add(unit, part, first); }
-  void zero_gradients() { gradients_.zero(); }
+  void zero_gradients();
 
   bool on_disk(size_t unit) const { return on_disk_.at(unit); }
   DiskStates* disk() { return disk_.get(); }  // null where nothing is on disk
@@ -75,8 +73,7 @@ class HostStates {
   std::vector<int64_t> sizes_;  // of the parts
   std::vector<bool> on_disk_;
   bool compute_copy_;
-  UnitBuffers states_;
-  HostGradients gradients_;
+  UnitBuffers states_, gradients_;
   mutable std::vector<Copy> reading_;  // by unit: the last
   std::unique_ptr<DiskStates> disk_;
 };

@@ -21,18 +21,6 @@ arch::FlatLayout two_units() {
 
 bool all(const at::Tensor& values, float number) { return values.equal(at::full({values.numel()}, number, at::kFloat)); }
 
-TEST(HostStates, GradientsOfAStepAddUpAndBeginAnew) {
-  HostStates states(two_units(), {});
-  for (const float step : {1.0F, 10.0F}) {  // the first part of a step replaces what the last one left
-    states.add_gradient(0, at::full({32}, step, at::kFloat), true);
-    states.add_gradient(0, at::full({32}, 2 * step, at::kFloat), false);
-    EXPECT_TRUE(all(states.gradient(0), 3 * step));
-    EXPECT_TRUE(all(states.gradient(1), 0));
-  }
-  states.zero_gradients();
-  EXPECT_TRUE(all(states.gradient(0), 0));
-}
-
 // Nobody else waits on the host for a copy that a device's stream is ordered behind: what writes the values does.
 TEST(HostStates, ValuesThatACopyReadsAreNotGivenToTheHostBeforeItHas) {
   HostStates states(two_units(), {.compute_copy = true});

@@ -145,24 +145,6 @@ TEST(Copies, ValuesAreUpdatedOnceTheDeviceHasReadThem) {
   for (size_t i = 0; i < seen.size(); ++i) EXPECT_TRUE(all(seen[i], static_cast<float>(i + 1))) << i;
 }
 
-// The memory of a layer's gradient goes back at once, to be that of the next layer's.
-TEST(Copies, GradientsAddUpOnTheHost) {
-  HostStates states(two_units(), {.pinned = true});
-  UnitBuffers gradients(two_units(), {.device = kGpu, .transient = true});
-  for (const float step : {1.0F, 10.0F}) {
-    for (const float number : {1.0F, 2.0F, 3.0F})
-      for (size_t unit = 0; unit < 2; ++unit) {
-        gradients.hold(unit);
-        gradients.unit(unit).fill_(step * number + static_cast<float>(unit));
-        states.add_gradient(unit, gradients.unit(unit), number == 1);
-        gradients.drop(unit);
-        scribble();
-      }
-    EXPECT_TRUE(all(states.gradient(0), 6 * step));
-    EXPECT_TRUE(all(states.gradient(1), 6 * step + 3));
-  }
-}
-
 TEST(Copies, ParametersComeFromDisk) {
   HostStates states(two_units(), {.disk_units = {0, 1}, .names = {"embed", "blocks.0"}, .disk_path = folder("disk"), .pinned = true});
   for (size_t unit = 0; unit < 2; ++unit) {
