@@ -41,7 +41,7 @@ DiskStates::Place& DiskStates::take_slot(size_t unit) {
   LOCKSTEP_CHECK(place.slot < 0 && free != taken_.end(), "no buffer for ", place.unit.name);
   *free = true;
   place.slot = static_cast<int>(free - taken_.begin());
-  blocks_.hold_at(unit, staging_[static_cast<size_t>(place.slot)].data_ptr());
+  blocks_.hold_at(unit, at::DataPtr(staging_[static_cast<size_t>(place.slot)].data_ptr(), at::kCPU));
   return place;
 }
 

@@ -1,6 +1,9 @@
 #include "lockstep/engine/host_states.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "lockstep/engine/pinned_blocks.h"
 
 namespace lockstep::engine {
 
@@ -20,7 +23,7 @@ HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& 
     sizes_.push_back(unit.numel() / layout.shards);
     on_disk_.push_back(std::count(options.disk_units.begin(), options.disk_units.end(), unit.layer) > 0);
   }
-  const UnitBufferOptions host{.memory = options.memory, .category = MemoryCategory::kHost, .transient = true, .pinned = options.pinned};
+  const UnitBufferOptions host{.memory = options.memory, .category = MemoryCategory::kHost, .transient = true};
   // A bf16 element takes half of an fp32 one.
   states_ = UnitBuffers(layout_of_parts(layout, [&](int64_t part) { return 3 * part + (compute_copy_ ? (part + 1) / 2 : 0); }),
                         host);
@@ -36,12 +39,26 @@ HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& 
                                                            .compute_copy = compute_copy_,
                                                            .pinned = options.pinned,
                                                            .memory = options.memory});
+  hold_all(options.pinned);
+}
+
+// What stays, as zeros.
+void HostStates::hold_all(bool pinned) {
+  std::vector<std::pair<UnitBuffers*, size_t>> blocks;
   for (size_t unit = 0; unit < sizes_.size(); ++unit) {
-    gradients_.hold(unit);
-    gradients_.unit(unit).zero_();
-    if (on_disk(unit)) continue;
-    states_.hold(unit);
-    states_.unit(unit).zero_();
+    blocks.emplace_back(&gradients_, unit);
+    if (!on_disk(unit)) blocks.emplace_back(&states_, unit);
+  }
+  std::vector<int64_t> bytes;
+  for (const auto& [buffers, unit] : blocks) bytes.push_back(static_cast<int64_t>(buffers->unit(unit).nbytes()));
+  std::vector<c10::DataPtr> memory = pinned ? pinned_blocks(bytes) : std::vector<c10::DataPtr>();
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const auto& [buffers, unit] = blocks[i];
+    if (pinned)
+      buffers->hold_at(unit, std::move(memory[i]));
+    else
+      buffers->hold(unit);
+    buffers->unit(unit).zero_();
   }
 }
 

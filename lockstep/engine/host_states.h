@@ -69,6 +69,7 @@ class HostStates {
 
  private:
   at::Tensor field(size_t unit, int64_t index) const;
+  void hold_all(bool pinned);
 
   std::vector<int64_t> sizes_;  // of the parts
   std::vector<bool> on_disk_;

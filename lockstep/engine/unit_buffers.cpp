@@ -1,20 +1,16 @@
 #include "lockstep/engine/unit_buffers.h"
 
-#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
 
+#include <utility>
+
 #include "lockstep/base/check.h"
 
 namespace lockstep::engine {
 namespace {
-
-c10::Allocator* allocator_of(const UnitBufferOptions& options) {
-  if (options.pinned) return at::globalContext().getPinnedMemoryAllocator();
-  return c10::GetAllocator(options.device.type());
-}
 
 size_t bytes_of(const at::Tensor& unit) { return static_cast<size_t>(unit.numel()) * unit.element_size(); }
 
@@ -32,7 +28,7 @@ UnitBuffers::UnitBuffers(const arch::FlatLayout& layout, UnitBufferOptions optio
     at::Tensor tensor = at::empty({0}, tensor_options);
     const auto bytes = static_cast<size_t>(unit.numel()) * tensor.element_size();
     const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, options_.device),
-                               allocator_of(options_), /*resizable=*/false);
+                               c10::GetAllocator(options_.device.type()), /*resizable=*/false);
     units_.push_back(tensor.set_(storage, 0, {unit.numel()}, {1}));
   }
 }
@@ -47,13 +43,13 @@ bool UnitBuffers::held(size_t index) const { return unit(index).unsafeGetTensorI
 void UnitBuffers::hold(size_t index) {
   LOCKSTEP_CHECK(options_.transient && !held(index), "unit ", index, " is held already");
   const MemoryScope scope(options_.memory, options_.category);
-  const c10::Storage& storage = unit(index).storage();
-  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(allocator_of(options_)->allocate(bytes_of(unit(index))));
+  at::DataPtr memory = c10::GetAllocator(options_.device.type())->allocate(bytes_of(unit(index)));
+  unit(index).storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));
 }
 
-void UnitBuffers::hold_at(size_t index, void* memory) {
+void UnitBuffers::hold_at(size_t index, at::DataPtr memory) {
   LOCKSTEP_CHECK(options_.transient && !held(index), "unit ", index, " is held already");
-  unit(index).storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(memory, options_.device));
+  unit(index).storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));
 }
 
 void UnitBuffers::drop(size_t index) {

@@ -17,7 +17,6 @@ struct UnitBufferOptions {
   std::shared_ptr<MemoryAccount> memory = nullptr;  // nothing is accounted without one
   MemoryCategory category = MemoryCategory::kParameters;
   bool transient = false;  // a unit has memory from hold() to drop() alone
-  bool pinned = false;     // transient, on the host: in pages that a GPU reads and writes by itself
 };
 
 // Views into a unit stay valid when its memory comes and goes: they share its storage. Reading one while the unit is not
@@ -35,7 +34,7 @@ class UnitBuffers {
 
   // Transient ones. hold() leaves the values undefined. InternalError where it is held already, or not held.
   void hold(size_t index);
-  void hold_at(size_t index, void* memory);  // the caller's, which outlives the drop
+  void hold_at(size_t index, at::DataPtr memory);  // the caller's
   void drop(size_t index);
   bool held(size_t index) const;
 
