@@ -6,9 +6,13 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "gpu/device.h"
 #include "lockstep/base/text.h"
 #include "lockstep/engine/activation_offload.h"
 #include "lockstep/engine/host_states.h"
@@ -20,9 +24,14 @@ namespace lockstep::engine {
 namespace {
 
 constexpr int64_t kSize = 1 << 16;
-const at::Device kGpu(at::kCUDA, 0);
 
-at::Tensor on_gpu(float number, int64_t size = kSize) { return at::full({size}, number, at::TensorOptions(at::kFloat).device(kGpu)); }
+using lockstep::testing::gpu_device;
+using lockstep::testing::SynchronisationCounter;
+using Waits = std::map<std::string, int64_t>;
+
+at::Tensor on_gpu(float number, int64_t size = kSize) {
+  return at::full({size}, number, at::TensorOptions(at::kFloat).device(gpu_device()));
+}
 bool all(const at::Tensor& values, float number) { return values.cpu().equal(at::full({values.numel()}, number, at::kFloat)); }
 
 // Takes memory that was given back, and writes over what a copy may still have to read or write.
@@ -43,6 +52,7 @@ arch::FlatLayout two_units() {
 }
 
 TEST(Copies, InputsComeBackAsTheyWere) {
+  SynchronisationCounter counter;
   CopyQueue copies;
   ActivationOffload offload(copies, nullptr);
   std::vector<at::Tensor> back;
@@ -60,11 +70,13 @@ TEST(Copies, InputsComeBackAsTheyWere) {
   const CopyTotals totals = copies.take_totals();
   EXPECT_EQ(totals.bytes, 16 * kSize * 4);
   EXPECT_EQ(totals.exposed_seconds, 0);
+  EXPECT_EQ(counter.take(), Waits());
   for (size_t i = 0; i < back.size(); ++i) EXPECT_TRUE(all(back[i], static_cast<float>(10 * (i / 4) + 3 - i % 4))) << i;
 }
 
 // A microbatch's input goes into host memory that another's has just been read from.
 TEST(Copies, HostMemoryIsReusedBehindTheCopyThatReadsIt) {
+  SynchronisationCounter counter;
   CopyQueue copies;
   ActivationOffload offload(copies, nullptr);
   std::vector<at::Tensor> back;
@@ -74,6 +86,7 @@ TEST(Copies, HostMemoryIsReusedBehindTheCopyThatReadsIt) {
     back.push_back(offload.take({0, microbatch}));
   }
   EXPECT_EQ(copies.take_totals().exposed_seconds, 0);
+  EXPECT_EQ(counter.take(), Waits());
   for (size_t i = 0; i < back.size(); ++i) EXPECT_TRUE(all(back[i], static_cast<float>(i))) << i;
 }
 
@@ -123,7 +136,7 @@ TEST(Copies, HoldTheirTensors) {
 TEST(Copies, RoundsToBf16) {
   CopyQueue copies;
   const at::Tensor host = at::full({kSize}, 1.0009765625, at::TensorOptions(at::kFloat).pinned_memory(true));
-  const at::Tensor gpu = at::empty({kSize}, at::TensorOptions(at::kBFloat16).device(kGpu));
+  const at::Tensor gpu = at::empty({kSize}, at::TensorOptions(at::kBFloat16).device(gpu_device()));
   Copy copy = copies.copy(host, gpu, "there");
   copy.order_after();
   EXPECT_TRUE(gpu.cpu().equal(host.to(at::kBFloat16)));
@@ -178,7 +191,9 @@ TEST(Copies, BatchesReachTheDevice) {
   writer.finish();
   const data::Sampler sampler(std::make_shared<data::TokenFile>(prefix), {.seq_len = 100, .shuffle = false});
   std::vector<nn::Microbatch> there;
-  for (int64_t i = 0; i < 8; ++i) there.push_back(train::load_microbatch(sampler, {.first = 10 * i, .count = 10}, kGpu));
+  SynchronisationCounter counter;
+  for (int64_t i = 0; i < 8; ++i) there.push_back(train::load_microbatch(sampler, {.first = 10 * i, .count = 10}, gpu_device()));
+  EXPECT_EQ(counter.take(), Waits());
   for (int64_t i = 0; i < 8; ++i) {
     const nn::Microbatch here = train::load_microbatch(sampler, {.first = 10 * i, .count = 10}, at::kCPU);
     const nn::Microbatch& microbatch = there[static_cast<size_t>(i)];
@@ -223,12 +238,12 @@ void expect_near(const Outcome& actual, const Outcome& expected, double bound) {
 // Inputs only move; states are updated on the CPU, whose AdamW rounds as it does there.
 TEST(Copies, TrainingWithOffloadIsTrainingWithout) {
   for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16}) {
-    const Outcome without = run_steps({}, precision, kGpu), moved = run_steps({.activations = true}, precision, kGpu);
+    const Outcome without = run_steps({}, precision, gpu_device()), moved = run_steps({.activations = true}, precision, gpu_device());
     EXPECT_EQ(moved.losses, without.losses);
     EXPECT_EQ(moved.norms, without.norms);
     const double bound = precision == config::Precision::kFp32 ? 1e-4 : 1e-2;
-    expect_near(run_steps({.optimizer = true}, precision, kGpu), without, bound);
-    expect_near(run_steps({.optimizer = true, .parameters = true, .activations = true}, precision, kGpu), without, bound);
+    expect_near(run_steps({.optimizer = true}, precision, gpu_device()), without, bound);
+    expect_near(run_steps({.optimizer = true, .parameters = true, .activations = true}, precision, gpu_device()), without, bound);
   }
 }
 
