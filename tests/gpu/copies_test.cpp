@@ -14,6 +14,8 @@
 
 #include "gpu/device.h"
 #include "lockstep/base/text.h"
+#include "lockstep/checkpoint/async_save.h"
+#include "lockstep/checkpoint/load.h"
 #include "lockstep/engine/activation_offload.h"
 #include "lockstep/engine/host_states.h"
 #include "lockstep/engine/test_steps.h"
@@ -201,6 +203,28 @@ TEST(Copies, BatchesReachTheDevice) {
     EXPECT_TRUE(microbatch.tokens.cpu().equal(here.tokens)) << i;
     EXPECT_TRUE(microbatch.targets.cpu().equal(here.targets)) << i;
   }
+}
+
+// The step goes on, and changes the weights, as soon as start() returns.
+TEST(Copies, ACheckpointHasTheWeightsOfItsStep) {
+  lockstep::testing::run_ranks(1, [&](comm::World& world) {
+    checkpoint::Saver saver({.world = world.communicator({0}, "checkpoint"), .directory = folder("checkpoints")});
+    std::vector<StateTensor> state;
+    for (const StateKind kind : {StateKind::kParameter, StateKind::kExpAvg, StateKind::kExpAvgSq})
+      state.push_back({.name = "w",
+                       .kind = kind,
+                       .global_shape = {kSize},
+                       .offset = {0},
+                       .local = on_gpu(3 + static_cast<float>(kind)),
+                       .replica = 0,
+                       .num_replicas = 1});
+    saver.start(state, {.step = 1, .version = "1"});
+    for (const StateTensor& tensor : state) tensor.local.fill_(-1);
+    const std::optional<checkpoint::SaveResult> saved = saver.wait();
+    ASSERT_TRUE(saved.has_value());
+    checkpoint::load(saved->path, state);
+    for (const StateTensor& tensor : state) EXPECT_TRUE(all(tensor.local, 3 + static_cast<float>(tensor.kind)));
+  });
 }
 
 struct Outcome {
