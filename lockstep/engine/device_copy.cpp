@@ -61,6 +61,7 @@ bool DeviceCopy::done() {
 void DeviceCopy::wait(std::chrono::milliseconds deadline, const std::string& what) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kSpin(50), kPause(50);  // short copies end while we spin
+  if (done()) return;
   const auto began = Clock::now();
   while (!done()) {
     const auto waited = Clock::now() - began;
@@ -72,6 +73,7 @@ void DeviceCopy::wait(std::chrono::milliseconds deadline, const std::string& wha
                                          "good: start again to resume"});
     if (waited > kSpin) std::this_thread::sleep_for(kPause);
   }
+  ended_.synchronize();  // returns at once: whoever counts waits for the device sees this one
 }
 
 double DeviceCopy::seconds() const { return started_ ? begun_.elapsedTime(ended_) / 1000 : 0; }
