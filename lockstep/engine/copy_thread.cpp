@@ -32,11 +32,9 @@ void CopyThread::wait_for_thread(const CopyState& copy) {
 }
 
 void CopyThread::wait_for_device(CopyState& copy) {
-  if (copy.across->done()) return;
-  const auto began = Clock::now();
-  copy.across->wait(options.deadline, copy.what);
+  const double waited = copy.across->wait(options.deadline, copy.what);
   const std::lock_guard lock(mutex);
-  totals.exposed_seconds += seconds_since(began);
+  totals.exposed_seconds += waited;
 }
 
 void CopyThread::note(const std::shared_ptr<CopyState>& copy) {

@@ -58,22 +58,22 @@ bool DeviceCopy::done() {
 }
 
 // Asked again and again: a synchronize would hang with the device.
-void DeviceCopy::wait(std::chrono::milliseconds deadline, const std::string& what) {
+double DeviceCopy::wait(std::chrono::milliseconds deadline, const std::string& what) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kSpin(50), kPause(50);  // short copies end while we spin
-  if (done()) return;
+  if (done()) return 0;
   const auto began = Clock::now();
+  const auto waited = [began] { return std::chrono::duration<double>(Clock::now() - began); };
   while (!done()) {
-    const auto waited = Clock::now() - began;
-    if (waited > deadline)
+    if (waited() > deadline)
       throw EnvironmentError({.code = "LS4014",
-                              .what = cat("offload: ", what, " has not ended after ",
-                                          format_duration(std::chrono::duration<double>(waited).count())),
+                              .what = cat("offload: ", what, " has not ended after ", format_duration(waited().count())),
                               .way_out = "look at the GPU (nvidia-smi, and Xid in the kernel's log); the last checkpoint is "
                                          "good: start again to resume"});
-    if (waited > kSpin) std::this_thread::sleep_for(kPause);
+    if (waited() > kSpin) std::this_thread::sleep_for(kPause);
   }
   ended_.synchronize();  // returns at once: whoever counts waits for the device sees this one
+  return waited().count();
 }
 
 double DeviceCopy::seconds() const { return started_ ? begun_.elapsedTime(ended_) / 1000 : 0; }

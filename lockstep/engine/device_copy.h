@@ -37,8 +37,9 @@ class DeviceCopy {
 
   // What the current stream is given from now on begins behind the copy. The host waits for nothing.
   void order_after();
-  // The host waits. EnvironmentError LS4014 past the deadline; `what` names the copy.
-  void wait(std::chrono::milliseconds deadline, const std::string& what);
+  // The host waits; returns for how many seconds, 0 where the copy had ended. EnvironmentError LS4014 past the deadline;
+  // `what` names the copy.
+  double wait(std::chrono::milliseconds deadline, const std::string& what);
   // Whether it has ended, or was never started. Throws what LibTorch does where the device has failed.
   bool done();
   // On its stream, of a copy that is done.
