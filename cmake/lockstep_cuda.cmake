@@ -1,8 +1,17 @@
 # The preset cuda: the kernels of lockstep/nn/cuda in place of cuda_kernels_aten.cpp, and liblockstep_nccl.so. Wants a CUDA
-# build of PyTorch in LOCKSTEP_TORCH, nvcc of its major version, and NCCL (beside that PyTorch, or where LOCKSTEP_NCCL says).
+# build of PyTorch in LOCKSTEP_TORCH and nvcc of its major version. Where there is no NCCL (beside that PyTorch, in the system or
+# where LOCKSTEP_NCCL says) its library is not built, and the backend is refused by name.
 if(NOT EXISTS "${LOCKSTEP_TORCH}/lib/libc10_cuda.so")
   message(FATAL_ERROR "the preset cuda needs a CUDA build of PyTorch, and '${LOCKSTEP_TORCH}' is none: set LOCKSTEP_TORCH to "
                       "the folder of one (the one that holds include/ and lib/).")
+endif()
+# A toolkit of PyPI's packages has the runtime library only under its version, which CMake does not look for.
+set(toolkit ${CMAKE_CUDA_COMPILER_TOOLKIT_ROOT})
+file(GLOB versioned ${toolkit}/lib/libcudart.so.*)
+if(versioned AND NOT EXISTS ${toolkit}/lib/libcudart.so AND NOT EXISTS ${toolkit}/lib64/libcudart.so)
+  list(GET versioned 0 versioned)
+  set(CUDA_CUDART ${versioned} CACHE FILEPATH "")
+  set(CUDA_cudart_LIBRARY ${versioned} CACHE FILEPATH "")
 endif()
 find_package(CUDAToolkit REQUIRED)
 
@@ -24,13 +33,17 @@ endforeach()
 
 set(LOCKSTEP_NCCL "" CACHE PATH "Folder that holds include/nccl.h and lib/libnccl.so.2; empty: PyTorch's, or the system's")
 set(hints ${LOCKSTEP_NCCL} ${LOCKSTEP_TORCH}/../nvidia/nccl)
-find_path(LOCKSTEP_NCCL_INCLUDE nccl.h HINTS ${hints} PATH_SUFFIXES include REQUIRED)
-find_library(LOCKSTEP_NCCL_LIBRARY NAMES libnccl.so.2 libnccl.so HINTS ${hints} PATH_SUFFIXES lib REQUIRED)
-add_library(lockstep_nccl MODULE ${CMAKE_SOURCE_DIR}/lockstep/comm/nccl_plugin.cpp)
-target_include_directories(lockstep_nccl PRIVATE ${CMAKE_SOURCE_DIR})
-target_include_directories(lockstep_nccl SYSTEM PRIVATE ${LOCKSTEP_NCCL_INCLUDE})
-target_link_libraries(lockstep_nccl PRIVATE lockstep_torch CUDA::cudart ${LOCKSTEP_NCCL_LIBRARY})
-target_link_options(lockstep_nccl PRIVATE -Wl,--no-undefined)
-set_target_properties(lockstep_nccl PROPERTIES CXX_VISIBILITY_PRESET hidden INSTALL_RPATH_USE_LINK_PATH ON)
-install(TARGETS lockstep_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-add_dependencies(runtime lockstep_nccl)   # who builds the one has the other
+find_path(LOCKSTEP_NCCL_INCLUDE nccl.h HINTS ${hints} PATH_SUFFIXES include)
+find_library(LOCKSTEP_NCCL_LIBRARY NAMES libnccl.so.2 libnccl.so HINTS ${hints} PATH_SUFFIXES lib)
+if(LOCKSTEP_NCCL_INCLUDE AND LOCKSTEP_NCCL_LIBRARY)
+  add_library(lockstep_nccl MODULE ${CMAKE_SOURCE_DIR}/lockstep/comm/nccl_plugin.cpp)
+  target_include_directories(lockstep_nccl PRIVATE ${CMAKE_SOURCE_DIR})
+  target_include_directories(lockstep_nccl SYSTEM PRIVATE ${LOCKSTEP_NCCL_INCLUDE})
+  target_link_libraries(lockstep_nccl PRIVATE lockstep_torch CUDA::cudart ${LOCKSTEP_NCCL_LIBRARY})
+  target_link_options(lockstep_nccl PRIVATE -Wl,--no-undefined)
+  set_target_properties(lockstep_nccl PROPERTIES CXX_VISIBILITY_PRESET hidden INSTALL_RPATH_USE_LINK_PATH ON)
+  install(TARGETS lockstep_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  add_dependencies(runtime lockstep_nccl)   # who builds the one has the other
+else()
+  message(NOTICE "no NCCL (nccl.h: ${LOCKSTEP_NCCL_INCLUDE}, library: ${LOCKSTEP_NCCL_LIBRARY}): the backend nccl is not built")
+endif()

@@ -41,5 +41,10 @@ if(openmp)
 else()
   target_link_options(lockstep_torch INTERFACE -fopenmp)
 endif()
+if(EXISTS "${LOCKSTEP_TORCH}/lib/libtorch_cuda.so")
+  # It registers its operators when it is loaded, and nothing of ours calls it by name: a linker that drops what is not called
+  # (Ubuntu's does) would leave a program without a GPU. What it needs itself it finds when it is loaded.
+  target_link_options(lockstep_torch INTERFACE $<BUILD_INTERFACE:-Wl,--no-as-needed,--allow-shlib-undefined>)
+endif()
 # MKL's and OpenMP's libraries sit beside torch's.
 target_link_options(lockstep_torch INTERFACE $<BUILD_INTERFACE:-Wl,-rpath,${LOCKSTEP_TORCH}/lib>)

@@ -1,15 +1,7 @@
 # The rooms in the order of cmake/rooms.txt: a room may include only rooms with a lower number.
 # Every *.cpp of a room is part of it but for *_test.cpp (cmake/room_tests.cmake) and *_plugin.cpp, each of which is a shared
 # library of its own that is loaded where it is asked for.
-find_package(nlohmann_json REQUIRED)
-find_package(tomlplusplus REQUIRED)
-find_package(spdlog REQUIRED)
-find_package(Threads REQUIRED)
-find_package(ZLIB REQUIRED)
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
-pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
-pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+include(libraries)         # nlohmann_json, spdlog, lockstep_pcre2 and the others
 if(LOCKSTEP_RUNTIME)
   include(lockstep_torch)   # target lockstep_torch
 endif()
@@ -73,7 +65,7 @@ function(lockstep_room path side)
     lockstep_use_precompiled(room_${name} lockstep_torch_pch)
   else()
     target_link_libraries(room_${name} PUBLIC nlohmann_json::nlohmann_json Threads::Threads
-      PRIVATE tomlplusplus::tomlplusplus spdlog::spdlog PkgConfig::PCRE2 PkgConfig::UTF8PROC PkgConfig::XXHASH ZLIB::ZLIB)
+      PRIVATE tomlplusplus::tomlplusplus spdlog::spdlog lockstep_pcre2 lockstep_utf8proc lockstep_xxhash ZLIB::ZLIB)
   endif()
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_${side}_ROOMS room_${name})
   if(LOCKSTEP_TESTS)

@@ -11,8 +11,9 @@ if(LOCKSTEP_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
 
+option(LOCKSTEP_WERROR "Warnings are errors" ON)
 # -Wrestrict, -Warray-bounds: false positives of g++ 12 on std::string (gcc bugs 105651, 105329).
-add_compile_options(-Wall -Wextra -Wpedantic -Werror -Wno-restrict -Wno-array-bounds -fno-plt
+add_compile_options(-Wall -Wextra -Wpedantic $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror> -Wno-restrict -Wno-array-bounds -fno-plt
                     -fstack-protector-strong -fpch-preprocess)
 add_compile_definitions(_GLIBCXX_ASSERTIONS)
 if(LOCKSTEP_SANITIZE)
@@ -22,6 +23,7 @@ if(LOCKSTEP_SANITIZE)
 endif()
 
 # One LibTorch file takes about 0.5 GB: bound parallel compilation by memory.
+set(LOCKSTEP_COMPILE_JOBS "" CACHE STRING "Files compiled at a time; empty: what memory and cores allow")
 cmake_host_system_information(RESULT LOCKSTEP_MEMORY_MIB QUERY TOTAL_PHYSICAL_MEMORY)
 cmake_host_system_information(RESULT LOCKSTEP_CORES QUERY NUMBER_OF_LOGICAL_CORES)
 math(EXPR jobs "${LOCKSTEP_MEMORY_MIB} / 1500")
@@ -29,6 +31,9 @@ if(jobs LESS 1)
   set(jobs 1)
 elseif(jobs GREATER LOCKSTEP_CORES)
   set(jobs ${LOCKSTEP_CORES})
+endif()
+if(LOCKSTEP_COMPILE_JOBS)
+  set(jobs ${LOCKSTEP_COMPILE_JOBS})
 endif()
 set_property(GLOBAL PROPERTY JOB_POOLS compile=${jobs} link=1)
 set(CMAKE_JOB_POOL_COMPILE compile)

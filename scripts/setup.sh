@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(
-  build-essential g++ cmake ninja-build ccache mold pkg-config git ca-certificates
+  build-essential g++ cmake ninja-build ccache mold git ca-certificates
   python3 python3-venv python3-pip
   libtomlplusplus-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libpcre2-dev libutf8proc-dev
   libxxhash-dev zlib1g-dev libgtest-dev libgmock-dev libtcmalloc-minimal4
