@@ -5,17 +5,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent / "peers"))
-from shapes import SHAPES, balanced_blocks  # noqa: E402
+from shapes import LLAMA_LAYERS, SHAPES, balanced_blocks  # noqa: E402
 
 GROUPS = ("single", "ranks", "ranks-large", "tensor", "tensor-llama", "pipeline", "zero", "zero-llama", "recompute", "adamw", "replicas", "generate", "collectives", "tokenizer", "startup", "gemm")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group not in ("ranks-large", "tensor-llama", "zero-llama"))  # what fits into 90 minutes
 VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "gpt2-10m-15l": 4864, "llama-15m": 32000, "llama-15m-12h": 32000}
+VOCABULARY |= {name: SHAPES[name].vocab_size for name in ("gpt2-1.5b", *(f"llama3-8b-{layers}l" for layers in LLAMA_LAYERS))}
 # What a model of bench/peers/shapes.py has other than its preset: the 6 heads of llama-15m do not divide by 4 ranks.
 # 15 blocks and a head as dear as one of them: 16 equal parts for 2, 4 or 8 stages.
 CHANGES = {
     "llama-15m-12h": ("llama-15m", ("--model.heads=12", "--model.kv_heads=12")),
     "gpt2-10m-15l": ("gpt2-10m", ("--model.layers=15",)),
 }
+CHANGES |= {f"llama3-8b-{layers}l": ("llama3-8b", (f"--model.layers={layers}",)) for layers in LLAMA_LAYERS}
 ZERO_MARKS = {(1, 2): 0.96, (1, 4): 0.96, (2, 2): 0.96, (2, 4): 0.96, (3, 2): 0.94, (3, 4): 0.90}  # (zero, ranks)
 ZERO_PEERS = {1: ("zero",), 2: ("fsdp-keep",), 3: ("fsdp",)}  # --how of peers/train_fsdp_torch.py
 # (schedule, stages of a rank): --schedule of peers/train_pp_torch.py
@@ -48,7 +50,7 @@ class Work:
 @dataclass(frozen=True)
 class Case:
     program: str  # lockstep | pytorch
-    how: str  # lockstep: parallel.data_parallel; pytorch: eager | compile | ddp | dtensor | pipelining | those of ZERO_PEERS
+    how: str  # lockstep: parallel.data_parallel; pytorch: eager | compile | compile-blocks | ddp | dtensor | pipelining | those of ZERO_PEERS
     work: Work
     precision: str = "fp32"  # fp32 | bf16; pytorch has autocast (fp32 weights) and bf16 (no fp32 weights)
     ranks: int = 1

@@ -39,6 +39,7 @@ class GemmLimits:
     def measure(self, products, setting):
         options = ["--model", products.model, "--tokens", products.tokens, "--precision", products.precision]
         options += ["--repeats", 1] if setting.quick else []
+        options += ["--device", setting.device] if setting.device != "cpu" else []
         self.reports[products].append(run_peer("gemm.py", options, setting, 2))
 
     def shapes(self, products):

@@ -31,6 +31,9 @@ class Setting:
     quick: bool = False
     warmup: int = 2  # steps
     deadline: float = 600  # seconds a process may take
+    device: str = "cpu"  # cuda: both sides on the first GPU
+    trace: bool = False  # Lockstep: steps after the timed ones are traced
+    profile: bool = False  # the PyTorch twin's report has the time of each kernel
 
     def program(self, name):
         return str(self.programs / name)
@@ -118,6 +121,7 @@ def lockstep_options(case, setting):
         f"--train.threads={case.threads}",
         f"--parallel.data_parallel={case.how}",
         f"--parallel.zero={case.zero}",
+        *([f"--train.device={setting.device}"] if setting.device != "cpu" else []),
     ]
 
 
@@ -197,9 +201,9 @@ def exposed_shares(rows):
 
 
 def run_lockstep(case, setting):
-    """Ends the program once its steps are done: the checkpoint at the end of a run is not measured. In a pipeline steps after
-    the timed ones are traced. Where the update goes ahead of the norm, steps that are logged wait for it: one line for all timed
-    steps, with their mean."""
+    """Ends the program once its steps are done: the checkpoint at the end of a run is not measured. In a pipeline, or where
+    the setting says so, steps after the timed ones are traced. Where the update goes ahead of the norm, steps that are logged wait
+    for it: one line for all timed steps, with their mean."""
     directory = setting.scratch / "run"
     shutil.rmtree(directory, ignore_errors=True)
     every = case.work.steps if case.ahead() else 1
@@ -208,7 +212,8 @@ def run_lockstep(case, setting):
     command = [setting.program("lockstep"), "train", "-n", str(case.ranks), *lockstep_options(case, setting)]
     command += [f"--run.dir={directory}", f"--train.steps={steps + 100_000}", f"--train.log_every={every}"]
     command += ["--train.eval_every=0", "--checkpoint.every=0", "--checkpoint.resume=none"]
-    command += [f"--trace.steps={steps + 1}-{steps + TRACED}"] if case.pp > 1 else []
+    traced = case.pp > 1 or setting.trace
+    command += [f"--trace.steps={steps + 1}-{steps + TRACED}"] if traced else []
     metrics = directory / "metrics.jsonl"
     with tempfile.TemporaryFile("w+") as output:
         begin = time.time()
@@ -218,7 +223,7 @@ def run_lockstep(case, setting):
                 watch(process, metrics, 1, setting.deadline)
                 pin_ranks(process.pid, case.ranks)
             rows, faults = watch(process, metrics, lines, setting.deadline)
-            if case.pp > 1:
+            if traced:
                 wait_for(process, directory / "report.html", setting.deadline)
         except BenchError as error:
             output.seek(0)
@@ -241,6 +246,8 @@ def run_lockstep(case, setting):
 def torch_options(case, setting):
     work = case.work
     options = ["--model", work.model, "--tokens", f"{setting.scratch / work.model}.bin"]
+    options += ["--device", setting.device] if setting.device != "cpu" else []
+    options += ["--profile"] if setting.profile else []
     return [*options, "--batch", work.batch, "--seq-len", work.seq_len, "--ranks", case.ranks, "--threads", case.threads]
 
 
@@ -261,7 +268,7 @@ def torch_script(case):
 def run_torch(case, setting):
     script, options = torch_script(case)
     options = [*torch_options(case, setting), *options, "--warmup", setting.warmup, "--steps", case.work.steps]
-    options += ["--compile"] if case.how == "compile" else []
+    options += [f"--{case.how}"] if case.how in ("compile", "compile-blocks") else []
     options += ["--sequence-parallel"] if case.sequence_parallel else []
     begin = time.time()
     report = run_peer(script, options, setting, case.threads)

@@ -2,7 +2,7 @@
 
 For each linear layer the forward product, the gradient of its input and that of its weight, at the step's number of
 tokens. Paths: torch.mm (MKL in fp32, oneDNN or MKL in bf16, as ATen chooses) and oneDNN by mkldnn::_linear_pointwise,
-which is what fused inference layers call; the head also in chunks of rows, which stay in the cache.
+which is what fused inference layers call; the head also in chunks of rows, which stay in the cache. On a GPU torch.mm alone, of the whole.
 """
 
 import argparse
@@ -31,15 +31,15 @@ def in_chunks(product, rows, size):
 def paths(part, x, w, dy, chunks):
     """name -> call for one product of y = x w^T; x [m, k], w [n, k], dy [m, n]."""
     left, right = {"forward": (x, w.t()), "input": (dy, w), "weight": (dy.t(), x)}[part]
-    out = torch.empty(left.shape[0], right.shape[1], dtype=x.dtype)
-    found = {
-        "mm": lambda: torch.mm(left, right, out=out),
-        "onednn": lambda: onednn(left, right.t()),
-    }
+    out = torch.empty(left.shape[0], right.shape[1], dtype=x.dtype, device=x.device)
+    found = {"mm": lambda: torch.mm(left, right, out=out)}
+    if x.is_cpu:
+        found["onednn"] = lambda: onednn(left, right.t())
     if part == "weight":  # its transpose is as good
-        turned = torch.empty(right.shape[1], left.shape[0], dtype=x.dtype)
+        turned = torch.empty(right.shape[1], left.shape[0], dtype=x.dtype, device=x.device)
         found["mm transposed"] = lambda: torch.mm(x.t(), dy, out=turned)
-        found["onednn transposed"] = lambda: onednn(x.t(), dy.t())
+        if x.is_cpu:
+            found["onednn transposed"] = lambda: onednn(x.t(), dy.t())
         return found
     for size in chunks:
         part_out = torch.empty(size, right.shape[1], dtype=x.dtype)
@@ -54,6 +54,8 @@ def timed(call, count):
     begin = time.perf_counter()
     for _ in range(count):
         call()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return (time.perf_counter() - begin) / count
 
 
@@ -72,12 +74,12 @@ def seconds_of(found, repeats):
     return {name: statistics.median(seconds) for name, seconds in taken.items()}
 
 
-def measure(shape, tokens, dtype, repeats):
+def measure(shape, tokens, dtype, repeats, device):
     rows = []
     for name, count, inputs, outputs in shape.products():
-        x, w, dy = (0.1 * torch.randn(*size).to(dtype) for size in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
+        x, w, dy = (0.1 * torch.randn(*size, device=device).to(dtype) for size in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
         for part in ("forward", "input", "weight"):
-            chunks = [size for size in HEAD_CHUNKS if name == "head" and size < tokens]
+            chunks = [size for size in HEAD_CHUNKS if name == "head" and size < tokens and device == "cpu"]
             seconds = seconds_of(paths(part, x, w, dy, chunks), repeats)
             rows.append({"name": name, "part": part, "count": count, "m": tokens, "k": inputs, "n": outputs, "seconds": seconds})
     return rows
@@ -89,12 +91,13 @@ def main():
     parser.add_argument("--tokens", type=int, default=1024, help="of a step")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
     with torch.inference_mode():
-        print(json.dumps(measure(SHAPES[arguments.model], arguments.tokens, dtype, arguments.repeats)), flush=True)
+        print(json.dumps(measure(SHAPES[arguments.model], arguments.tokens, dtype, arguments.repeats, arguments.device)), flush=True)
     return 0
 
 

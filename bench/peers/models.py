@@ -1,7 +1,7 @@
 """PyTorch twins of Lockstep's models: the same shapes and parameters, written the way a fast PyTorch model is written.
 
 One fused projection for q, k and v, scaled_dot_product_attention (the flash kernel on CPUs too), tanh GELU or SwiGLU,
-the head tied to the token embedding, and one cross entropy over all logits.
+and one cross entropy over all logits. Where the shape has fewer key and value heads, the attention kernel shares them out.
 """
 
 import math
@@ -15,16 +15,20 @@ class Attention(nn.Module):
     def __init__(self, shape):
         super().__init__()
         bias = shape.family == "gpt2"
-        self.heads = shape.heads
-        self.qkv = nn.Linear(shape.hidden, 3 * shape.hidden, bias=bias)
+        self.heads, self.kv_heads = shape.heads, shape.kv_heads or shape.heads
+        self.qkv = nn.Linear(shape.hidden, shape.qkv_size(), bias=bias)
         self.out = nn.Linear(shape.hidden, shape.hidden, bias=bias)
 
     def forward(self, x, rotary):
         batch, length, _ = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).transpose(1, 3).unbind(2)
+        if self.kv_heads == self.heads:
+            q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).transpose(1, 3).unbind(2)
+        else:
+            heads = self.heads, self.kv_heads, self.kv_heads
+            q, k, v = self.qkv(x).view(batch, length, sum(heads), -1).transpose(1, 2).split(heads, dim=1)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
         return self.out(y.transpose(1, 2).flatten(2))
 
 
@@ -73,8 +77,9 @@ class Transformer(nn.Module):
         self.positions = nn.Embedding(shape.max_seq_len, shape.hidden) if shape.family == "gpt2" else None
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = norm(shape)
+        self.head = None if shape.tied else nn.Linear(shape.hidden, shape.vocab_size, bias=False)
         if shape.family == "llama":
-            cos, sin = rotary_table(shape.hidden // shape.heads, shape.max_seq_len)
+            cos, sin = rotary_table(shape.hidden // shape.heads, shape.max_seq_len, shape.rope_theta)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
         self.apply(initialize)
@@ -89,7 +94,10 @@ class Transformer(nn.Module):
             rotary = self.cos[:length], self.sin[:length]
         for block in self.blocks:
             x = block(x, rotary)
-        logits = F.linear(self.norm(x), self.tokens.weight)
+        return self.loss_of(x, targets)
+
+    def loss_of(self, x, targets):
+        logits = F.linear(self.norm(x), self.tokens.weight if self.head is None else self.head.weight)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # in fp32 under autocast
 
 
@@ -100,9 +108,9 @@ def initialize(module):
         nn.init.zeros_(module.bias)
 
 
-def rotary_table(size, length):
+def rotary_table(size, length, theta):
     """cos and sin [S, K]; the halves of a head turn together."""
-    frequencies = torch.exp(-math.log(10000.0) * torch.arange(0, size, 2) / size)
+    frequencies = torch.exp(-math.log(theta) * torch.arange(0, size, 2) / size)
     angles = torch.outer(torch.arange(length), frequencies).repeat(1, 2)
     return angles.cos(), angles.sin()
 

@@ -13,6 +13,13 @@ class Shape:
     ffn: int
     vocab_size: int
     max_seq_len: int
+    kv_heads: int = 0  # 0: as many as heads
+    tied: bool = True
+    rope_theta: float = 10000.0
+
+    def qkv_size(self):
+        """Rows of the fused projection."""
+        return self.hidden + 2 * (self.kv_heads or self.heads) * (self.hidden // self.heads)
 
     def attention_flops_per_token(self, seq_len):
         """FLOPs of scores and weighted values of one training token; of the causal half, which is what is computed."""
@@ -22,7 +29,7 @@ class Shape:
         """(name, how often, inputs, outputs) of the linear layers of a forward pass."""
         wide = 2 * self.ffn if self.family == "llama" else self.ffn  # gate and up are one product
         return [
-            ("qkv", self.layers, self.hidden, 3 * self.hidden),
+            ("qkv", self.layers, self.hidden, self.qkv_size()),
             ("proj", self.layers, self.hidden, self.hidden),
             ("up", self.layers, self.hidden, wide),
             ("down", self.layers, self.ffn, self.hidden),
@@ -35,10 +42,16 @@ SHAPES = {
     "gpt2-124m": Shape("gpt2", layers=12, hidden=768, heads=12, ffn=3072, vocab_size=50257, max_seq_len=1024),
     "gpt2-10m": Shape("gpt2", layers=4, hidden=384, heads=12, ffn=1536, vocab_size=8192, max_seq_len=512),
     "llama-15m": Shape("llama", layers=6, hidden=288, heads=6, ffn=768, vocab_size=32000, max_seq_len=256),
+    "gpt2-1.5b": Shape("gpt2", layers=48, hidden=1600, heads=25, ffn=6400, vocab_size=50257, max_seq_len=1024),
+    "llama3-8b": Shape("llama", layers=32, hidden=4096, heads=32, ffn=14336, vocab_size=128256, max_seq_len=8192, kv_heads=8, tied=False,
+                       rope_theta=500000.0),
 }
 # For pipelines: the head costs as much as a block, so that 2, 4 and 8 stages are cut into equal parts.
 SHAPES["gpt2-10m-15l"] = replace(SHAPES["gpt2-10m"], layers=15, vocab_size=4864)
 SHAPES["llama-15m-12h"] = replace(SHAPES["llama-15m"], heads=12)  # heads that divide by 4 ranks
+# For one GPU: as many of its layers as fit.
+LLAMA_LAYERS = (32, 28, 24, 20, 16, 12, 8, 4)
+SHAPES |= {f"llama3-8b-{layers}l": replace(SHAPES["llama3-8b"], layers=layers) for layers in LLAMA_LAYERS}
 
 
 def balanced_blocks(shape, seq_len, stages):
