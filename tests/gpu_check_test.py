@@ -147,8 +147,8 @@ class Without(Folder):
     def test_it_says_so(self):
         code, said, report = self.check("exit 9")
         self.assertEqual(code, 3, said)
-        self.assertIn("no GPU: nvidia-smi shows none", said)
-        self.assertIn("no GPU: nvidia-smi shows none", report["verdict"])
+        self.assertIn("no GPU: neither nvidia-smi nor PyTorch shows one", said)
+        self.assertIn("no GPU: neither nvidia-smi nor PyTorch shows one", report["verdict"])
         self.assertEqual([what for what, _ in report["not_done"]], ["build", "tests", "measure"])
         self.assertIn("no GPU", (self.folder / "out/report.txt").read_text())
 
@@ -188,6 +188,15 @@ class Without(Folder):
             with mock.patch.dict(os.environ, {"CUDACXX": str(path)}), mock.patch.object(machines.shutil, "which", lambda name: None), \
                     mock.patch.object(machines.os, "access", lambda file, how: str(file).startswith(str(self.folder))):
                 self.assertEqual(machines.nvcc_of("13.0", ""), wanted)
+
+    def test_the_gpu_is_the_first_that_is_there(self):
+        said = "NVIDIA H200, 143771, 580.159.03, 9.0"
+        write_program(self.folder / "nvidia-smi", f"#!/bin/sh\necho '{said}'\necho '{said}'\n")
+        with mock.patch.dict(os.environ, {"PATH": f"{self.folder}:{os.environ['PATH']}"}):
+            self.assertEqual(machines.gpu_facts(), H200)
+        seen = TORCH | {"gpu": "NVIDIA H200", "bytes": 143771 << 20, "capability": "90"}
+        self.assertEqual(machines.gpu_of_torch(seen), H200 | {"driver": "unknown"})
+        self.assertEqual(machines.gpu_of_torch({}), {})
 
     def test_what_cmake_is_told(self):
         (self.folder / "lib64").mkdir()

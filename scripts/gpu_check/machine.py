@@ -52,7 +52,7 @@ class Machine:
 
 def gpu_facts():
     """Of the first GPU, by nvidia-smi."""
-    tool = shutil.which("nvidia-smi") or next((path for path in ("/usr/local/nvidia/bin/nvidia-smi",) if os.access(path, os.X_OK)), None)
+    tool = program("nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi")
     if not tool:
         return {}
     said = output([tool, "--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader,nounits"], 60)
@@ -61,6 +61,13 @@ def gpu_facts():
         return {}
     memory = int(words[1]) if words[1].isdigit() else 0
     return {"name": words[0], "memory_mib": memory, "driver": words[2], "capability": words[3].replace(".", "")}
+
+
+def gpu_of_torch(torch):
+    """The same as PyTorch says it, for a machine without nvidia-smi."""
+    if not torch.get("sees_gpu"):
+        return {}
+    return {"name": torch["gpu"], "memory_mib": torch["bytes"] >> 20, "driver": "unknown", "capability": torch["capability"]}
 
 
 def python_with_torch(root):
@@ -110,10 +117,10 @@ def unpacked_tools(bundle, tools):
     for wheel in bundle.glob("wheels/*.whl"):
         with zipfile.ZipFile(wheel) as file:
             file.extractall(tools)
-    for program in tools.rglob("*"):
-        if program.is_file() and program.parent.name in ("bin", "scripts"):
-            program.chmod(0o755)
-    return {name: next((path for path in tools.rglob(name) if path.is_file() and os.access(path, os.X_OK)), "") for name in ("cmake", "ninja")}
+    programs = [path for path in tools.rglob("*") if path.is_file() and path.parent.name in ("bin", "scripts")]
+    for path in programs:
+        path.chmod(0o755)
+    return {name: next((path for path in programs if path.name == name), "") for name in ("cmake", "ninja")}
 
 
 def cmake_of(brought):
@@ -128,9 +135,10 @@ def cmake_of(brought):
     return "", seen
 
 
-def tool(name, *more):
+def program(name, *more):
     """The path of a program on the PATH or in CUDA's folders."""
-    folders = [Path("/usr/local/cuda/bin"), Path("/usr/local/cuda/compute-sanitizer"), *sorted(Path("/opt/nvidia/nsight-compute").glob("*"), reverse=True)]
+    folders = [Path("/usr/local/cuda/bin"), Path("/usr/local/cuda/compute-sanitizer")]
+    folders += sorted(Path("/opt/nvidia/nsight-compute").glob("*"), reverse=True)
     places = [shutil.which(name), *more, *(folder / name for folder in folders)]
     return next((str(place) for place in places if place and os.access(place, os.X_OK)), "")
 
@@ -159,10 +167,10 @@ def look(root, bundle, tools):
     beside = Path(torch.get("folder", "/nonexistent")).parent / "nvidia/nccl"
     return Machine(
         host=platform.node(), system=f"{platform.system()} {platform.release()}", cores=os.cpu_count() or 1, memory_gib=memory_gib(),
-        commit=commit_of(root, bundle), gpu=gpu_facts(), python=python, torch=torch, nvcc=nvcc, nvcc_version=nvcc_version,
+        commit=commit_of(root, bundle), gpu=gpu_facts() or gpu_of_torch(torch), python=python, torch=torch, nvcc=nvcc, nvcc_version=nvcc_version,
         compiler=(output(["g++", "-dumpfullversion"]) or ""), cmake=cmake, cmake_version=cmake_version,
-        ninja=tool("ninja", brought["ninja"]), nccl=str(beside) if beside.exists() else "",
-        bundle=str(bundle) if (bundle / "libraries").exists() else "", profiler=tool("ncu"), sanitizer=tool("compute-sanitizer"),
+        ninja=program("ninja", brought["ninja"]), nccl=str(beside) if beside.exists() else "",
+        bundle=str(bundle) if (bundle / "libraries").exists() else "", profiler=program("ncu"), sanitizer=program("compute-sanitizer"),
     )
 
 
@@ -170,7 +178,7 @@ def missing(machine):
     """What the check cannot do without, each with the way out."""
     torch, found = machine.torch, []
     if not machine.gpu:
-        found.append("no GPU: nvidia-smi shows none")
+        found.append("no GPU: neither nvidia-smi nor PyTorch shows one")
     if not torch:
         found.append("no PyTorch in python3 or .venv; LOCKSTEP_PYTHON names another interpreter")
     elif not torch["cuda"]:

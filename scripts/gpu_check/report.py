@@ -1,6 +1,7 @@
 """The report: data, the same as text, and what of the logs travels."""
 import json
 import os
+import traceback
 from pathlib import Path
 
 LOG_BYTES = 4 << 20  # of a log, its end
@@ -17,7 +18,15 @@ def write_file(path, text):
 def write(folder, report):
     """report.json and report.txt."""
     write_file(folder / "report.json", json.dumps(report, indent=1) + "\n")
-    write_file(folder / "report.txt", text(report)[: FILE_BYTES])
+    write_file(folder / "report.txt", whatever(text, report)[:FILE_BYTES])
+
+
+def whatever(make, report):
+    """A text, or why it could not be made: report.json has all of it anyway."""
+    try:
+        return make(report)
+    except Exception:
+        return f"verdict: {report['verdict']}\nthe rest is in report.json, since this text failed:\n{traceback.format_exc()}"
 
 
 def shorten(path):
@@ -36,7 +45,7 @@ def text(report):
 
 def on_screen(report):
     """What failed, then the summary: the end of an output is what is kept of it."""
-    return "\n".join(failures(report))[-6000:] + "\n\n" + "\n".join(summary(report)) + "\n"
+    return whatever(lambda report: "\n".join(failures(report))[-6000:] + "\n\n" + "\n".join(summary(report)) + "\n", report)
 
 
 def indented(said):
@@ -51,7 +60,8 @@ def failures(report):
             lines += [f"== {name}", *indented(part["why"])]
         for result in part.get("results", []):
             if result["result"] in ("failed", "cut"):
-                lines += [f"== {result['name']}: {result['result']} after {result['seconds']:.1f} s", *indented(result["said"])]
+                after = f"{result['result']} after {result['seconds']:.1f} s"
+                lines += [f"== {result['name']}: {after}", *indented(result["said"])]
                 for case in result.get("cases", {}).get("failing", []):
                     lines += [f"  -- alone: {case['name']}: {case['result']}", *indented(case["said"])]
     for what, why in parts.get("measure", {}).get("figures", {}).get("failed", {}).items():
@@ -116,7 +126,8 @@ def measuring(figures):
                   f"{nccl['first_call_seconds']:.2f} s, next ones {nccl['call_seconds'] * 1e6:.0f} us"]
     rows = figures.get("comparisons", [])
     if rows:
-        lines += ["", "training, bf16              program                 ms/step   tokens/s  of GEMM ceiling  memory GiB (predicted)  times as fast"]
+        heads = "ms/step   tokens/s  of GEMM ceiling  memory GiB (predicted)  times as fast"
+        lines += ["", f"training, bf16              program                 {heads}"]
     for row in rows:
         predicted = f"{row['predicted_bytes'] / 2**30:.1f}" if row.get("predicted_bytes") else "-"
         ratio = row.get("times_as_fast")
