@@ -75,7 +75,8 @@ class Check:
                               self.clock.part(self.arguments.build_seconds), self.log("build"))
 
     def tests(self):
-        return testing.test(self.machine, self.arguments.build_folder, self.clock.part(self.arguments.test_seconds), self.log("tests"), self.note)
+        clock, results = self.clock.part(self.arguments.test_seconds), self.parts["tests"]["results"]
+        return testing.test(self.machine, self.arguments.build_folder, clock, self.log("tests"), self.note, results)
 
     def measure(self):
         return measuring.measure(ROOT, self.machine, self.arguments.build_folder, self.folder, self.clock, self.log("measure"))
@@ -92,12 +93,13 @@ class Check:
         self.note(f"== {name}: {self.clock.left():.0f} s are left")
         self.verdict = f"cut during {name}"
         begin = time.monotonic()
+        part = self.parts[name] = {"ok": False, "results": []}  # what is known so far, should it be cut
         try:
-            part = getattr(self, name)()
+            part |= getattr(self, name)()
         except Exception:  # a fault of the check itself: the other parts are still worth having
-            part = {"ok": False, "why": traceback.format_exc(), "results": []}
-        self.parts[name] = part | {"seconds": time.monotonic() - begin}
-        self.note(f"== {name}: {'ok' if part['ok'] else 'FAILED'} after {self.parts[name]['seconds']:.0f} s")
+            part["why"] = traceback.format_exc()
+        part["seconds"] = time.monotonic() - begin
+        self.note(f"== {name}: {'ok' if part['ok'] else 'FAILED'} after {part['seconds']:.0f} s")
         self.save()
 
     def run(self):

@@ -1,7 +1,6 @@
 """The preset cuda, as far as the check needs it."""
 import os
 import re
-import shutil
 from pathlib import Path
 
 from commands import last_lines, output, run
@@ -42,13 +41,12 @@ def has_nccl_header(machine):
 
 
 def configure(root, build, machine, architectures, clock, log):
-    """Done of CMake. A folder configured for another machine is begun anew."""
+    """Done of CMake. A folder that was configured with other settings is configured anew."""
     options = settings(machine, architectures)
     stamp, wanted = build / "gpu_check.settings", repr(sorted(options.items()))
-    if build.exists() and (not stamp.exists() or stamp.read_text() != wanted):
-        shutil.rmtree(build)
     build.mkdir(parents=True, exist_ok=True)
-    command = [machine.cmake, "--preset", "cuda", "-B", build, *(f"-D{name}={value}" for name, value in options.items())]
+    fresh = [] if stamp.exists() and stamp.read_text() == wanted else ["--fresh"]
+    command = [machine.cmake, *fresh, "--preset", "cuda", "-B", build, *(f"-D{name}={value}" for name, value in options.items())]
     done = run(command, clock.left(), log, environment=path_with(machine), folder=root)
     if done.ok:
         stamp.write_text(wanted)

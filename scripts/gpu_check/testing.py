@@ -82,9 +82,9 @@ def essence(said):
     return last_lines("\n".join([*beginning, *failed, "...", *lines[-12:]]), 46)
 
 
-def run_all(ctest, build, tests, clock, log, note=print):
-    """[{name, result, seconds, said}]; what the clock leaves no time for is "not run"."""
-    results = []
+def run_all(ctest, build, tests, clock, log, note=print, results=None):
+    """[{name, result, seconds, said}], added to `results` one by one; what the clock leaves no time for is "not run"."""
+    results = [] if results is None else results
     for test in tests:
         if test["disabled"]:
             results.append({"name": test["name"], "result": "skipped", "seconds": 0.0, "said": "disabled in the build"})
@@ -138,15 +138,15 @@ def isolate(tests, results, clock, log, note=print):
             note(f"  alone: {len(result['cases']['failing'])} of {result['cases']['run_alone']} tests of {test['name']} fail")
 
 
-def test(machine, build, clock, log, note=print):
-    """The part of the report."""
+def test(machine, build, clock, log, note=print, results=None):
+    """The part of the report; `results` as in run_all()."""
     ctest = ctest_of(machine)
     tests = labelled(ctest, build)
     if tests is None:
         return {"ok": False, "why": f"ctest could not list the tests of {build}", "results": []}
     if not tests:
         return {"ok": False, "why": f"no test of {build} carries the label {LABEL}", "results": []}
-    results = run_all(ctest, build, tests, clock, log, note)
+    results = run_all(ctest, build, tests, clock, log, note, results)
     isolate(tests, results, clock, log, note)
     return {"ok": all(result["result"] in ("passed", "skipped") for result in results), "results": results,
             "nccl_joined": lines_with(log, r"\bnccl\b.*(joined in|start-up)")}
@@ -160,6 +160,8 @@ def lines_with(log, pattern):
 def sanitize(machine, build, clock, log, note=print):
     """compute-sanitizer over the tests of kernels: reads and writes out of bounds, races of shared memory."""
     tests = [test for test in labelled(ctest_of(machine), build) or [] if is_gtest(test) and "kernel" in test["name"]]
+    if not tests:
+        return {"ok": False, "why": f"no test of kernels in {build}", "results": []}
     results = []
     for tool in ("memcheck", "racecheck"):
         for test in tests:
@@ -169,4 +171,4 @@ def sanitize(machine, build, clock, log, note=print):
             results.append({"name": f"{tool} {test['name']}", "result": "passed" if done.ok else "cut" if done.code is None else "failed",
                             "seconds": done.seconds, "said": "" if done.ok else last_lines(done.said, 30)})
             note(f"  {results[-1]['result']:<8} {done.seconds:6.1f} s  {results[-1]['name']}")
-    return {"ok": bool(results) and all(result["result"] == "passed" for result in results), "results": results}
+    return {"ok": all(result["result"] == "passed" for result in results), "results": results}
