@@ -70,7 +70,8 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
 }
 
 // Tokens that are a pure function of the place in the global batch; every seventh target does not count.
-inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, int rank, int64_t step) {
+inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, int rank, int64_t step,
+                                                at::Device device = at::kCPU) {
   std::vector<nn::Microbatch> all;
   for (int64_t i = 0; i < layout.num_microbatches(); ++i) {
     const program::SampleRange range = program::microbatch_samples(layout, rank, i);
@@ -86,7 +87,8 @@ inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, i
         microbatch.targets.data_ptr<int64_t>()[offset] =
             place % 7 == 3 ? -100 : (place * 31 + 5) % layout.model.vocab_size;
       }
-    microbatch.valid_targets = nn::count_valid(microbatch.targets);
+    microbatch.tokens = microbatch.tokens.to(device);
+    microbatch.targets = microbatch.targets.to(device);
     all.push_back(std::move(microbatch));
   }
   return all;

@@ -24,6 +24,7 @@ struct Outcome {
 struct TrainingOptions {
   int64_t steps = 1;
   double max_grad_norm = 0.05;
+  at::Device device = at::kCPU;
   bool may_pend = false;  // all steps but the last; `taken_back` counts those whose update was made again
 };
 
@@ -32,10 +33,10 @@ inline Outcome train_layout(const program::Layout& layout, const TrainingOptions
   std::mutex mutex;
   lockstep::testing::run_ranks(layout.mesh.world_size(), [&](comm::World& world) {
     Groups groups(world, layout);
-    Executor executor({.layout = layout, .max_grad_norm = options.max_grad_norm}, groups);
+    Executor executor({.layout = layout, .device = options.device, .max_grad_norm = options.max_grad_norm}, groups);
     for (int64_t step = 0; step < options.steps; ++step) {
       const bool may_pend = options.may_pend && step + 1 < options.steps;
-      const StepResult result = executor.step(microbatches(layout, world.rank(), step), step + 1, 1e-3, may_pend);
+      const StepResult result = executor.step(microbatches(layout, world.rank(), step, options.device), step + 1, 1e-3, may_pend);
       const auto earlier = executor.take_validated();
       if (world.rank() != 0) continue;
       if (earlier) outcome.steps.push_back(*earlier);
@@ -44,7 +45,8 @@ inline Outcome train_layout(const program::Layout& layout, const TrainingOptions
     }
     const int of_a_stage = layout.mesh.world_size() / layout.pipeline.ranks;
     for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
-      const at::Tensor gradient = executor.whole_gradient(param).clone(), value = executor.whole_value(param).clone();
+      const at::Tensor gradient = executor.whole_gradient(param).cpu().clone();
+      const at::Tensor value = executor.whole_value(param).cpu().clone();
       if (world.rank() % of_a_stage != 0) continue;
       const std::string& name = executor.store().table()[static_cast<size_t>(param)].name;
       const std::lock_guard lock(mutex);

@@ -22,8 +22,8 @@ namespace lockstep::testing {
 class ModelParameters : public nn::ParameterSource {
  public:
   ModelParameters(const arch::ModelConfig& model, uint64_t seed, at::ScalarType dtype = at::kFloat,
-                  const arch::TensorShard& shard = {})
-      : table_(arch::param_table(model, shard)) {
+                  const arch::TensorShard& shard = {}, at::Device device = at::kCPU)
+      : table_(arch::param_table(model, shard)), device_(device) {
     for (size_t i = 0; i < table_.size(); ++i) {
       const bool first_of_fused = !table_[i].fuse.empty() && !parameters_.contains(table_[i].fuse);
       if (first_of_fused) add_fused(i, dtype);
@@ -45,8 +45,9 @@ class ModelParameters : public nn::ParameterSource {
   }
 
  private:
-  static nn::Parameter allocate(const std::vector<int64_t>& shape, at::ScalarType dtype) {
-    return {.value = at::empty(shape, dtype), .grad = at::zeros(shape, at::kFloat)};
+  nn::Parameter allocate(const std::vector<int64_t>& shape, at::ScalarType dtype) const {
+    const auto options = at::TensorOptions().device(device_);
+    return {.value = at::empty(shape, options.dtype(dtype)), .grad = at::zeros(shape, options.dtype(at::kFloat))};
   }
 
   // Rows of one fused matrix stand one after the other in the table.
@@ -75,6 +76,7 @@ class ModelParameters : public nn::ParameterSource {
   }
 
   std::vector<arch::ParamSpec> table_;
+  at::Device device_;
   std::map<std::string, nn::Parameter, std::less<>> parameters_;  // fused names and the names of their rows
 };
 
