@@ -1,6 +1,7 @@
 // A few steps of a layout over ranks as threads, and what they leave; for the tests of this room.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -21,17 +22,20 @@ struct Outcome {
   int taken_back = 0;
 };
 
+using RunRanks = std::function<void(int ranks, const std::function<void(comm::World&)>& body)>;
+
 struct TrainingOptions {
   int64_t steps = 1;
   double max_grad_norm = 0.05;
   at::Device device = at::kCPU;
   bool may_pend = false;  // all steps but the last; `taken_back` counts those whose update was made again
+  RunRanks run = [](int ranks, const auto& body) { lockstep::testing::run_ranks(ranks, body); };
 };
 
 inline Outcome train_layout(const program::Layout& layout, const TrainingOptions& options) {
   Outcome outcome;
   std::mutex mutex;
-  lockstep::testing::run_ranks(layout.mesh.world_size(), [&](comm::World& world) {
+  options.run(layout.mesh.world_size(), [&](comm::World& world) {
     Groups groups(world, layout);
     Executor executor({.layout = layout, .device = options.device, .max_grad_norm = options.max_grad_norm}, groups);
     for (int64_t step = 0; step < options.steps; ++step) {

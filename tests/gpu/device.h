@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 
 #ifdef LOCKSTEP_ON_CUDA
 #include <c10/cuda/CUDAFunctions.h>

@@ -11,6 +11,7 @@
 #include <map>
 #include <new>
 
+#include "support/gpu/arena.h"
 #include "support/gpu/emulated_gpu.h"
 #include "support/gpu/streams.h"
 
@@ -95,7 +96,10 @@ class EmulatedAllocator final : public c10::DeviceAllocator {
     return {data, data, &free_block, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
-  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    const DeviceAccess access;
+    default_copy_data(to, from, bytes);
+  }
 
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {}
@@ -130,12 +134,16 @@ class EmulatedAllocator final : public c10::DeviceAllocator {
 }  // namespace
 
 Block::Block(size_t bytes, c10::DeviceIndex device, c10::StreamId stream)
-    : data_(std::aligned_alloc(kGranule, rounded(bytes))), bytes_(rounded(bytes)), device_(device), stream_(stream) {
+    : data_(device < 0 ? std::aligned_alloc(kGranule, rounded(bytes)) : take_device_memory(rounded(bytes))),
+      bytes_(rounded(bytes)),
+      device_(device),
+      stream_(stream) {
   if (data_ == nullptr) throw std::bad_alloc();
+  const DeviceAccess access;
   std::memset(data_, kNaN, bytes_);
 }
 
-Block::~Block() { std::free(data_); }
+Block::~Block() { pinned() ? std::free(data_) : give_back_device_memory(data_, bytes_); }
 
 void Block::give_back() {
   const std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
-// Memory of the emulated devices and pinned memory of the host, both from the host's heap. A block is filled with bytes of
-// NaN, so that what is read before it was written shows.
+// Blocks of memory of the emulated devices (arena.h) and of pinned memory of the host. A block is filled with bytes of NaN, so
+// that what is read before it was written shows.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>

@@ -99,7 +99,7 @@ void run_on_host_memory(const c10::OperatorHandle& op, torch::jit::Stack* stack)
   const size_t count = schema.arguments().size();
   const Values arguments(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
   const c10::DeviceGuard guard(device_of(op, arguments));
-  before_kernel();
+  const Kernel kernel;
   if (operators_that_wait().contains(op.operator_name().name)) note_synchronisation("size of " + op.operator_name().name);
 
   HostViews views;
@@ -117,6 +117,11 @@ void run_on_host_memory(const c10::OperatorHandle& op, torch::jit::Stack* stack)
 
 void run_as_it_is(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
+void run_resize(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const Kernel kernel;
+  run_as_it_is(op, stack);
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host_memory>()); }

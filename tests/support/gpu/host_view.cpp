@@ -7,6 +7,8 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 
+#include "support/gpu/arena.h"
+
 namespace lockstep::testing::gpu {
 namespace {
 
@@ -38,6 +40,7 @@ at::Tensor host_view(const at::Tensor& tensor) {
 at::Tensor on_device(const at::Tensor& host) {
   if (!host.defined()) return host;
   const at::Tensor dense = host.is_non_overlapping_and_dense() ? host : host.contiguous();
+  const DeviceAccess access;
   const at::Tensor device = at::empty_strided(dense.sizes(), dense.strides(), dense.options().device(at::kCUDA));
   host_view(device).copy_(dense);
   return device;

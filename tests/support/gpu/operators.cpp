@@ -3,7 +3,6 @@
 #include <ATen/DeviceGuard.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/_local_scalar_dense.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/core/DefaultDtype.h>
 #include <torch/library.h>
 
@@ -46,7 +45,7 @@ at::Tensor empty_strided(SymIntArrayRef size, SymIntArrayRef stride, optional<at
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   const c10::DeviceGuard guard(self.device());
-  before_kernel();
+  const Kernel kernel;
   note_synchronisation("item");
   return at::_local_scalar_dense(host_view(self));
 }
@@ -73,7 +72,7 @@ void copy_across(const at::Tensor& to, const at::Tensor& from, bool non_blocking
     put_copy(current_stream(current_device()), std::move(copy));
     return;
   }
-  before_kernel();
+  const Kernel kernel;
   note_synchronisation(down ? (non_blocking ? "copy to pageable memory" : "copy to the host")
                             : (pinned ? "copy to the device" : "copy from pageable memory"));
   host_view(to).copy_(host_view(from));
@@ -82,7 +81,7 @@ void copy_across(const at::Tensor& to, const at::Tensor& from, bool non_blocking
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   const c10::DeviceGuard guard(self.is_cuda() ? self.device() : src.device());
   if (self.numel() == 0 || src.numel() == 0 || self.is_cuda() == src.is_cuda()) {
-    before_kernel();
+    const Kernel kernel;
     host_view(self).copy_(host_view(src));  // says as well what does not fit
   } else {
     copy_across(self, src, non_blocking);
@@ -96,9 +95,10 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
   m.impl("record_stream", TORCH_FN(record_stream));
   m.impl("copy_", TORCH_FN(copy_));
-  for (const char* name : {"as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "resize_",
-                           "is_set_to", "set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor"})
+  for (const char* name : {"as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "is_set_to",
+                           "set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_it_is>());
+  m.impl("resize_", torch::CppFunction::makeFromBoxedFunction<&run_resize>());
 }
 
 }  // namespace

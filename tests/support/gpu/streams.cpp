@@ -6,6 +6,7 @@
 #include <atomic>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -50,6 +51,8 @@ std::atomic<int> taken_from_pool{0};
 
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kDevices> stream_of_thread{};
+// From a launch of one of our own kernels to what this thread does next on the device: nobody says when the kernel has ended.
+thread_local std::unique_ptr<DeviceAccess> launch_access;
 
 Key key_of(c10::Stream stream) { return {stream.device_index(), stream.id()}; }
 StreamEvent& of(void* event) { return *static_cast<StreamEvent*>(event); }
@@ -58,6 +61,7 @@ void make(const LateCopy& copy, const Key& key) {
   for (const std::shared_ptr<Block>& block : copy.blocks)
     TORCH_CHECK(!block->lost_to(key.second), "emulated GPU: memory was given back while a copy on stream ", key.second,
                 " still used it, and nothing was ordered behind that copy or recorded its stream");
+  const DeviceAccess access;
   copy.run();
 }
 
@@ -82,8 +86,10 @@ bool pending(const StreamEvent& event) { return streams().queues[event.stream].d
 #ifdef LOCKSTEP_EMULATED_KERNELS
 // Kernels of ours are launched without a word to LibTorch.
 [[maybe_unused]] const bool told_of_launches = [] {
-  emulation::set_before_launch(
-      [](cudaStream_t stream) { run_all({current_device(), static_cast<c10::StreamId>(reinterpret_cast<intptr_t>(stream))}); });
+  emulation::set_before_launch([](cudaStream_t stream) {
+    if (!launch_access) launch_access = std::make_unique<DeviceAccess>();
+    run_all({current_device(), static_cast<c10::StreamId>(reinterpret_cast<intptr_t>(stream))});
+  });
   return true;
 }();
 #endif
@@ -117,7 +123,10 @@ c10::Stream stream_from_pool(c10::DeviceIndex device, bool high_priority) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, index), id);
 }
 
-void before_kernel() { run_all(key_of(current_stream(current_device()))); }
+Kernel::Kernel() {
+  launch_access.reset();
+  run_all(key_of(current_stream(current_device())));
+}
 
 void put_copy(c10::Stream stream, LateCopy copy) {
   const std::lock_guard lock(streams().mutex);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include "support/gpu/arena.h"
 #include "support/gpu/device_memory.h"
 
 namespace lockstep::testing::gpu {
@@ -25,8 +26,15 @@ c10::Stream exchange_stream(c10::Stream stream);  // returns the one before
 
 c10::Stream stream_from_pool(c10::DeviceIndex device, bool high_priority);  // 32 of each, taken in turn
 
-// A kernel is about to run on the current stream of the current device.
-void before_kernel();
+// While one lives, a kernel runs on the current stream of the current device: behind the copies that the stream held back, with
+// the device's memory open.
+class Kernel {
+ public:
+  Kernel();
+
+ private:
+  DeviceAccess access_;
+};
 
 struct LateCopy {
   std::function<void()> run;
