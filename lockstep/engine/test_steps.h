@@ -70,8 +70,7 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
 }
 
 // Tokens that are a pure function of the place in the global batch; every seventh target does not count.
-inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, int rank, int64_t step,
-                                                at::Device device = at::kCPU) {
+inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, int rank, int64_t step) {
   std::vector<nn::Microbatch> all;
   for (int64_t i = 0; i < layout.num_microbatches(); ++i) {
     const program::SampleRange range = program::microbatch_samples(layout, rank, i);
@@ -87,9 +86,17 @@ inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, i
         microbatch.targets.data_ptr<int64_t>()[offset] =
             place % 7 == 3 ? -100 : (place * 31 + 5) % layout.model.vocab_size;
       }
+    all.push_back(std::move(microbatch));
+  }
+  return all;
+}
+
+// The same on a device.
+inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, int rank, int64_t step, at::Device device) {
+  std::vector<nn::Microbatch> all = microbatches(layout, rank, step);
+  for (nn::Microbatch& microbatch : all) {
     microbatch.tokens = microbatch.tokens.to(device);
     microbatch.targets = microbatch.targets.to(device);
-    all.push_back(std::move(microbatch));
   }
   return all;
 }
