@@ -1,9 +1,7 @@
 // Whole steps of the engine on the GPU, ranks as threads that share it, against the same steps of one rank on the CPU.
-#include <ATen/ops/abs.h>
-#include <ATen/ops/max.h>
-#include <ATen/ops/sub.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -109,6 +107,28 @@ TEST(Steps, WithStatesAndActivationsOnTheHost) {
          {.preset = "llama-test", .zero = 3, .recompute = full, .offload = {.optimizer = true, .parameters = true, .activations = true}},
          {.preset = "llama-test", .dp = 1, .precision = config::Precision::kBf16, .recompute = full,
           .offload = {.optimizer = true, .parameters = true, .activations = true}}});
+}
+
+// The kernel that looks for it runs on the device, and LOSS reads what it found.
+TEST(Steps, AreLeftOutForAGradientThatIsNotFinite) {
+  const program::Layout layout = layout_for({.preset = "llama-test"}, kGlobalBatch);
+  lockstep::testing::run_ranks(2, [&](comm::World& world) {
+    int64_t step = 1;
+    const auto spoil = [&](const program::Action& action, ParameterStore& store) {
+      if (step == 2 && world.rank() == 1 && action.kind == program::ActionKind::kReduceGrad) store.grad(0).fill_(NAN);
+    };
+    Groups groups(world, layout);
+    Executor executor({.layout = layout, .device = gpu_device(), .skip_nonfinite = true, .before_action = spoil}, groups);
+    const auto run = [&] { return executor.step(engine::testing::microbatches(layout, world.rank(), step, gpu_device()), step, 1e-3); };
+    EXPECT_EQ(run().skipped, "");
+    const at::Tensor before = executor.whole_value(0).cpu().clone();
+    step = 2;
+    EXPECT_EQ(run().skipped, cat("rank 1: ", executor.store().table()[0].name));
+    EXPECT_TRUE(executor.whole_value(0).cpu().equal(before));
+    step = 3;
+    EXPECT_EQ(run().skipped, "");
+    EXPECT_FALSE(executor.whole_value(0).cpu().equal(before));
+  });
 }
 
 }  // namespace

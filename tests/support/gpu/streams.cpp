@@ -51,7 +51,7 @@ std::atomic<int> taken_from_pool{0};
 
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kDevices> stream_of_thread{};
-// From a launch of one of our own kernels to what this thread does next on the device: nobody says when the kernel has ended.
+// From a launch of one of our own kernels on: nobody says when it has ended. To the next time the thread asks for its stream.
 thread_local std::unique_ptr<DeviceAccess> launch_access;
 
 Key key_of(c10::Stream stream) { return {stream.device_index(), stream.id()}; }
@@ -107,6 +107,7 @@ void set_current_device(c10::DeviceIndex device) {
 }
 
 c10::Stream current_stream(c10::DeviceIndex device) {
+  launch_access.reset();
   const c10::DeviceIndex index = device < 0 ? current_device() : device;
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, index), stream_of_thread.at(static_cast<size_t>(index)));
 }
@@ -123,10 +124,7 @@ c10::Stream stream_from_pool(c10::DeviceIndex device, bool high_priority) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, index), id);
 }
 
-Kernel::Kernel() {
-  launch_access.reset();
-  run_all(key_of(current_stream(current_device())));
-}
+Kernel::Kernel() { run_all(key_of(current_stream(current_device()))); }
 
 void put_copy(c10::Stream stream, LateCopy copy) {
   const std::lock_guard lock(streams().mutex);
