@@ -5,7 +5,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
 #include "lockstep/config/fields.h"
-#include "lockstep/program/defaults.h"
+#include "lockstep/program/job.h"
 
 namespace lockstep::apps {
 
@@ -23,8 +23,10 @@ int verb_config(const CommandLine& command_line) {
     throw ConfigError({.code = "LS1004", .what = cat("lockstep config '", what, "'"), .way_out = "write show or docs"});
   }
   config::LoadedConfig loaded = load_config(command_line);
-  program::settle_defaults(loaded, command_line.ranks.value_or(config::ranks_wanted(loaded.config)));
-  if (command_line.ranks) config::check_layout(loaded, *command_line.ranks);
+  if (command_line.ranks)
+    program::check_sizes(loaded, *command_line.ranks);
+  else
+    program::settle_defaults(loaded, config::ranks_wanted(loaded.config));
   std::fputs(config::resolved_toml(loaded).c_str(), stdout);
   return 0;
 }

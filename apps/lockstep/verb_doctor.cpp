@@ -20,9 +20,8 @@
 #include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
-#include "lockstep/config/check.h"
 #include "lockstep/config/fields.h"
-#include "lockstep/program/defaults.h"
+#include "lockstep/program/job.h"
 
 namespace lockstep::apps {
 namespace {
@@ -161,10 +160,7 @@ std::vector<Finding> configuration(const CommandLine& command_line) {
     return {bad("configuration", error)};
   }
   try {
-    if (command_line.ranks) {
-      program::settle_defaults(loaded, *command_line.ranks);
-      config::check_layout(loaded, *command_line.ranks);
-    }
+    if (command_line.ranks) program::check_sizes(loaded, *command_line.ranks);
   } catch (const Error& error) {
     findings.push_back(bad("layout", error));
   }

@@ -1,7 +1,9 @@
-// `lockstep generate`: judges how many ranks hold the model before any is started.
+// `lockstep generate`: judges how many ranks hold the model before any is started. Those that another launcher has started
+// compare first what they were told, and judge then (runtime/loaded_model.h).
 #include <algorithm>
 #include <charconv>
 
+#include "apps/lockstep/generate_heads.h"
 #include "apps/lockstep/ranks.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/arch/hf_config.h"
@@ -29,9 +31,10 @@ int wanted_ranks(const CommandLine& command_line) {
   }
   const int ranks = command_line.ranks.value_or(tp.value_or(1));
   if (tp && *tp != ranks)
-    throw ConfigError({.code = "LS1007",
-                       .what = cat("parallel.tp(", *tp, ") != -n ", ranks, ": the ranks of lockstep generate hold one model"),
-                       .way_out = "give one of the two"});
+    config::refuse({}, "LS1007", "",
+                   {{.key = "parallel.tp",
+                     .what = cat("parallel.tp(", *tp, ") != -n ", ranks, ": the ranks of lockstep generate hold one model"),
+                     .ways = {{.changes = {{.key = "parallel.tp"}}, .text = "give one of the two"}}}});
   return ranks;
 }
 
@@ -71,24 +74,14 @@ std::optional<arch::ModelConfig> model_of(const CommandLine& command_line) {
   return model_of_run(names[0]);
 }
 
-void check_heads(const arch::ModelConfig& model, int64_t tp) {
-  if (model.heads % tp != 0)
-    throw ConfigError({.code = "LS1007",
-                       .what = cat("heads(", model.heads, ") % tp(", tp, ") = ", model.heads % tp, ": ranks hold whole heads"),
-                       .way_out = "take a number of ranks that divides the heads"});
-  if (model.kv_heads % tp != 0 && tp % model.kv_heads != 0)
-    throw ConfigError({.code = "LS1007",
-                       .what = cat("neither of kv_heads(", model.kv_heads, ") and tp(", tp, ") divides the other"),
-                       .way_out = cat("take ", model.kv_heads, " ranks, or a divisor of it")});
-}
-
 }  // namespace
 
 int verb_generate(const CommandLine& command_line) {
   config::RunConfig config;
   config.parallel.tp = is_rank(command_line) ? command_line.identity.world_size : wanted_ranks(command_line);
-  if (!is_checked(command_line) && config.parallel.tp > 1) {
-    if (const auto model = model_of(command_line)) check_heads(*model, config.parallel.tp);
+  if (!is_rank(command_line) && config.parallel.tp > 1) {
+    if (const auto model = model_of(command_line))
+      check_heads(*model, config.parallel.tp, command_line.ranks ? config::kRanks : "parallel.tp");
   }
   return run_on_ranks(command_line, config, {.ranks = config.parallel.tp});
 }

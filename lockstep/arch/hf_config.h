@@ -42,8 +42,5 @@ void set_hf_dtype(Json& config, std::string_view dtype);
 
 // The folder of model.from (base/source.h); nothing where it is not set.
 std::optional<std::filesystem::path> hf_folder(const config::ModelSection& section);
-// The model of that folder with the section's dropout and max_seq_len. ConfigError LS1116 for any other key beside
-// `from`, and for a max_seq_len that the model cannot have.
-ModelConfig resolve_hf_model(const config::ModelSection& section);
 
 }  // namespace lockstep::arch

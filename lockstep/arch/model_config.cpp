@@ -1,12 +1,14 @@
 #include "lockstep/arch/model_config.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <optional>
 
-#include "lockstep/arch/hf_config.h"
+#include "lockstep/arch/model_findings.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/check.h"
+#include "lockstep/config/check_parts.h"
 
 namespace lockstep::arch {
 namespace {
@@ -39,25 +41,45 @@ constexpr Preset kPresets[] = {
 };
 // clang-format on
 constexpr std::string_view kDefaultPreset = "gpt2-10m";
-constexpr double kMaxParameters = 1e15;  // beyond it offsets in bytes would leave 64 bits
 
-const ModelConfig& find_preset(const std::string& name) {
+// Null where there is none.
+const ModelConfig* find_preset(const std::string& name) {
   for (const Preset& preset : kPresets) {
-    if (preset.name == name) return preset.model;
+    if (preset.name == name) return &preset.model;
   }
-  const std::string near = nearest(name, preset_names());
-  throw ConfigError(
-      {.code = "LS1111",
-       .what = cat("no model preset '", name, "'"),
-       .way_out = near.empty() ? cat("one of ", join(preset_names(), ", ")) : cat("did you mean '", near, "'?")});
+  return nullptr;
 }
 
-Family parse_family(const std::string& name) {
-  if (const std::optional<Family> family = family_of(name)) return *family;
+std::vector<std::string> family_names() {
   std::vector<std::string> names;
   for (const FamilyTraits& traits : kFamilies) names.emplace_back(traits.name);
-  throw ConfigError(
-      {.code = "LS1112", .what = cat("model.family = \"", name, "\""), .way_out = cat("one of ", join(names, ", "))});
+  return names;
+}
+
+// A name that is none of several: the nearest, or where none is near all of them.
+std::vector<config::Suggestion> names_near(const char* key, const std::string& name, const std::vector<std::string>& names) {
+  const std::string near = nearest(name, names);
+  if (near.empty()) return config::values_of(key, names);
+  return {{.changes = {{key, near}}, .text = cat("did you mean '", near, "'?")}};
+}
+
+ModelFindings no_such_preset(const std::string& name) {
+  const std::vector<std::string> names = preset_names();
+  const std::string all = nearest(name, names).empty() ? cat("; there are ", join(names, ", ")) : "";
+  return {.code = "LS1111",
+          .problems = {{.key = "model.preset",
+                        .what = cat("no model preset '", name, "'", all),
+                        .ways = names_near("model.preset", name, names),
+                        .depth = kNamesDepth}}};
+}
+
+ModelFindings no_such_family(const config::ModelSection& section) {
+  const std::vector<std::string> names = family_names();
+  return {.code = "LS1112",
+          .problems = {{.key = "model.family",
+                        .what = cat("model.family = \"", *section.family, "\" is none of ", join(names, ", ")),
+                        .ways = names_near("model.family", *section.family, names),
+                        .depth = kFamilyDepth}}};
 }
 
 // The family with the flags that are its own.
@@ -75,18 +97,42 @@ bool has_own_sizes(const config::ModelSection& section) {
   return section.family || section.layers || section.hidden || section.heads;
 }
 
-ModelConfig from_fields(const config::ModelSection& section) {
+constexpr int64_t kUsualLayers = 12, kUsualHidden = 768, kUsualHead = 64, kUsualVocabulary = 8192;
+
+// Usual values for those of layers, hidden and heads that are missing, beside those that are there.
+config::Suggestion usual_sizes(const config::ModelSection& section) {
+  const int64_t hidden = section.hidden.value_or(section.heads ? *section.heads * kUsualHead : kUsualHidden);
+  int64_t head = std::min(kUsualHead, hidden);
+  while (hidden % head != 0 || (head % 2 != 0 && head > 1)) --head;
+  config::Suggestion sizes;
+  std::vector<std::string> texts;
+  const auto add = [&](const char* name, bool given, int64_t value) {
+    if (given) return;
+    sizes.changes.push_back({cat("model.", name), cat(value)});
+    texts.push_back(cat(name, " = ", value));
+  };
+  add("layers", section.layers.has_value(), kUsualLayers);
+  add("hidden", section.hidden.has_value(), hidden);
+  add("heads", section.heads.has_value(), hidden / head);
+  sizes.text = cat("give them, as ", join(texts, " and "));
+  return sizes;
+}
+
+ModelFindings no_such_sizes(const config::ModelSection& section) {
   std::vector<std::string> missing;
   if (!section.layers) missing.push_back("layers");
   if (!section.hidden) missing.push_back("hidden");
   if (!section.heads) missing.push_back("heads");
-  if (!missing.empty()) {
-    throw ConfigError({.code = "LS1113",
-                       .what = cat("[model] without a preset needs ", join(missing, ", "), " as well"),
-                       .way_out = cat("give them, or a preset to start from: ", join(preset_names(), ", "))});
-  }
+  return {.code = "LS1113",
+          .problems = {{.key = cat("model.", missing.front()),
+                        .what = cat("[model] without a preset needs ", join(missing, ", "), " as well"),
+                        .ways = std::vector{usual_sizes(section)} + config::values_of("model.preset", preset_names()),
+                        .depth = kNamesDepth}}};
+}
+
+ModelConfig from_fields(const config::ModelSection& section) {
   ModelConfig model;
-  set_family(section.family ? parse_family(*section.family) : Family::kGpt2, model);
+  set_family(section.family ? family_of(*section.family).value() : Family::kGpt2, model);
   model.hidden = *section.hidden;
   model.heads = model.kv_heads = *section.heads;
   // A gated layer has three matrices: 8/3 of the hidden size gives it the parameters of gpt2's two at 4.
@@ -98,7 +144,7 @@ ModelConfig from_fields(const config::ModelSection& section) {
 // The user's fields over `model`. Sizes that follow from a changed one are derived again unless they are given too.
 void apply_fields(const config::ModelSection& section, ModelConfig& model) {
   const ModelConfig base = model;
-  if (section.family && *section.family != family_name(base.family)) set_family(parse_family(*section.family), model);
+  if (section.family && *section.family != family_name(base.family)) set_family(family_of(*section.family).value(), model);
   model.layers = section.layers.value_or(base.layers);
   model.hidden = section.hidden.value_or(base.hidden);
   model.heads = section.heads.value_or(base.heads);
@@ -115,38 +161,15 @@ void apply_fields(const config::ModelSection& section, ModelConfig& model) {
   model.dropout = section.dropout.value_or(base.dropout);
 }
 
-[[noreturn]] void refuse(const std::vector<std::string>& problems) {
-  throw ConfigError({.code = "LS1110", .what = cat("[model] these sizes do not fit:\n  ", join(problems, "\n  "))});
-}
-
-// Before anything is computed with them: products of two fit into 64 bits.
-void check_sizes(const config::ModelSection& section) {
-  std::vector<std::string> problems;
-  const auto expect = [&](const char* name, std::optional<int64_t> size, int64_t most = int64_t{1} << 31) {
-    if (size && (*size < 1 || *size > most)) problems.push_back(cat(name, "(", *size, ") is not within 1 to ", most));
-  };
-  expect("layers", section.layers, 1 << 16);
-  expect("hidden", section.hidden);
-  expect("heads", section.heads);
-  expect("kv_heads", section.kv_heads);
-  expect("head_size", section.head_size);
-  expect("ffn", section.ffn);
-  expect("vocab_size", section.vocab_size);
-  expect("max_seq_len", section.max_seq_len);
-  if (!problems.empty()) refuse(problems);
-}
-
-std::string remainder_text(const char* what, int64_t a, const char* by, int64_t b) {
-  return cat(what, "(", a, ") % ", by, "(", b, ") = ", a % b);
-}
-
-// An upper bound of the model's parameters, in numbers that do not overflow.
-double rough_parameters(const ModelConfig& model) {
-  const auto number = [](int64_t size) { return static_cast<double>(size); };
-  const double attention = 2 * number(model.head_size) * (number(model.heads) + number(model.kv_heads));
-  const double block = number(model.hidden) * (attention + 3 * number(model.ffn));
-  return number(model.layers) * block +
-         number(model.hidden) * (2 * number(model.vocab_size) + number(model.max_seq_len));
+ModelFindings no_vocabulary(const std::string& preset) {
+  return {.code = "LS1114",
+          .problems = {{.key = "model.vocab_size",
+                        .what = cat("the vocabulary size of the model is unknown: ",
+                                    preset.empty() ? "it is taken" : cat("preset ", preset, " takes it"),
+                                    " from the tokenizer, and none is given"),
+                        .ways = {{.changes = {{"model.vocab_size", cat(kUsualVocabulary)}}, .text = "set model.vocab_size"}},
+                        .elsewhere = "name a tokenizer in data.tokenizer",
+                        .depth = kVocabularyDepth}}};
 }
 
 }  // namespace
@@ -164,46 +187,36 @@ std::vector<std::string> preset_names() {
   return names;
 }
 
-std::vector<std::string> size_problems(const ModelConfig& model) {
-  std::vector<std::string> problems;
-  const auto expect = [&](bool holds, std::string text) {
-    if (!holds) problems.push_back(std::move(text));
-  };
-  expect(model.heads % model.kv_heads == 0, remainder_text("heads", model.heads, "kv_heads", model.kv_heads));
-  expect(model.head_size >= 1, cat("hidden(", model.hidden, ") < heads(", model.heads, ")"));
-  if (model.traits().learned_positions) {
-    expect(model.kv_heads == model.heads,
-           cat("kv_heads(", model.kv_heads, ") != heads(", model.heads, "): ", family_name(model.family),
-               " has no grouped-query attention"));
-  } else {
-    expect(model.head_size % 2 == 0, cat("head_size(", model.head_size, ") is odd: rotary positions turn pairs"));
-  }
-  expect(model.dropout >= 0 && model.dropout < 1, cat("dropout(", number_text(model.dropout), ") is not in [0, 1)"));
-  expect(rough_parameters(model) < kMaxParameters, cat("about ", rough_parameters(model), " parameters are too many"));
-  return problems;
+ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer_vocab_size) {
+  if (std::vector<config::LayoutProblem> beyond = bound_problems(section); !beyond.empty())
+    return sizes_that_do_not_fit(std::move(beyond));
+  if (!section.from.empty()) return judge_hf_model(section);
+  std::string preset = section.preset;
+  if (preset.empty() && !has_own_sizes(section)) preset = kDefaultPreset;
+  const bool has_sizes = section.layers && section.hidden && section.heads;
+  if (!preset.empty() && !find_preset(preset)) return no_such_preset(preset);
+  if (preset.empty() && !has_sizes) return no_such_sizes(section);
+  if (section.family && !family_of(*section.family)) return no_such_family(section);
+  ModelConfig model = preset.empty() ? from_fields(section) : *find_preset(preset);
+  apply_fields(section, model);
+  if (model.vocab_size == 0) model.vocab_size = tokenizer_vocab_size;
+  if (model.vocab_size == 0) return no_vocabulary(preset);
+  std::vector<config::LayoutProblem> problems;
+  if (!section.head_size) problems = heads_problems(model);
+  for (config::LayoutProblem& problem : contradictions(model)) problems.push_back(std::move(problem));
+  if (!problems.empty()) return sizes_that_do_not_fit(std::move(problems));
+  return {.model = model};
 }
 
 ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer_vocab_size) {
-  check_sizes(section);
-  if (!section.from.empty()) return resolve_hf_model(section);
-  const bool from_preset = !section.preset.empty() || !has_own_sizes(section);
-  const std::string preset = section.preset.empty() ? std::string(kDefaultPreset) : section.preset;
-  ModelConfig model = from_preset ? find_preset(preset) : from_fields(section);
-  apply_fields(section, model);
-  if (model.vocab_size == 0) model.vocab_size = tokenizer_vocab_size;
-  if (model.vocab_size == 0) {
-    throw ConfigError({.code = "LS1114",
-                       .what = cat("the vocabulary size of the model is unknown: ",
-                                   from_preset ? cat("preset ", preset, " takes it") : "it is taken",
-                                   " from the tokenizer, and none is given"),
-                       .way_out = "set data.tokenizer, or model.vocab_size"});
-  }
-  std::vector<std::string> problems = size_problems(model);
-  if (!section.head_size && model.hidden % model.heads != 0)
-    problems.insert(problems.begin(), cat(remainder_text("hidden", model.hidden, "heads", model.heads),
-                                          "; set head_size where they differ"));
-  if (!problems.empty()) refuse(problems);
-  return model;
+  ModelFindings found = judge_model(section, tokenizer_vocab_size);
+  if (found.model) return *std::move(found.model);
+  config::Trial trial;
+  trial.loaded.config.model = section;
+  keep_what_holds(found.problems, trial, [&](const config::Trial& changed) {
+    return judge_model(changed.loaded.config.model, tokenizer_vocab_size).problems;
+  });
+  config::refuse(trial.loaded, found.code, found.heading, found.problems);
 }
 
 std::string describe(const ModelConfig& model) {

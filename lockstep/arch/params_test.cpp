@@ -312,7 +312,9 @@ TEST(ResolveModelTest, FieldsAloneDescribeAModel) {
   config::ModelSection section;
   section.family = "llama";
   section.hidden = 192;
-  EXPECT_THAT(error_of([&] { resolve_model(section, 300); }).what, HasSubstr("needs layers, heads"));
+  const Message missing = error_of([&] { resolve_model(section, 300); });
+  EXPECT_THAT(missing.what, HasSubstr("needs layers, heads"));
+  EXPECT_EQ(missing.way_out, "give them, as layers = 12 and heads = 3, or use model.preset gpt2-10m or gpt2-124m");
   section.layers = 2;
   section.heads = 6;
   const ModelConfig model = resolve_model(section, 300);

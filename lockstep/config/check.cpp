@@ -165,15 +165,18 @@ int64_t batch_unit(const RunConfig& config, int world_size) {
 
 std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_size) {
   std::vector<LayoutProblem> problems;
+  int depth = 0;
   const Expect expect = [&](bool holds, const char* key, std::string what, Ways ways) {
     if (holds) return;
-    problems.push_back({.key = key, .what = std::move(what), .way_out = std::move(ways.text), .ways = std::move(ways.list)});
+    problems.push_back(
+        {.key = key, .what = std::move(what), .ways = std::move(ways.list), .elsewhere = std::move(ways.elsewhere), .depth = depth});
   };
   const TrainSection& train = config.train;
   const OptimizerSection& optimizer = config.optimizer;
   const int64_t dp = data_parallel_size(config, world_size);
 
   if (too_many_ranks(config, world_size, expect)) return problems;
+  depth = kRelationsDepth;
   mesh_problems(config, world_size, expect);
   tensor_parallel_problems(config.model, config.parallel.tp, expect);
   pipeline_problems(config, expect);
@@ -196,25 +199,13 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
   return problems;
 }
 
+std::string layout_heading(size_t problems) {
+  return cat("this layout does not fit the launch (", problems, problems == 1 ? " problem" : " problems", ", nothing was started)");
+}
+
 void refuse_layout(const LoadedConfig& loaded, const std::vector<LayoutProblem>& problems) {
   if (problems.empty()) return;
-  std::vector<std::string> places;
-  size_t place_width = 0;
-  size_t what_width = 0;
-  for (const LayoutProblem& problem : problems) {
-    const auto origin = loaded.origin.find(problem.key);
-    const bool unset = origin != loaded.origin.end() && origin->second.starts_with("default");
-    places.push_back(origin == loaded.origin.end() ? problem.key : unset ? problem.key + " (not set)" : origin->second);
-    place_width = std::max(place_width, places.back().size());
-    what_width = std::max(what_width, problem.what.size());
-  }
-  std::string text = cat("this layout does not fit the launch (", problems.size(),
-                         problems.size() == 1 ? " problem" : " problems", ", nothing was started)");
-  for (size_t i = 0; i < problems.size(); ++i) {
-    text += cat("\n  ", pad_right(places[i], place_width), "  ", pad_right(problems[i].what, what_width), "  ",
-                problems[i].way_out);
-  }
-  throw RefusedConfig({.code = "LS1101", .what = text}, problems);
+  refuse(loaded, kLayoutCode, layout_heading(problems.size()), problems);
 }
 
 void check_layout(const LoadedConfig& loaded, int world_size) {

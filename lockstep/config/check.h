@@ -6,9 +6,10 @@
 #include <vector>
 
 #include "lockstep/config/load.h"
-#include "lockstep/config/suggestion.h"
 
 namespace lockstep::config {
+
+struct LayoutProblem;  // suggestion.h
 
 // Data-parallel ranks of a world: parallel.dp, or where it is 0 as many as the ranks allow beside the other axes.
 // As dp_replicate * dp_shard it may be more than an int holds: layout_problems() refuses that.
@@ -49,9 +50,14 @@ int64_t microbatches(const RunConfig& config, int world_size);
 int64_t batch_unit(const RunConfig& config, int world_size);
 
 // Every relation that does not hold between the configuration and a world of `world_size` ranks; empty = all well. The ways
-// out are values that suit the relation itself: keep_what_holds() leaves those that suit all others too.
+// out are values that suit the relation itself: keep_what_holds() leaves those that suit all others too. Of depth 0 where there
+// are more ranks than any mesh has, else kRelationsDepth.
+inline constexpr int kRelationsDepth = 1;
 std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_size);
 
+inline constexpr const char* kLayoutCode = "LS1101";
+// "this layout does not fit the launch (2 problems, nothing was started)".
+std::string layout_heading(size_t problems);
 // Throws RefusedConfig LS1101 with all of them, one line each with the place the value came from; nothing where there are none.
 void refuse_layout(const LoadedConfig& loaded, const std::vector<LayoutProblem>& problems);
 // The relations alone: of a model named by a preset or a directory no size is known here.

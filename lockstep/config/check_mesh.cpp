@@ -27,6 +27,32 @@ std::vector<Suggestion> degrees_that_fit(const RunConfig& config, int64_t dp, in
   return fits;
 }
 
+// Each axis by itself as small as it must be: what is left of the ranks that were started, else of all that may be.
+std::vector<Suggestion> smaller_axes(const RunConfig& config, int world_size) {
+  const ParallelSection& now = config.parallel;
+  struct AxisKey {
+    const char* key;
+    int64_t degree;
+  };
+  std::vector<AxisKey> axes = {{"parallel.tp", now.tp}, {"parallel.pp", now.pp}};
+  if (now.dp > 0) {
+    axes.push_back({"parallel.dp", now.dp});
+  } else if (now.dp_replicate > 0 && now.dp_shard > 0) {
+    axes.push_back({"parallel.dp_replicate", now.dp_replicate});
+    axes.push_back({"parallel.dp_shard", now.dp_shard});
+  }
+  std::vector<Suggestion> ways;
+  for (const AxisKey& axis : axes) {
+    int64_t others = 1;
+    for (const AxisKey& other : axes)
+      if (&other != &axis) others = saturating_mul(others, other.degree);
+    if (axis.degree == 1 || others > kMostRanks) continue;
+    if (world_size >= others && world_size % others == 0) ways = ways + values_of(axis.key, {cat(world_size / others)});
+    ways = ways + powers_below(axis.key, kMostRanks / others);
+  }
+  return ways;
+}
+
 }  // namespace
 
 std::vector<Suggestion> operator+(std::vector<Suggestion> some, const std::vector<Suggestion>& more) {
@@ -58,6 +84,15 @@ std::vector<Suggestion> multiples_near(const std::string& key, int64_t unit, int
   return values_of(key, below == 0 ? std::vector{cat(unit)} : std::vector{cat(below), cat(saturating_add(below, unit))});
 }
 
+std::vector<Suggestion> powers_below(const std::string& key, int64_t most, int64_t unit) {
+  std::vector<std::string> values;
+  for (int64_t value = unit; value > 0 && value <= most; value = saturating_mul(value, 2)) {
+    values.insert(values.begin(), cat(value));
+    if (value == kBeyond64Bits) break;
+  }
+  return values_of(key, values);
+}
+
 bool too_many_ranks(const RunConfig& config, int world_size, const Expect& expect) {
   const ParallelSection& parallel = config.parallel;
   const bool two = parallel.dp == 0 && parallel.dp_replicate > 0 && parallel.dp_shard > 0;
@@ -67,9 +102,11 @@ bool too_many_ranks(const RunConfig& config, int world_size, const Expect& expec
   const bool axes = ranks > kMostRanks;
   expect(!axes, two ? "parallel.dp_shard" : parallel.dp > 0 ? "parallel.dp" : "parallel.tp",
          cat("[mesh] tp(", parallel.tp, ") x pp(", parallel.pp, ") x ", data, " = ", size_text(ranks), " ranks, more than ", kMostRanks),
-         cat("use ", kMostRanks, " ranks or fewer"));
+         smaller_axes(config, world_size));
+  std::vector<std::string> fewer = {cat(kMostRanks)};
+  if (ranks_wanted(config) < kMostRanks) fewer.push_back(cat(ranks_wanted(config)));
   expect(axes || world_size <= kMostRanks, "parallel.dp", cat(world_size, " ranks were started, more than ", kMostRanks),
-         cat("use -n ", kMostRanks, " or less"));
+         values_of(kRanks, fewer));
   return axes || world_size > kMostRanks;
 }
 

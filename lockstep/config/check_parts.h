@@ -11,14 +11,12 @@
 
 namespace lockstep::config {
 
-// What would fit: suggestions, or words alone.
+// What would fit; and what would beside the configuration (LayoutProblem::elsewhere).
 struct Ways {
-  Ways(const char* words) : text(words) {}
-  Ways(std::string words) : text(std::move(words)) {}
-  Ways(std::vector<Suggestion> suggestions) : text(text_of(suggestions)), list(std::move(suggestions)) {}
-  Ways(std::initializer_list<Suggestion> suggestions) : Ways(std::vector<Suggestion>(suggestions)) {}
-  std::string text;
-  std::vector<Suggestion> list{};
+  Ways(std::vector<Suggestion> suggestions, std::string words = {}) : list(std::move(suggestions)), elsewhere(std::move(words)) {}
+  Ways(std::initializer_list<Suggestion> suggestions) : list(suggestions) {}
+  std::vector<Suggestion> list;
+  std::string elsewhere{};
 };
 std::vector<Suggestion> operator+(std::vector<Suggestion> some, const std::vector<Suggestion>& more);
 
@@ -29,8 +27,14 @@ using Expect = std::function<void(bool, const char*, std::string, Ways)>;
 std::vector<Suggestion> divisors_near(const std::string& key, int64_t number, int64_t wanted);
 // The positive multiples of `unit` next to `wanted`, below and above.
 std::vector<Suggestion> multiples_near(const std::string& key, int64_t unit, int64_t wanted);
+// `unit` times the powers of two that make at most `most`, the largest first.
+std::vector<Suggestion> powers_below(const std::string& key, int64_t most, int64_t unit = 1);
 
-// More ranks than any mesh may have: nothing else is judged then.
+// So many blocks for each of so many stages, none of which is left without a layer, and as TOML: "3,4*2,3".
+std::vector<int> even_blocks(int64_t stages, int64_t layers);
+std::string blocks_text(const std::vector<int>& blocks);
+
+// More ranks than any mesh may have, which hides all else.
 bool too_many_ranks(const RunConfig& config, int world_size, const Expect& expect);
 // The product of the axes and the number of ranks.
 void mesh_problems(const RunConfig& config, int world_size, const Expect& expect);

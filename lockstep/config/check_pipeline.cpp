@@ -17,26 +17,13 @@ bool is_one_of(const std::string& schedule, std::initializer_list<std::string_vi
 // The stages lie on the ranks in a V: two for each.
 bool is_v_shaped(const std::string& schedule) { return is_one_of(schedule, {"zb-v", "dualpipe-v"}); }
 
-// "3,4*2,3".
-std::string layout_text(const std::vector<int>& blocks) {
-  std::vector<std::string> runs;
-  for (size_t i = 0; i < blocks.size();) {
-    size_t end = i + 1;
-    while (end < blocks.size() && blocks[end] == blocks[i]) ++end;
-    runs.push_back(end == i + 1 ? cat(blocks[i]) : cat(blocks[i], "*", end - i));
-    i = end;
-  }
-  return cat('"', join(runs, ","), '"');
-}
-
 // The first and the last stage have the embedding and the head beside their blocks.
 int least_blocks(size_t stage, size_t stages) { return stage == 0 || stage + 1 == stages ? 0 : 1; }
 
 // As `wanted`, with as many stages and blocks as there are: taken from the fullest, added to the emptiest.
 std::vector<int> blocks_that_fit(std::vector<int> wanted, size_t stages, int64_t layers) {
   const auto sum_of = [&] { return std::accumulate(wanted.begin(), wanted.end(), int64_t{0}); };
-  if (wanted.size() != stages || sum_of() > 2 * layers)
-    wanted.assign(stages, static_cast<int>(layers / static_cast<int64_t>(stages)));
+  if (wanted.size() != stages || sum_of() > 2 * layers) return even_blocks(static_cast<int64_t>(stages), layers);
   for (size_t i = 0; i < stages; ++i) wanted[i] = std::max(wanted[i], least_blocks(i, stages));
   for (int64_t sum = sum_of(); sum < layers; ++sum) ++*std::min_element(wanted.begin(), wanted.end());
   for (int64_t sum = sum_of(); sum > layers; --sum) {
@@ -52,7 +39,7 @@ std::vector<int> blocks_that_fit(std::vector<int> wanted, size_t stages, int64_t
 constexpr int64_t kMostStagesFitted = 256;
 
 Suggestion named(const std::vector<int>& blocks) {
-  const std::string text = layout_text(blocks);
+  const std::string text = blocks_text(blocks);
   return {.changes = {{"parallel.layers_per_stage", text}}, .text = cat("use ", text)};
 }
 
@@ -61,9 +48,9 @@ void block_problems(const RunConfig& config, int64_t stages, const std::string& 
   const std::vector<int>& blocks = config.parallel.layers_per_stage.list;
   const int64_t layers = config.model.layers.value_or(-1);
   const char* key = "parallel.layers_per_stage";
-  const std::string list = cat("layers_per_stage = ", layout_text(blocks));
+  const std::string list = cat("layers_per_stage = ", blocks_text(blocks));
   const Suggestion out{.changes = {{.key = key}}, .text = "leave it out"};
-  const Ways fit = layers < 0                   ? Ways(cat("name ", stages, " counts, or leave it out"))
+  const Ways fit = layers < 0                   ? Ways({out}, cat("name ", stages, " counts"))
                    : stages > kMostStagesFitted ? Ways{out}
                                                 : Ways{named(blocks_that_fit(blocks, static_cast<size_t>(stages), layers)), out};
   expect(std::ssize(blocks) == stages, key,
@@ -117,7 +104,8 @@ void schedule_key_problems(const ParallelSection& parallel, const Expect& expect
   const std::string file = schedule.starts_with(kScheduleFile) ? schedule.substr(kScheduleFile.size()) : "";
   std::error_code unreadable;
   expect(file.empty() || std::filesystem::is_regular_file(file, unreadable), "parallel.schedule",
-         cat("schedule ", schedule, ": there is no file ", file), "name a CSV file; the path starts in the working directory");
+         cat("schedule ", schedule, ": there is no file ", file),
+         Ways({left_out("parallel.schedule")}, "name a CSV file; the path starts in the working directory"));
 }
 
 // What an update cannot be taken back with, or what is gone by then: the key and why.
@@ -150,7 +138,7 @@ void unused_key_problems(const ParallelSection& parallel, const Expect& expect) 
          cat("virtual_stages(", parallel.virtual_stages, ") are of a pipeline rank, but pp = 1"),
          cut_or_unset("parallel.virtual_stages"));
   expect(parallel.layers_per_stage.list.empty(), "parallel.layers_per_stage",
-         cat("layers_per_stage = ", layout_text(parallel.layers_per_stage.list), " cuts a pipeline, but pp = 1"),
+         cat("layers_per_stage = ", blocks_text(parallel.layers_per_stage.list), " cuts a pipeline, but pp = 1"),
          cut_or_unset("parallel.layers_per_stage"));
   expect(parallel.post_validation == unset.post_validation, "parallel.post_validation",
          cat("post_validation = \"", parallel.post_validation, "\" is of a pipeline, but pp = 1"),
@@ -158,6 +146,29 @@ void unused_key_problems(const ParallelSection& parallel, const Expect& expect) 
 }
 
 }  // namespace
+
+std::vector<int> even_blocks(int64_t stages, int64_t layers) {
+  std::vector<int> blocks(static_cast<size_t>(stages), static_cast<int>(layers / stages));
+  if (layers < stages) {  // then the first and the last have the embedding and the head alone
+    std::fill(blocks.begin(), blocks.end(), 1);
+    blocks.back() = 0;
+    if (layers < stages - 1) blocks.front() = 0;
+    return blocks;
+  }
+  for (int64_t i = 0; i < layers % stages; ++i) ++blocks[static_cast<size_t>(i)];
+  return blocks;
+}
+
+std::string blocks_text(const std::vector<int>& blocks) {
+  std::vector<std::string> runs;
+  for (size_t i = 0; i < blocks.size();) {
+    size_t end = i + 1;
+    while (end < blocks.size() && blocks[end] == blocks[i]) ++end;
+    runs.push_back(end == i + 1 ? cat(blocks[i]) : cat(blocks[i], "*", end - i));
+    i = end;
+  }
+  return cat('"', join(runs, ","), '"');
+}
 
 PipelineChoice pipeline_choice(const RunConfig& config) {
   const ParallelSection& parallel = config.parallel;

@@ -1,5 +1,6 @@
 // The keys of pipelines, and what is refused of them together.
 #include "lockstep/config/fields.h"
+#include "lockstep/config/suggestion.h"
 #include "lockstep/config/test_refusals.h"
 
 namespace lockstep::config {
@@ -124,6 +125,7 @@ TEST(CheckPipeline, RanksOfAllAxes) {
        "use tp 1 or 3, or pp 1 or 3, or -n 4"},
       {"[parallel]\npp = 4", 1, "run.toml:2", "[mesh] pp(4) x dp(1) = 4, but 1 rank was started", "use pp 1, or -n 4"},
       {"[parallel]\ntp = 2\npp = 2", 7, "run.toml:3", "= 4, but 7 ranks were started", "use -n 4"},
+      {"[parallel]\ntp = 131072\npp = 4", 8, "run.toml:2", "tp(131072) x pp(4) x dp(1) = 524288 ranks, more than 131072", "use tp 2 or 1"},
   };
   for (const Refused& refused : all) expect_refused_alone(refused);
   for (const char* fits : {"pp = 4", "pp = 2\ndp = 2", "tp = 2\npp = 2", "pp = 2\nzero = 3", "pp = 2\ndata_parallel = \"parameter_server\""})
@@ -141,7 +143,7 @@ TEST(CheckPipeline, StagesAndLayers) {
       {"[model]\nlayers = 12\n[parallel]\npp = 4\nlayers_per_stage = \"4*3\"", 4, "run.toml:5",
        "layers_per_stage = \"4*3\" names 3 stages, but pp(4) = 4", "use \"3*4\", or leave it out"},
       {"[parallel]\npp = 2\nschedule = \"interleaved\"\nlayers_per_stage = [4]", 2, "run.toml:4",
-       "layers_per_stage = \"4\" names 1 stage, but pp(2) x virtual_stages(2) = 4", "name 4 counts, or leave it out"},
+       "layers_per_stage = \"4\" names 1 stage, but pp(2) x virtual_stages(2) = 4", "leave it out, or name 4 counts"},
       {"[model]\nlayers = 12\n[parallel]\npp = 4\nlayers_per_stage = [3, 4, 4, 3]", 4, "run.toml:5",
        "layers_per_stage = \"3,4*2,3\" has 14 blocks, but model.layers = 12", "use \"3*4\", or leave it out"},
       {"[model]\nlayers = 12\n[parallel]\npp = 4\nlayers_per_stage = [3, 2, 3, 3]", 4, "run.toml:5",
@@ -163,7 +165,7 @@ TEST(CheckPipeline, Schedules) {
       {"[parallel]\npp = 2\nschedule = \"dualpipe-v\"\nvirtual_stages = 3", 2, "run.toml:4",
        "virtual_stages(3), but schedule dualpipe-v has two stages of a rank", "use virtual_stages 2"},
       {"[parallel]\npp = 2\nschedule = \"file:no/such.csv\"", 2, "run.toml:3",
-       "schedule file:no/such.csv: there is no file no/such.csv", "name a CSV file"},
+       "schedule file:no/such.csv: there is no file no/such.csv", "leave schedule out, or name a CSV file"},
       {"[parallel]\npost_validation = \"on\"", 2, "run.toml:2", "post_validation = \"on\" is of a pipeline, but pp = 1",
        "use pp 2, or leave post_validation out"},
       {"[parallel]\npp = 2\npost_validation = \"on\"\n[train]\nnonfinite = \"skip\"", 2, "run.toml:3",
@@ -191,7 +193,7 @@ TEST(CheckPipeline, ABatchThatFitsSuitsTheScheduleToo) {
   const std::vector<LayoutProblem> problems = layout_problems(config, 8);
   ASSERT_EQ(problems.size(), 1u);
   EXPECT_EQ(problems[0].what, "global_batch(19) is not a multiple of dp(2) * micro_batch(2) = 4");
-  EXPECT_EQ(problems[0].way_out, "use global_batch 16 or 32");
+  EXPECT_EQ(problems[0].way_out(), "use global_batch 16 or 32");
 }
 
 TEST(CheckPipeline, AllProblemsAtOnce) {

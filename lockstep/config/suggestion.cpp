@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
 #include "lockstep/config/check_parts.h"
@@ -38,13 +40,16 @@ std::vector<std::vector<Change>> what_follows(const Trial& trial) {
   return {{}, {batch(trial.world_size)}, {world}, {world, batch(ranks)}};
 }
 
+// How much a change helps: it leaves fewer problems, or lets the judging come further and meet others.
+enum class Help { kNone, kFurther, kFewer };
+
 class Judge {
  public:
   Judge(const std::vector<LayoutProblem>& problems, const Trial& trial, const Rules& rules)
       : problems_(problems), trial_(trial), rules_(rules) {}
 
-  // The suggestion, with what must follow of it; nothing where that does not help.
-  std::optional<Suggestion> made_to_hold(const LayoutProblem& problem, const Suggestion& suggestion) const {
+  // The suggestion, with what must follow of it; nothing where that does not help enough.
+  std::optional<Suggestion> made_to_hold(const LayoutProblem& problem, const Suggestion& suggestion, Help enough) {
     const std::optional<Trial> changed = with_changes(trial_, suggestion);
     if (!changed) return std::nullopt;
     for (const std::vector<Change>& further : what_follows(*changed)) {
@@ -55,7 +60,9 @@ class Judge {
       });
       if (twice) continue;
       whole.changes.insert(whole.changes.end(), further.begin(), further.end());
-      if (helps(problem, whole)) return whole;
+      const Help help = help_of(problem, whole);
+      most_ = std::max(most_, help);
+      if (help >= enough) return whole;
     }
     return std::nullopt;
   }
@@ -65,33 +72,38 @@ class Judge {
     return changed && changed->world_size > trial_.world_size;
   }
 
+  Help take_most() { return std::exchange(most_, Help::kNone); }
+
  private:
-  bool helps(const LayoutProblem& problem, const Suggestion& suggestion) const {
+  Help help_of(const LayoutProblem& problem, const Suggestion& suggestion) const {
     const std::optional<Trial> changed = with_changes(trial_, suggestion);
-    if (!changed) return false;
+    if (!changed) return Help::kNone;
     try {
       const std::vector<LayoutProblem> left = rules_(*changed);
-      return left.size() < problems_.size() && std::none_of(left.begin(), left.end(), [&](const LayoutProblem& other) {
-        return other.what == problem.what;
-      });
+      if (left.empty()) return Help::kFewer;
+      if (left.front().depth < problem.depth) return Help::kNone;
+      const bool gone = std::none_of(left.begin(), left.end(), [&](const LayoutProblem& other) { return other.what == problem.what; });
+      if (gone && left.size() < problems_.size()) return Help::kFewer;
+      return left.front().depth > problem.depth ? Help::kFurther : Help::kNone;
     } catch (const Error&) {
-      return false;
+      return Help::kNone;
     }
   }
 
   const std::vector<LayoutProblem>& problems_;
   const Trial& trial_;
   const Rules& rules_;
+  Help most_ = Help::kNone;  // of all that was tried since take_most()
 };
 
 // At most kMostValues of a field and kMostFields fields; those that need nothing else before those that do.
-std::vector<Suggestion> chosen(const LayoutProblem& problem, const Judge& judge) {
+std::vector<Suggestion> chosen(const LayoutProblem& problem, Judge& judge, Help enough) {
   std::vector<Suggestion> plain, longer;
   std::map<std::string, size_t> tried, kept;
   for (const Suggestion& suggestion : problem.ways) {
     const std::string field = suggestion.changes[0].key;
     if (++tried[field] > kMostTried || kept[field] == kMostValues) continue;
-    const std::optional<Suggestion> whole = judge.made_to_hold(problem, suggestion);
+    const std::optional<Suggestion> whole = judge.made_to_hold(problem, suggestion, enough);
     if (!whole) continue;
     const bool alone = whole->changes.size() == suggestion.changes.size();
     if (alone) ++kept[field];
@@ -107,6 +119,28 @@ std::vector<Suggestion> chosen(const LayoutProblem& problem, const Judge& judge)
     return fields.size() > kMostFields;
   });
   return plain;
+}
+
+// Where the value of the field was given; empty where it is the default.
+std::string given_at(const LoadedConfig& loaded, const std::string& key) {
+  const auto origin = loaded.origin.find(key);
+  return origin == loaded.origin.end() || origin->second.starts_with("default") ? "" : origin->second;
+}
+
+// A line for each problem: place, equation, way out.
+std::string table_of(const LoadedConfig& loaded, const std::vector<LayoutProblem>& problems) {
+  std::vector<std::string> places;
+  size_t place_width = 0, what_width = 0;
+  for (const LayoutProblem& problem : problems) {
+    const std::string given = given_at(loaded, problem.key);
+    places.push_back(!given.empty() ? given : loaded.origin.contains(problem.key) ? problem.key + " (not set)" : problem.key);
+    place_width = std::max(place_width, places.back().size());
+    what_width = std::max(what_width, problem.what.size());
+  }
+  std::string text;
+  for (size_t i = 0; i < problems.size(); ++i)
+    text += cat("\n  ", pad_right(places[i], place_width), "  ", pad_right(problems[i].what, what_width), "  ", problems[i].way_out());
+  return text;
 }
 
 }  // namespace
@@ -165,13 +199,28 @@ std::optional<Trial> with_changes(const Trial& trial, const Suggestion& suggesti
   return changed;
 }
 
+std::string LayoutProblem::way_out() const {
+  if (ways.empty() && elsewhere.empty()) return "no change of one field mends it";
+  return cat(text_of(ways), ways.empty() || elsewhere.empty() ? "" : ", or ", elsewhere);
+}
+
+void refuse(const LoadedConfig& loaded, const std::string& code, const std::string& heading,
+            const std::vector<LayoutProblem>& problems) {
+  LOCKSTEP_CHECK(!problems.empty(), code, " without a problem");
+  if (!heading.empty()) throw RefusedConfig({.code = code, .what = heading + table_of(loaded, problems)}, problems);
+  const LayoutProblem& problem = problems.front();
+  throw RefusedConfig(
+      {.code = code, .what = problem.what, .where = given_at(loaded, problem.key), .way_out = problem.way_out()}, problems);
+}
+
 void keep_what_holds(std::vector<LayoutProblem>& problems, const Trial& trial, const Rules& rules) {
   const std::vector<LayoutProblem> all = problems;
-  const Judge judge(all, trial, rules);
+  Judge judge(all, trial, rules);
   for (LayoutProblem& problem : problems) {
-    if (problem.ways.empty()) continue;
-    problem.ways = chosen(problem, judge);
-    problem.way_out = problem.ways.empty() ? "no change of one field mends it" : text_of(problem.ways);
+    std::vector<Suggestion> holds = chosen(problem, judge, Help::kFewer);
+    if (holds.empty() && judge.take_most() == Help::kFurther) holds = chosen(problem, judge, Help::kFurther);
+    judge.take_most();
+    problem.ways = std::move(holds);
   }
 }
 

@@ -39,14 +39,18 @@ struct Trial {
 // The changes made; nothing where a field does not take its value.
 std::optional<Trial> with_changes(const Trial& trial, const Suggestion& suggestion);
 
+// What does not hold in a model, in a layout or between the two.
 struct LayoutProblem {
-  std::string key;      // the field to look at first
-  std::string what;     // the equation with its values
-  std::string way_out;  // values that would fit
-  std::vector<Suggestion> ways{};  // the same as data; in the order of preference
+  std::string key;                 // the field to look at first
+  std::string what;                // the equation with its values
+  std::vector<Suggestion> ways{};  // changes of the configuration that mend it, in the order of preference
+  std::string elsewhere{};         // what mends it beside them: another file, a name that only the user knows. Nobody tries it
+  int depth = 0;                   // how far the judging had come: a problem hides those of a greater depth
+  // Both in words: "use pp 2, or write a grid with a row for every rank"; or that no change mends it.
+  std::string way_out() const;
 };
 
-// LS1101, and whatever else is refused of a configuration with ways out that can be made.
+// What is refused of a configuration, with the problems as data.
 class RefusedConfig : public ConfigError {
  public:
   RefusedConfig(Message message, std::vector<LayoutProblem> problems)
@@ -57,10 +61,16 @@ class RefusedConfig : public ConfigError {
   std::vector<LayoutProblem> problems_;
 };
 
-// What does not hold in a configuration; a ConfigError where it cannot be judged.
+// RefusedConfig with `code`. Below a heading the problems stand in a table, a line each with the place the value came from;
+// without one there is a single problem that says all.
+[[noreturn]] void refuse(const LoadedConfig& loaded, const std::string& code, const std::string& heading,
+                         const std::vector<LayoutProblem>& problems);
+
+// What does not hold in a configuration, all of one depth; an Error where it cannot be judged.
 using Rules = std::function<std::vector<LayoutProblem>(const Trial&)>;
-// Leaves of the ways out of each problem those that hold: with one of them made, fewer problems are left. What follows of a
-// change is changed with it where it must be: the number of ranks, the batch. At most two values of a field, three fields.
+// Leaves of the ways out of each problem those that hold: with one of them made, fewer problems are left. Where none does,
+// those that let the judging come further. What follows of a change is changed with it where it must be: the number of ranks,
+// the batch. At most two values of a field, three fields.
 void keep_what_holds(std::vector<LayoutProblem>& problems, const Trial& trial, const Rules& rules);
 
 }  // namespace lockstep::config

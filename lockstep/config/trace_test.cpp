@@ -5,6 +5,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
 #include "lockstep/config/load.h"
+#include "lockstep/config/suggestion.h"
 
 namespace lockstep::config {
 namespace {

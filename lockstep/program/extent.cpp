@@ -4,6 +4,7 @@
 
 #include "lockstep/base/checked.h"
 #include "lockstep/config/check_parts.h"
+#include "lockstep/config/suggestion.h"
 
 namespace lockstep::program {
 namespace {
@@ -41,6 +42,22 @@ double bytes_of(const RunConfig& config, const arch::ModelConfig& model, int wor
   return (server ? world_size : 1) * 16 * (microbatches + 2) * (4 * parameters + layers * (8 * tokens * width + scratch) + logits);
 }
 
+Suggestion named_blocks(int64_t stages, int64_t layers) {
+  const std::string blocks = config::blocks_text(config::even_blocks(stages, layers));
+  return {.changes = {{"parallel.layers_per_stage", blocks}},
+          .text = cat("name the blocks of every stage: layers_per_stage = ", blocks)};
+}
+
+// Sizes that a rank's bytes are products of, each by itself as small as it must be.
+std::vector<Suggestion> fewer_bytes(const RunConfig& config, const arch::ModelConfig& model, int world_size, double bytes) {
+  const auto share = [&](int64_t size) { return static_cast<int64_t>(static_cast<double>(size) / (bytes / kMostBytes)); };
+  const config::TrainSection& train = config.train;
+  return config::powers_below("train.seq_len", std::max<int64_t>(1, share(train.seq_len))) +
+         config::powers_below("train.micro_batch", std::max<int64_t>(1, share(train.micro_batch))) +
+         config::powers_below("train.global_batch", train.global_batch, config::batch_unit(config, world_size)) +
+         config::powers_below("model.layers", std::max<int64_t>(1, share(model.layers)));
+}
+
 }  // namespace
 
 int64_t actions_of(const RunConfig& config, const arch::ModelConfig& model, int world_size) {
@@ -57,7 +74,6 @@ std::vector<LayoutProblem> extent_problems(const RunConfig& config, const arch::
     problems.push_back({.key = "train.global_batch",
                         .what = cat("F and B of ", model.layers + 2, " layers x ", microbatches, " microbatches x ", world_size,
                                     " ranks / pp(", pp, ") = ", size_text(actions), " actions, more than ", kMostActions),
-                        .way_out = "use fewer microbatches",
                         .ways = fewer_microbatches(config, world_size, microbatches, actions)});
   const int64_t stages = pp * config::pipeline_choice(config).virtual_stages, layers = model.layers + 2;
   const int64_t cuts = saturating_mul(stages, saturating_mul(layers, layers)) / 2;
@@ -65,14 +81,14 @@ std::vector<LayoutProblem> extent_problems(const RunConfig& config, const arch::
     problems.push_back({.key = "parallel.layers_per_stage",
                         .what = cat("to balance ", layers, " layers over ", stages, " stages is to compare ", size_text(cuts),
                                     " cuts, more than ", kMostCuts),
-                        .way_out = "name the blocks of every stage: layers_per_stage = \"8*64\" are 64 stages of 8"});
+                        .ways = {named_blocks(stages, model.layers)}});
   const double bytes = bytes_of(config, model, world_size, static_cast<double>(microbatches));
   if (bytes > kMostBytes)
     problems.push_back({.key = "train.micro_batch",
                         .what = cat("parameters and activations of ", microbatches, " microbatches x micro_batch(",
                                     config.train.micro_batch, ") x seq_len(", config.train.seq_len, ") come to about ", bytes,
                                     " bytes, more than 64 bits count"),
-                        .way_out = "use a smaller micro_batch, seq_len or model"});
+                        .ways = fewer_bytes(config, model, world_size, bytes)});
   return problems;
 }
 

@@ -1,30 +1,28 @@
 #include "lockstep/program/job.h"
 
-#include <functional>
+#include <exception>
+#include <map>
 #include <memory>
 #include <optional>
 
+#include "lockstep/arch/model_findings.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/config/suggestion.h"
 #include "lockstep/data/bpe_tokenizer.h"
 #include "lockstep/data/sampler.h"
+#include "lockstep/program/placement.h"
 
 namespace lockstep::program {
 namespace {
 
-std::string origin(const config::LoadedConfig& loaded, const std::string& key) {
-  const auto found = loaded.origin.find(key);
-  return found == loaded.origin.end() ? "" : found->second;
-}
-
-config::LayoutProblem too_long(const config::LoadedConfig& loaded, const arch::ModelConfig& model) {
+config::LayoutProblem too_long(const config::RunConfig& config, const arch::ModelConfig& model) {
   const bool window = model.sliding_window > 0 && model.max_seq_len == model.sliding_window;
-  const bool learned = model.traits().learned_positions && !loaded.config.model.from.empty();
-  const std::string now = cat(loaded.config.train.seq_len), most = cat(model.max_seq_len);
+  const bool learned = model.traits().learned_positions && !config.model.from.empty();
+  const std::string now = cat(config.train.seq_len), most = cat(model.max_seq_len);
   config::LayoutProblem problem{.key = "train.seq_len",
                                 .what = cat("train.seq_len = ", now, " is longer than model.max_seq_len = ", most,
                                             window ? ", which is the model's sliding window" : ""),
-                                .way_out = {},
                                 .ways = {{.changes = {{"train.seq_len", most}},
                                           .text = cat("use seq_len <= ", most,
                                                       window    ? "; windows shorter than a sequence are not built"
@@ -37,48 +35,109 @@ config::LayoutProblem too_long(const config::LoadedConfig& loaded, const arch::M
 config::LayoutProblem too_many_tokens(const config::RunConfig& config, int64_t tokens, const arch::ModelConfig& model) {
   config::LayoutProblem problem{.key = "model.vocab_size",
                                 .what = cat("the tokenizer ", config.data.tokenizer, " has ", tokens,
-                                            " tokens, but model.vocab_size = ", model.vocab_size),
-                                .way_out = cat("use the tokenizer that came with ", config.model.from)};
-  if (!config.model.from.empty()) return problem;
+                                            " tokens, but model.vocab_size = ", model.vocab_size)};
+  const std::string& from = config.model.from;
+  if (!from.empty()) {
+    problem.ways = {{.changes = {{"data.tokenizer", from}}, .text = cat("use the tokenizer that came with ", from)}};
+    problem.elsewhere = cat("name a tokenizer with at most ", model.vocab_size, " tokens");
+    return problem;
+  }
   problem.ways = {{.changes = {{"model.vocab_size", cat(tokens)}}, .text = cat("set model.vocab_size = ", tokens)}};
   if (config.model.vocab_size) problem.ways.push_back({.changes = {{.key = "model.vocab_size"}}, .text = "leave it out"});
   return problem;
 }
 
-[[noreturn]] void refuse(const config::LoadedConfig& loaded, const char* code, const config::LayoutProblem& problem) {
-  throw config::RefusedConfig(
-      {.code = code, .what = problem.what, .where = origin(loaded, problem.key), .way_out = problem.way_out}, {problem});
-}
+// The vocabularies of the tokenizers that a job and its changes name, each read once.
+class Vocabularies {
+ public:
+  // 0 where no tokenizer is named. DataError as Tokenizer::load.
+  int64_t size_of(const std::string& tokenizer) {
+    if (tokenizer.empty()) return 0;
+    auto [found, fresh] = read_.try_emplace(tokenizer);
+    if (fresh) found->second = read(tokenizer);
+    if (found->second.problem) std::rethrow_exception(found->second.problem);
+    return found->second.size;
+  }
 
-// What is wrong with a job, in the order in which it is told; what a refusal has in common has one code.
+ private:
+  struct Read {
+    int64_t size = 0;
+    std::exception_ptr problem{};
+  };
+  static Read read(const std::string& tokenizer) {
+    try {
+      return {.size = data::Tokenizer::load(tokenizer).vocab_size()};
+    } catch (const DataError&) {
+      return {.problem = std::current_exception()};
+    }
+  }
+  std::map<std::string, Read> read_;
+};
+
+// In the order in which a job is judged: what is wrong at one step hides the next ones.
+enum class Step { kModel, kLayout, kVocabulary, kTokenizer, kSequence, kWhole, kHost, kFiles };
+
+// What is wrong with a job, all found at one step; what a refusal has in common has one code.
 struct Findings {
-  const char* code = "LS1101";
+  std::string code{};
+  std::string heading{};
   std::vector<config::LayoutProblem> problems{};
   std::optional<arch::ModelConfig> model{};  // where nothing is
 };
 
-// The model with every size but that of the vocabulary, and with room for the sequence: what is wrong with that is said by
-// itself.
-arch::ModelConfig sizes_of(const config::RunConfig& config) {
-  arch::ModelConfig sizes = arch::resolve_model(config.model, 1);
-  sizes.max_seq_len = config.model.max_seq_len.value_or(config.train.seq_len);
-  return sizes;
+Findings at(Step step, Findings found) {
+  for (config::LayoutProblem& problem : found.problems) problem.depth += kDepthsOfLayout * static_cast<int>(step);
+  return found;
 }
 
-// Everything at once of layout and schedule, then the vocabulary, then the length of a sequence. `tokens`: of the tokenizer,
-// asked for when the first is sound.
-Findings judge(config::LoadedConfig& loaded, int world_size, const std::function<int64_t()>& tokens_of) {
-  settle_defaults(loaded, world_size);
+Findings of_layout(Step step, std::vector<config::LayoutProblem> problems) {
+  if (problems.empty()) return {};
+  std::string heading = config::layout_heading(problems.size());
+  return at(step, {.code = config::kLayoutCode, .heading = std::move(heading), .problems = std::move(problems)});
+}
+
+Findings of_model(Step step, const arch::ModelFindings& model) {
+  return at(step, {.code = model.code, .heading = model.heading, .problems = model.problems});
+}
+
+// Everything that can be said before a file of tokens or a tokenizer is opened: the model with every size but that of the
+// vocabulary, and with room for the sequence, for what is wrong with that is said by itself.
+Findings judge_sizes(config::LoadedConfig& loaded, int world_size) {
   const config::RunConfig& config = loaded.config;
-  Findings found{.problems = layout_problems(config, sizes_of(config), world_size)};
-  if (!found.problems.empty()) return found;
-  const int64_t tokens = tokens_of();
-  const arch::ModelConfig model = arch::resolve_model(config.model, tokens);
-  if (tokens > model.vocab_size) return {.code = "LS1120", .problems = {too_many_tokens(config, tokens, model)}};
-  if (config.train.seq_len > model.max_seq_len) return {.code = "LS1121", .problems = {too_long(loaded, model)}};
-  found.problems = layout_problems(config, model, world_size);
-  found.model = model;
-  return found;
+  arch::ModelFindings sizes = arch::judge_model(config.model, 1);
+  if (!sizes.model) return of_model(Step::kModel, sizes);
+  settle_defaults(loaded, *sizes.model, world_size);
+  sizes.model->max_seq_len = config.model.max_seq_len.value_or(config.train.seq_len);
+  return of_layout(Step::kLayout, layout_problems(config, *sizes.model, world_size));
+}
+
+// Everything at once of layout and schedule, then the vocabulary, then the length of a sequence, then what the host takes.
+Findings judge(config::LoadedConfig& loaded, int world_size, Vocabularies& vocabularies) {
+  const config::RunConfig& config = loaded.config;
+  if (Findings sizes = judge_sizes(loaded, world_size); !sizes.problems.empty()) return sizes;
+  const int64_t tokens = vocabularies.size_of(config.data.tokenizer);
+  const arch::ModelFindings found = arch::judge_model(config.model, tokens);
+  if (!found.model) return of_model(Step::kVocabulary, found);
+  const arch::ModelConfig& model = *found.model;
+  if (tokens > model.vocab_size)
+    return at(Step::kTokenizer, {.code = "LS1120", .problems = {too_many_tokens(config, tokens, model)}});
+  if (config.train.seq_len > model.max_seq_len) return at(Step::kSequence, {.code = "LS1121", .problems = {too_long(config, model)}});
+  if (Findings whole = of_layout(Step::kWhole, layout_problems(config, model, world_size)); !whole.problems.empty()) return whole;
+  if (config.memory.host_limit.count > 0)
+    if (const auto problem = host_limit_problem(make_layout(loaded, model, world_size)))
+      return at(Step::kHost, {.code = kHostLimitCode, .problems = {*problem}});
+  return {.model = model};
+}
+
+// A file that cannot be read, whatever is changed beside it, keeps a change from being judged to its end.
+bool same_files(const config::RunConfig& a, const config::RunConfig& b) {
+  return a.data.tokenizer == b.data.tokenizer && a.model.from == b.model.from;
+}
+
+// With the ways out that hold.
+[[noreturn]] void refuse(Findings found, const config::LoadedConfig& loaded, int world_size, const config::Rules& rules) {
+  keep_what_holds(found.problems, {.loaded = loaded, .world_size = world_size}, rules);
+  config::refuse(loaded, found.code, found.heading, found.problems);
 }
 
 void check_tokens(const std::string& prefix, const config::RunConfig& config, const Layout& layout, int64_t batch) {
@@ -93,22 +152,28 @@ void check_tokens(const std::string& prefix, const config::RunConfig& config, co
 }  // namespace
 
 Layout layout_of(config::LoadedConfig& loaded, int world_size) {
-  std::optional<int64_t> tokens;
-  const auto tokens_of = [&] {
-    const std::string& file = loaded.config.data.tokenizer;
-    if (!tokens) tokens = file.empty() ? 0 : data::Tokenizer::load(file).vocab_size();
-    return *tokens;
-  };
-  Findings found = judge(loaded, world_size, tokens_of);
+  Vocabularies vocabularies;
+  const Findings found = judge(loaded, world_size, vocabularies);
   if (found.problems.empty()) return make_layout(loaded, found.model.value(), world_size);
   const config::Rules rules = [&](const config::Trial& trial) {
     config::LoadedConfig changed = trial.loaded;
-    return judge(changed, trial.world_size, [&] { return tokens.value_or(0); }).problems;
+    try {
+      return judge(changed, trial.world_size, vocabularies).problems;
+    } catch (const DataError& error) {
+      if (!same_files(changed.config, loaded.config)) throw;
+      return at(Step::kFiles, {.problems = {{.key = "", .what = error.what()}}}).problems;
+    }
   };
-  keep_what_holds(found.problems, {.loaded = loaded, .world_size = world_size}, rules);
-  if (found.code != std::string_view("LS1101")) refuse(loaded, found.code, found.problems.front());
-  config::refuse_layout(loaded, found.problems);
-  throw InternalError("problems that are none");
+  refuse(found, loaded, world_size, rules);
+}
+
+void check_sizes(config::LoadedConfig& loaded, int world_size) {
+  const Findings found = judge_sizes(loaded, world_size);
+  if (found.problems.empty()) return;
+  refuse(found, loaded, world_size, [](const config::Trial& trial) {
+    config::LoadedConfig changed = trial.loaded;
+    return judge_sizes(changed, trial.world_size).problems;
+  });
 }
 
 void check_data(const config::RunConfig& config, const Layout& layout) {

@@ -8,11 +8,14 @@
 namespace lockstep::program {
 
 // Reads data.tokenizer for the size of its vocabulary where one is named. Everything is judged before anything starts:
-// RefusedConfig LS1101 (batch and ranks, with the place each value came from), LS1120 (tokenizer with more tokens than
-// model.vocab_size), LS1121 (seq_len beyond max_seq_len), with ways out each of which gives a layout or leaves fewer
-// problems; ConfigError LS1110..1119 (model sizes, model.from); DataError for the tokenizer file. What nobody set is set in
-// `loaded` (defaults.h): the layout and the configuration say the same.
+// RefusedConfig LS1110..1116 (model sizes, model.from), LS1101 (batch and ranks, with the place each value came from), LS1120
+// (tokenizer with more tokens than model.vocab_size), LS1121 (seq_len beyond max_seq_len), LS4010 (memory.host_limit), with ways
+// out each of which gives a layout, leaves fewer problems or lets the judging come further; DataError for the files of tokenizer
+// and model. What nobody set is set in `loaded` (defaults.h): the layout and the configuration say the same.
 Layout layout_of(config::LoadedConfig& loaded, int world_size);
+
+// What of that can be said without the tokenizer: LS1110..1116 and LS1101.
+void check_sizes(config::LoadedConfig& loaded, int world_size);
 
 // Opens the token files to see that they exist, are whole, long enough for a global batch and hold only ids of the
 // model's vocabulary: DataError LS122x. ConfigError LS1082 where data.train is not given.

@@ -8,6 +8,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/units.h"
+#include "lockstep/config/suggestion.h"
 #include "lockstep/program/extent.h"
 #include "lockstep/program/schedules.h"
 
@@ -65,14 +66,8 @@ std::vector<config::LayoutProblem> schedule_problems_of(const config::RunConfig&
                             .microbatches = static_cast<int>(std::max(int64_t{1}, config::microbatches(config, world_size))),
                             .grid = grid,
                             .sequences = config.train.micro_batch * config::data_parallel_size(config, world_size)};
-  for (const ScheduleProblem& problem : schedule_problems(input)) {
-    if (wrong(problem.key)) continue;
-    found.push_back({.key = problem.key, .what = problem.what, .way_out = problem.way_out});
-    if (input.kind != ScheduleKind::kInterleaved || problem.key != "train.global_batch") continue;
-    const int64_t unit = config::batch_unit(config, world_size), below = config.train.global_batch / unit * unit;
-    if (below > 0) found.back().ways = config::values_of(problem.key, {cat(below)});
-    found.back().ways.push_back({.changes = {{problem.key, cat(below + unit)}}});
-  }
+  for (config::LayoutProblem& problem : schedule_problems(input))
+    if (!wrong(problem.key)) found.push_back(std::move(problem));
   return found;
 }
 
@@ -156,6 +151,10 @@ bool Layout::owns_optimizer(int rank) const {
   return !server_mode() || mesh.group_rank(rank, mesh::kDataAxes) == kServerRank;
 }
 
+// Relations of the configuration alone hide what is too large, and that hides what a schedule says by itself.
+static constexpr int kExtentDepth = config::kRelationsDepth + 1, kScheduleDepth = kExtentDepth + 1;
+static_assert(kScheduleDepth < kDepthsOfLayout);
+
 std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& config, const arch::ModelConfig& model,
                                                    int world_size) {
   config::RunConfig resolved = config;
@@ -167,10 +166,19 @@ std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& conf
       config.parallel.pp > 1 && config.parallel.virtual_stages == 0 && std::filesystem::is_regular_file(file))
     resolved.parallel.virtual_stages = grid_virtual_stages(read_file(file));
   std::vector<config::LayoutProblem> problems = config::layout_problems(resolved, world_size);
+  if (!problems.empty() && problems.front().depth < config::kRelationsDepth) return problems;
   // A schedule is read microbatch by microbatch: not of a job that is too large to be planned.
-  std::vector<config::LayoutProblem> beyond = extent_problems(resolved, model, world_size);
-  if (beyond.empty() || !problems.empty()) beyond = schedule_problems_of(config, world_size, problems);
-  std::move(beyond.begin(), beyond.end(), std::back_inserter(problems));
+  int depth = config::kRelationsDepth;
+  if (problems.empty()) {
+    std::vector<config::LayoutProblem> beyond = extent_problems(resolved, model, world_size);
+    for (config::LayoutProblem& problem : beyond) problem.depth = kExtentDepth;
+    if (!beyond.empty()) return beyond;
+    depth = kScheduleDepth;
+  }
+  for (config::LayoutProblem& problem : schedule_problems_of(config, world_size, problems)) {
+    problem.depth = depth;
+    problems.push_back(std::move(problem));
+  }
   return problems;
 }
 

@@ -91,7 +91,8 @@ struct Layout {
 };
 
 // What does not fit `world_size` ranks: all of config::layout_problems with the sizes of the model, and what the pipeline's
-// schedule refuses. Empty = all well.
+// schedule refuses; all of one depth, below kDepthsOfLayout. Empty = all well.
+inline constexpr int kDepthsOfLayout = 10;
 std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& config, const arch::ModelConfig& model,
                                                    int world_size);
 // ConfigError LS1101 with all of them, and with the place each value came from.

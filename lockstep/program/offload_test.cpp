@@ -8,6 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/config/suggestion.h"
 #include "lockstep/program/passes.h"
 #include "lockstep/program/placement.h"
 #include "lockstep/program/render.h"
@@ -126,21 +127,40 @@ TEST(OffloadTest, AsFewUnitsAsTheLimitAllowsGoToDisk) {
   EXPECT_EQ(host_plan(sharded, 0).host(), sharded.flat_layout(0).numel / 2 * (4 + 8 + 4 + 2));
 }
 
+// The ways out of a plan that is refused.
+std::vector<config::Suggestion> ways_out_of(const Layout& layout) {
+  try {
+    build_program(layout);
+  } catch (const config::RefusedConfig& refused) {
+    EXPECT_EQ(refused.message().code, "LS4010");
+    const int64_t gradients = layout.flat_layout(0).numel * 4;
+    EXPECT_THAT(refused.message().what, HasSubstr(cat("gradients ", format_bytes(static_cast<double>(gradients)))));
+    return refused.problems().at(0).ways;
+  }
+  ADD_FAILURE() << "it fits";
+  return {};
+}
+
 TEST(OffloadTest, ALimitThatNothingMeetsIsRefusedWithItsEquation) {
   Layout layout = layout_of({.blocks = 4});
-  layout.offload.host_limit = 1024;
   for (const bool disk : {false, true}) {
+    layout.offload.host_limit = 1024;  // less than the gradients alone: no disk helps
     layout.offload.disk = disk;
-    try {
-      build_program(layout);
-      FAIL() << "it does not fit";
-    } catch (const ConfigError& error) {
-      EXPECT_EQ(error.message().code, "LS4010");
-      const int64_t gradients = layout.flat_layout(0).numel * 4;
-      EXPECT_THAT(error.message().what, HasSubstr(cat("gradients ", format_bytes(static_cast<double>(gradients)))));
-      EXPECT_THAT(error.message().way_out, HasSubstr(disk ? "parallel.zero" : "memory.disk_path"));
-    }
+    const std::vector<config::Suggestion> ways = ways_out_of(layout);
+    ASSERT_EQ(ways.size(), 1u);
+    EXPECT_EQ(ways[0].changes[0].key, "memory.host_limit");
+    layout.offload.host_limit = parse_bytes(ways[0].changes[0].value.value()).value();
+    EXPECT_NO_THROW(build_program(layout));
   }
+}
+
+TEST(OffloadTest, ADiskIsOfferedWhereItHelps) {
+  Layout layout = layout_of({.blocks = 4, .disk_units = 4});
+  EXPECT_NO_THROW(build_program(layout));
+  layout.offload.disk = false;
+  const std::vector<config::Suggestion> ways = ways_out_of(layout);
+  ASSERT_EQ(ways.size(), 2u);
+  EXPECT_EQ(ways[0].changes[0].key, "memory.disk_path");
 }
 
 size_t find(const Actions& actions, K kind, int place, Moved moved = Moved::kParameters, int which = 0) {

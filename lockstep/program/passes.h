@@ -60,7 +60,7 @@ Program update(Program program, const Layout& layout);
 // EVICT behind RESHARD. Optimizer: STEP unit by unit, on the host; what is on disk (placement.h) with FETCH of the next
 // unit before it and EVICT after it, the first FETCH before the last microbatch's backward; parameters that stay on the
 // device follow with FETCH, and one STEP later UNSHARD where that is to come. Activations: EVICT after F of a layer that
-// keeps its input alone, FETCH one layer ahead of its RECOMPUTE. ConfigError LS4010 as host_plan.
+// keeps its input alone, FETCH one layer ahead of its RECOMPUTE. RefusedConfig LS4010 as host_plan.
 Program offload(Program program, const Layout& layout);
 
 bool has_partial(const std::vector<arch::ParamSpec>& table);

@@ -6,6 +6,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/config/suggestion.h"
 
 namespace lockstep::program {
 namespace {
@@ -35,28 +36,15 @@ std::string equation(const HostPlan& plan) {
              bytes(plan.staging), " + activations ", bytes(plan.activations), " = ", bytes(plan.host()));
 }
 
-[[noreturn]] void refuse(const Layout& layout, const HostPlan& least) {
-  const bool could = !layout.offload.disk && layout.offload.optimizer;
-  throw ConfigError({.code = "LS4010",
-                     .what = cat("a rank offloads more to the host than memory.host_limit (",
-                                 bytes(layout.offload.host_limit), ") allows: ", equation(least),
-                                 layout.offload.disk ? ", the least that any choice of units on disk needs" : ""),
-                     .where = "memory.host_limit",
-                     .way_out = could ? "set memory.disk_path, which takes optimizer states beyond it, or raise memory.host_limit"
-                                      : "raise memory.host_limit, or share the states among more ranks (parallel.zero)"});
-}
-
-}  // namespace
-
-bool HostPlan::on_disk(int unit) const { return std::binary_search(disk_units.begin(), disk_units.end(), unit); }
-
-int64_t offloaded_state_bytes(const Layout& layout) {
-  return 12 + (layout.offload.parameters && layout.precision == config::Precision::kBf16 ? 2 : 0);
-}
-
-HostPlan host_plan(const Layout& layout, int rank) {
+// The small units first, as few as the limit takes; where no choice is small enough the one that needs least.
+struct Choice {
   HostPlan plan;
-  if (!layout.offload.optimizer && !layout.offload.activations) return plan;
+  bool fits = true;
+};
+
+Choice choose(const Layout& layout, int rank) {
+  HostPlan plan;
+  if (!layout.offload.optimizer && !layout.offload.activations) return {.plan = plan};
   plan.activations = activation_bytes(layout, rank);
   std::vector<std::pair<int64_t, int>> units;  // elements of the shard, layer
   if (layout.offload.optimizer)
@@ -71,7 +59,7 @@ HostPlan host_plan(const Layout& layout, int rank) {
   const int64_t limit = layout.offload.host_limit;
   HostPlan least = plan;
   for (size_t next = 0; limit > 0 && plan.host() > limit; ++next) {
-    if (!layout.offload.disk || next == units.size()) refuse(layout, least);
+    if (!layout.offload.disk || next == units.size()) return {.plan = least, .fits = false};
     const auto& [numel, layer] = units[next];
     plan.states -= numel * per_element;
     plan.disk += numel * per_element;
@@ -80,7 +68,55 @@ HostPlan host_plan(const Layout& layout, int rank) {
     if (plan.host() < least.host()) least = plan;
   }
   std::sort(plan.disk_units.begin(), plan.disk_units.end());
-  return plan;
+  return {.plan = plan};
+}
+
+// Of the ranks, alike but for their stages, the one with the largest plan that does not fit; nothing where all do.
+std::optional<HostPlan> too_large(const Layout& layout) {
+  std::optional<HostPlan> worst;
+  const int ranks = layout.mesh.world_size();
+  for (int rank = 0; rank < ranks; rank += ranks / layout.pipeline.ranks) {
+    const Choice choice = choose(layout, rank);
+    if (!choice.fits && (!worst || choice.plan.host() > worst->host())) worst = choice.plan;
+  }
+  return worst;
+}
+
+// With what mends it of the limit and the disk alone.
+config::LayoutProblem problem_of(const Layout& layout, const HostPlan& worst) {
+  config::LayoutProblem problem{.key = "memory.host_limit",
+                                .what = cat("a rank offloads more to the host than memory.host_limit (",
+                                            bytes(layout.offload.host_limit), ") allows: ", equation(worst),
+                                            layout.offload.disk ? ", the least that any choice of units on disk needs" : "")};
+  Layout with_disk = layout;
+  with_disk.offload.disk = true;
+  if (!layout.offload.disk && !too_large(with_disk))
+    problem.ways = {{.changes = {{"memory.disk_path", "spill"}},
+                     .text = "set memory.disk_path, which takes optimizer states beyond it"}};
+  problem.ways.push_back({.changes = {{"memory.host_limit", cat((worst.host() + kMiB - 1) / kMiB, "MiB")}}});
+  return problem;
+}
+
+}  // namespace
+
+bool HostPlan::on_disk(int unit) const { return std::binary_search(disk_units.begin(), disk_units.end(), unit); }
+
+int64_t offloaded_state_bytes(const Layout& layout) {
+  return 12 + (layout.offload.parameters && layout.precision == config::Precision::kBf16 ? 2 : 0);
+}
+
+HostPlan host_plan(const Layout& layout, int rank) {
+  Choice choice = choose(layout, rank);
+  if (!choice.fits) config::refuse({}, kHostLimitCode, "", {problem_of(layout, too_large(layout).value())});
+  return std::move(choice.plan);
+}
+
+std::optional<config::LayoutProblem> host_limit_problem(const Layout& layout) {
+  const std::optional<HostPlan> worst = too_large(layout);
+  if (!worst) return std::nullopt;
+  config::LayoutProblem problem = problem_of(layout, *worst);
+  for (int stage = layout.zero + 1; stage <= 3; ++stage) problem.ways.push_back({.changes = {{"parallel.zero", cat(stage)}}});
+  return problem;
 }
 
 }  // namespace lockstep::program

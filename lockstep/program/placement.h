@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "lockstep/program/layout.h"
@@ -25,7 +26,12 @@ struct HostPlan {
 int64_t offloaded_state_bytes(const Layout& layout);
 
 // The small units go to disk first, since two of the largest one there are staged on the host; as few as host() <=
-// host_limit takes. ConfigError LS4010 with the equation where no choice is small enough, or the layout has no disk.
+// host_limit takes. RefusedConfig LS4010 with the equation where no choice is small enough, or the layout has no disk.
 HostPlan host_plan(const Layout& layout, int rank);
+
+// The same, of the rank that offloads most; nothing where every rank has a plan. A further way out is to share the states among
+// more ranks, which the layout alone cannot judge.
+inline constexpr const char* kHostLimitCode = "LS4010";
+std::optional<config::LayoutProblem> host_limit_problem(const Layout& layout);
 
 }  // namespace lockstep::program

@@ -32,6 +32,6 @@ Grid read_grid(const std::string& text);
 bool grid_in_v(const Grid& grid);
 
 // All that is wrong with the grid itself and beside the layout.
-std::vector<ScheduleProblem> grid_problems(const Grid& grid, const ScheduleInput& input);
+std::vector<config::LayoutProblem> grid_problems(const Grid& grid, const ScheduleInput& input);
 
 }  // namespace lockstep::program

@@ -29,7 +29,7 @@ class GridCheck {
                   .virtual_stages = input.virtual_stages,
                   .grid_in_v = program::grid_in_v(grid)} {}
 
-  std::vector<ScheduleProblem> run() {
+  std::vector<config::LayoutProblem> run() {
     several(grid_.problems, "write cells as 0F0: stage, one of F, B, I and W, microbatch; nothing for an idle step");
     if (grid_.problems.empty() && check_sizes() && check_places() && check_actions()) check_ends();
     return std::move(problems_);
@@ -48,33 +48,37 @@ class GridCheck {
     return all_[static_cast<size_t>(stage) * static_cast<size_t>(grid_.microbatches) + static_cast<size_t>(microbatch)];
   }
 
-  void problem(const char* key, std::string what, std::string way_out) {
-    problems_.push_back({.key = key, .what = std::move(what), .way_out = std::move(way_out)});
+  // What is to be written in the file; and values of the key that suit the file as it is.
+  void problem(const char* key, std::string what, std::string in_file, const std::vector<std::string>& values = {}) {
+    problems_.push_back({.key = key, .what = std::move(what), .ways = config::values_of(key, values), .elsewhere = std::move(in_file)});
   }
   // As many as can be read at once.
-  void several(const std::vector<std::string>& what, const char* way_out) {
+  void several(const std::vector<std::string>& what, const char* in_file) {
     constexpr size_t kMost = 8;
-    for (size_t i = 0; i < std::min(kMost, what.size()); ++i) problem(kKey, cat("grid: ", what[i]), way_out);
-    if (what.size() > kMost) problem(kKey, cat("grid: and ", what.size() - kMost, " more"), way_out);
+    for (size_t i = 0; i < std::min(kMost, what.size()); ++i) problem(kKey, cat("grid: ", what[i]), in_file);
+    if (what.size() > kMost) problem(kKey, cat("grid: and ", what.size() - kMost, " more"), in_file);
   }
 
   bool check_sizes() {
     const int rows = static_cast<int>(grid_.ranks.size()), stages = pipeline_.stages();
     if (rows != input_.ranks)
       problem("parallel.pp", cat("pp(", input_.ranks, "), but the grid has ", rows, rows == 1 ? " row" : " rows"),
-              rows > 1 ? cat("use pp ", rows, ", or a grid with a row for every rank") : "use a grid with a row for every rank");
-    if (rows == input_.ranks && grid_.stages != stages)
+              "write a grid with a row for every rank", rows > 1 ? std::vector{cat(rows)} : std::vector<std::string>{});
+    if (rows == input_.ranks && grid_.stages != stages) {
+      const bool whole = grid_.stages > 0 && grid_.stages % rows == 0;
       problem("parallel.virtual_stages",
               cat("pp(", rows, ") x virtual_stages(", input_.virtual_stages, ") = ", stages, ", but the grid has stages 0 to ",
                   grid_.stages - 1),
-              grid_.stages > 0 && grid_.stages % rows == 0
-                  ? cat("use virtual_stages ", grid_.stages / rows)
-                  : cat("use a grid with a multiple of ", rows, " stages: as many on every rank"));
-    if (grid_.microbatches != input_.microbatches)
+              whole ? "" : cat("write a grid with a multiple of ", rows, " stages: as many on every rank"),
+              whole ? std::vector{cat(grid_.stages / rows)} : std::vector<std::string>{});
+    }
+    if (grid_.microbatches != input_.microbatches) {
+      const bool some = grid_.microbatches > 0;
       problem("train.global_batch",
               cat(input_.microbatches, input_.microbatches == 1 ? " microbatch" : " microbatches", ", but the grid has 0 to ",
                   grid_.microbatches - 1),
-              grid_.microbatches > 0 ? microbatches_text(input_, {grid_.microbatches}) : "use a grid with some");
+              some ? "" : "write a grid with some", some ? std::vector{cat(grid_.microbatches * input_.sequences)} : std::vector<std::string>{});
+    }
     return problems_.empty();
   }
 
@@ -156,12 +160,12 @@ class GridCheck {
   const Pipeline pipeline_;
   std::vector<std::array<Found, 3>> all_;  // by stage and microbatch
   std::vector<std::string> wrong_;
-  std::vector<ScheduleProblem> problems_;
+  std::vector<config::LayoutProblem> problems_;
 };
 
 }  // namespace
 
-std::vector<ScheduleProblem> grid_problems(const Grid& grid, const ScheduleInput& input) {
+std::vector<config::LayoutProblem> grid_problems(const Grid& grid, const ScheduleInput& input) {
   return GridCheck(grid, input).run();
 }
 

@@ -42,8 +42,8 @@ ScheduleInput grid(const std::string& text, int ranks, int virtual_stages, int m
 }
 std::vector<std::string> said(const ScheduleInput& input) {
   std::vector<std::string> lines;
-  for (const ScheduleProblem& problem : schedule_problems(input))
-    lines.push_back(cat(problem.key, ": ", problem.what, " -> ", problem.way_out));
+  for (const config::LayoutProblem& problem : schedule_problems(input))
+    lines.push_back(cat(problem.key, ": ", problem.what, " -> ", problem.way_out()));
   return lines;
 }
 
@@ -100,13 +100,13 @@ TEST(ScheduleFileTest, EveryCellThatIsNoActionIsNamed) {
 
 TEST(ScheduleFileTest, SizesBesideTheLayoutAllAtOnce) {
   EXPECT_THAT(said(grid(kInterleaved, 4, 1, 4)),
-              ElementsAre("parallel.pp: pp(4), but the grid has 2 rows -> use pp 2, or a grid with a row for every rank"));
+              ElementsAre("parallel.pp: pp(4), but the grid has 2 rows -> use pp 2, or write a grid with a row for every rank"));
   EXPECT_THAT(said(grid(kInterleaved, 2, 1, 8)),
               ElementsAre("parallel.virtual_stages: pp(2) x virtual_stages(1) = 2, but the grid has stages 0 to 3 -> use "
                           "virtual_stages 2",
-                          "train.global_batch: 8 microbatches, but the grid has 0 to 3 -> use 4 microbatches: global_batch 32"));
+                          "train.global_batch: 8 microbatches, but the grid has 0 to 3 -> use global_batch 32"));
   EXPECT_THAT(said(grid("0F0,0B0,2F0,2B0\n1F0,1B0", 2, 1, 1)),
-              ElementsAre(HasSubstr("use a grid with a multiple of 2 stages")));
+              ElementsAre(HasSubstr("write a grid with a multiple of 2 stages")));
   EXPECT_THAT(said(grid("", 2, 1, 1)), testing::Not(IsEmpty()));
 }
 
@@ -263,10 +263,9 @@ TEST(ScheduleFileTest, AConfigurationNamesTheFile) {
 
 TEST(ScheduleProblemsTest, CombinationsThatCannotBe) {
   EXPECT_THAT(said({.kind = Kind::kInterleaved, .ranks = 4, .virtual_stages = 2, .microbatches = 6, .sequences = 8}),
-              ElementsAre("train.global_batch: schedule interleaved: microbatches(6) % pp(4) = 2 -> use 4 or 8 microbatches: "
-                          "global_batch 32 or 64"));
+              ElementsAre("train.global_batch: schedule interleaved: microbatches(6) % pp(4) = 2 -> use global_batch 32 or 64"));
   EXPECT_THAT(said({.kind = Kind::kInterleaved, .ranks = 4, .virtual_stages = 2, .microbatches = 3}),
-              ElementsAre(HasSubstr("microbatches(3) % pp(4) = 3 -> use 4 microbatches")));
+              ElementsAre(HasSubstr("microbatches(3) % pp(4) = 3 -> use global_batch 4")));
   for (const Kind kind : {Kind::kNaive, Kind::kGPipe, Kind::kOneFOneB, Kind::kZbH1, Kind::kZbH2})
     EXPECT_THAT(said({.kind = kind, .ranks = 2, .virtual_stages = 2, .microbatches = 2}),
                 ElementsAre(cat("parallel.virtual_stages: virtual_stages(2), but schedule ", schedule_name(kind),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/base/check.h"
+#include "lockstep/config/check_parts.h"
 #include "lockstep/program/schedule_file.h"
 #include "lockstep/program/schedule_lists.h"
 
@@ -45,39 +46,32 @@ std::vector<Action> list_of(const ScheduleInput& input, int rank) {
   throw InternalError(cat("no generator for schedule ", schedule_name(input.kind)));
 }
 
-ScheduleProblem stages_problem(const ScheduleInput& input, int wanted) {
+config::LayoutProblem stages_problem(const ScheduleInput& input, int wanted) {
+  std::vector<config::Suggestion> ways = config::values_of("parallel.virtual_stages", {cat(wanted)});
+  if (wanted == 1) ways.push_back({.changes = {{"parallel.schedule", "interleaved"}}});
   return {.key = "parallel.virtual_stages",
           .what = cat("virtual_stages(", input.virtual_stages, "), but schedule ", schedule_name(input.kind), " has ",
                       wanted == 1 ? "one stage" : "two stages", " of a rank"),
-          .way_out = cat("use virtual_stages ", wanted, wanted == 1 ? ", or schedule interleaved" : "")};
+          .ways = std::move(ways)};
 }
 
 }  // namespace
 
-std::string microbatches_text(const ScheduleInput& input, const std::vector<int>& counts) {
-  std::vector<std::string> texts, batches;
-  for (const int count : counts) {
-    texts.push_back(cat(count));
-    batches.push_back(cat(count * input.sequences));
-  }
-  return cat("use ", join(texts, " or "), counts == std::vector{1} ? " microbatch" : " microbatches",
-             input.sequences > 0 ? cat(": global_batch ", join(batches, " or ")) : "");
-}
-
-std::vector<ScheduleProblem> schedule_problems(const ScheduleInput& input) {
+std::vector<config::LayoutProblem> schedule_problems(const ScheduleInput& input) {
   if (input.kind == ScheduleKind::kFile) return grid_problems(read_grid(input.grid), input);
-  std::vector<ScheduleProblem> problems;
+  std::vector<config::LayoutProblem> problems;
   const bool alone = input.ranks == 1 && input.virtual_stages == 1;
   const int stages = v_shaped(input.kind) ? 2 : 1;
   if (input.kind != ScheduleKind::kInterleaved && input.virtual_stages != stages && !alone)
     problems.push_back(stages_problem(input, stages));
-  const int left = input.microbatches % input.ranks, below = input.microbatches - left;
-  if (input.kind == ScheduleKind::kInterleaved && left != 0)
-    problems.push_back({.key = "train.global_batch",
+  const int left = input.microbatches % input.ranks;
+  if (input.kind == ScheduleKind::kInterleaved && left != 0) {
+    const char* key = "train.global_batch";
+    problems.push_back({.key = key,
                         .what = cat("schedule interleaved: microbatches(", input.microbatches, ") % pp(", input.ranks,
                                     ") = ", left),
-                        .way_out = microbatches_text(input, below == 0 ? std::vector{input.ranks}
-                                                                       : std::vector{below, below + input.ranks})});
+                        .ways = config::multiples_near(key, input.ranks * input.sequences, input.microbatches * input.sequences)});
+  }
   return problems;
 }
 
@@ -90,7 +84,7 @@ int grid_virtual_stages(const std::string& text) {
 bool grid_lies_in_v(const std::string& grid) { return grid_in_v(read_grid(grid)); }
 
 std::vector<std::vector<Action>> make_schedule(const ScheduleInput& input) {
-  for (const ScheduleProblem& problem : schedule_problems(input)) LOCKSTEP_CHECK(false, problem.what);
+  for (const config::LayoutProblem& problem : schedule_problems(input)) LOCKSTEP_CHECK(false, problem.what);
   if (input.kind == ScheduleKind::kFile) return read_grid(input.grid).ranks;
   std::vector<std::vector<Action>> ranks;
   for (int rank = 0; rank < input.ranks; ++rank) ranks.push_back(list_of(input, rank));

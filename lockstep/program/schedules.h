@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/config/suggestion.h"
 #include "lockstep/program/pipeline.h"
 #include "lockstep/program/program.h"
 
@@ -16,7 +17,7 @@ struct ScheduleInput {
   int virtual_stages = 1;
   int microbatches = 1;
   std::string grid{};      // kFile
-  int64_t sequences = 0;   // of a microbatch on all data ranks: to name a global batch in a way out; 0 = not known
+  int64_t sequences = 1;   // of a microbatch on all data ranks: to name a global batch in a way out
 };
 
 // F, B, I and W of whole stages (Action::stage, microbatch), a list for each pipeline rank.
@@ -33,20 +34,13 @@ struct ScheduleInput {
 // schedule_problems() finds any.
 std::vector<std::vector<Action>> make_schedule(const ScheduleInput& input);
 
-// What cannot be, with the equation and the nearest values that work; empty = all well.
-struct ScheduleProblem {
-  std::string key;      // "parallel.schedule", "parallel.virtual_stages", "train.global_batch", ...
-  std::string what;
-  std::string way_out;
-};
-std::vector<ScheduleProblem> schedule_problems(const ScheduleInput& input);
+// What cannot be, with the equation and the nearest values that work; empty = all well. What is wrong within a grid is mended
+// in its file.
+std::vector<config::LayoutProblem> schedule_problems(const ScheduleInput& input);
 
 // Whether the stages of the grid lie V-shaped (else in a loop). Of a grid in which schedule_problems() finds nothing.
 bool grid_lies_in_v(const std::string& grid);
 // Stages of a row of the grid; 0 where its stages are no multiple of its rows.
 int grid_virtual_stages(const std::string& grid);
-
-// "use 4 or 8 microbatches: global_batch 16 or 32".
-std::string microbatches_text(const ScheduleInput& input, const std::vector<int>& counts);
 
 }  // namespace lockstep::program

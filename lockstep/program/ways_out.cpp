@@ -10,6 +10,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
 #include "lockstep/config/fields.h"
+#include "lockstep/config/suggestion.h"
 #include "lockstep/program/placement.h"
 #include "lockstep/program/step_cost.h"
 
@@ -148,16 +149,6 @@ std::vector<Change> changes_of(const RunConfig& config, int world_size, const Ro
   return changes;
 }
 
-bool host_has_room(const Layout& layout) {
-  try {
-    for (int rank = 0; rank < layout.mesh.world_size(); rank += layout.mesh.world_size() / layout.pipeline.ranks)
-      host_plan(layout, rank);
-  } catch (const ConfigError&) {  // LS4010
-    return false;
-  }
-  return true;
-}
-
 // A configuration that can be run, and what it takes.
 struct Plan {
   RunConfig config;
@@ -169,7 +160,7 @@ std::optional<Plan> plan_of(const RunConfig& config, const Layout& before, int w
   if (!layout_problems(config, before.model, world_size).empty()) return std::nullopt;
   Plan plan{.config = config, .layout = make_layout(config, before.model, world_size), .program = {}};
   plan.layout.threads = before.threads;
-  if (!host_has_room(plan.layout)) return std::nullopt;
+  if (host_limit_problem(plan.layout)) return std::nullopt;
   plan.program = build_program(plan.layout);
   return plan;
 }

@@ -247,6 +247,18 @@ class LaunchersTest(support.LockstepTest):
         self.refused_together("differs", ["--prompt=It"], ["--prompt=He"], "--prompt: It on rank 0 (on ", "He on rank 1 (on ",
                               verb=("generate", "runs/twin"))
 
+    def test_heads_are_judged_after_the_ranks_have_compared(self):
+        """runs/twin has 12 heads: 5 ranks cannot share them, but that they were told two prompts is said first."""
+        place = f"127.0.0.1:{20000 + os.getpid() % 10000}"
+        for prompts, code, text in ((["It", "He", "It", "It", "It"], "LS1103", "--prompt"),
+                                    (["It"] * 5, "LS1007", "heads(12) % tp(5) = 2")):
+            ranks = [self.start(["generate", "runs/twin", f"--prompt={prompts[rank]}", "--rank", rank, "--world-size=5",
+                                 "--rendezvous", place]) for rank in range(5)]
+            results = [one.end() for one in ranks]
+            self.assertTrue(any(result.code == USAGE and code in result.err for result in results), results)
+            for result in results:  # a rank may have heard it of another: LS3003
+                self.assertIn(text, result.err)
+
     def test_several_hosts_without_a_backend_are_refused(self):
         for variables, words in ((slurm(0, 1, 2, "1(x2)"), "1 of 2 ranks are on this host"),
                                  ({"PMI_RANK": 0, "PMI_SIZE": 2}, "nothing says how many ranks are on this host"),

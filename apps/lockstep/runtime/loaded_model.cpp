@@ -7,6 +7,7 @@
 #include <numeric>
 #include <thread>
 
+#include "apps/lockstep/generate_heads.h"
 #include "apps/lockstep/runtime/backends.h"
 #include "apps/lockstep/runtime/generate_options.h"
 #include "apps/lockstep/runtime/job_facts.h"
@@ -42,7 +43,10 @@ LoadedModel::LoadedModel(const CommandLine& command_line, const ModelSource& sou
     });
   }
   set_threads(command_line);
-  guarded([&] { load(source); });
+  guarded([&] {
+    if (world_) check_heads(source.model, world_->size());
+    load(source);
+  });
 }
 
 void LoadedModel::load(const ModelSource& source) {

@@ -14,7 +14,8 @@ namespace lockstep::apps {
 class LoadedModel {
  public:
   // Joins the other ranks where this process is one of several, sets the number of compute threads (--threads, or this
-  // rank's share of the cores) and reads this rank's part of the parameters.
+  // rank's share of the cores) and reads this rank's part of the parameters. Ranks that were not told the same end with
+  // ConfigError LS1103, those that cannot share the heads of the model then with LS1007.
   LoadedModel(const CommandLine& command_line, const ModelSource& source);
 
   model::Decoder& decoder() { return *decoder_; }

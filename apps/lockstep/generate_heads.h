@@ -1,0 +1,33 @@
+// How many ranks of `lockstep generate` can hold a model together.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "lockstep/arch/model_config.h"
+#include "lockstep/base/text.h"
+#include "lockstep/config/check_parts.h"
+#include "lockstep/config/suggestion.h"
+
+namespace lockstep::apps {
+
+// Each has whole heads, and of key/value heads whole ones or one that it shares.
+inline bool ranks_can_hold(const arch::ModelConfig& model, int64_t ranks) {
+  return model.heads % ranks == 0 && (model.kv_heads % ranks == 0 || ranks % model.kv_heads == 0);
+}
+
+// RefusedConfig LS1007 where they cannot, with numbers near it that can. `key`: what says the number.
+inline void check_heads(const arch::ModelConfig& model, int64_t ranks, const std::string& key = config::kRanks) {
+  if (ranks_can_hold(model, ranks)) return;
+  config::LayoutProblem problem{
+      .key = key,
+      .what = model.heads % ranks != 0
+                  ? cat("heads(", model.heads, ") % tp(", ranks, ") = ", model.heads % ranks, ": ranks hold whole heads")
+                  : cat("neither of kv_heads(", model.kv_heads, ") and tp(", ranks, ") divides the other"),
+      .ways = config::divisors_near(key, model.heads, ranks)};
+  std::erase_if(problem.ways, [&](const config::Suggestion& way) { return !ranks_can_hold(model, std::stoll(*way.changes[0].value)); });
+  problem.ways.resize(std::min<size_t>(2, problem.ways.size()));
+  config::refuse({}, "LS1007", "", {problem});
+}
+
+}  // namespace lockstep::apps

@@ -1,0 +1,39 @@
+// A [model] section judged: the model that it describes, or what is wrong with it and what would mend that. resolve_model()
+// refuses what is found; whoever judges more of a configuration tries the ways out against all of it first.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/arch/model_config.h"
+#include "lockstep/config/suggestion.h"
+
+namespace lockstep::arch {
+
+// In the order in which a section is judged: LayoutProblem::depth of what is found.
+enum ModelDepth { kBoundsDepth, kNamesDepth, kFamilyDepth, kVocabularyDepth, kSizesDepth };
+
+struct ModelFindings {
+  std::string code{};     // LS1110 to LS1114, LS1116
+  std::string heading{};  // above several problems; empty where one says all
+  std::vector<config::LayoutProblem> problems{};
+  std::optional<ModelConfig> model{};  // where there are none
+};
+
+// As resolve_model(), which see. DataError LS1115, LS1117, LS1118, LS1205 for the files of section.from.
+ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer_vocab_size);
+// The same where section.from names a directory: its model with the section's dropout and max_seq_len. LS1116 for any other key
+// beside `from`, and for a max_seq_len that the model cannot have.
+ModelFindings judge_hf_model(const config::ModelSection& section);
+
+// LS1110 with these.
+ModelFindings sizes_that_do_not_fit(std::vector<config::LayoutProblem> problems);
+// Sizes out of their range: products of two others fit into 64 bits.
+std::vector<config::LayoutProblem> bound_problems(const config::ModelSection& section);
+// What size_problems() says, with ways out.
+std::vector<config::LayoutProblem> contradictions(const ModelConfig& model);
+// Heads that do not fill the hidden size; of a model whose head_size nobody has set.
+std::vector<config::LayoutProblem> heads_problems(const ModelConfig& model);
+
+}  // namespace lockstep::arch
