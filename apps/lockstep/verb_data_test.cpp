@@ -9,6 +9,7 @@
 #include "lockstep/base/file.h"
 #include "lockstep/data/bpe_tokenizer.h"
 #include "lockstep/data/token_file.h"
+#include "support/folders.h"
 
 namespace lockstep::apps {
 namespace {
@@ -22,11 +23,6 @@ const std::string kExcerpt = LOCKSTEP_SOURCE_DIR "/tests/fixtures/austen-64k.txt
 
 class DataVerb : public ::testing::Test {
  protected:
-  DataVerb() {
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
   // What `lockstep data arguments...` prints on stdout; what it prints on stderr is in stderr_.
@@ -44,7 +40,7 @@ class DataVerb : public ::testing::Test {
     return refused.empty() ? printed : refused;
   }
 
-  fs::path folder_ = fs::path(::testing::TempDir()) / "lockstep-verb-data";
+  const fs::path folder_ = support::fresh_folder("verb-data");
   std::string stderr_;
 };
 

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -12,6 +11,7 @@
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
+#include "support/folders.h"
 
 namespace lockstep::apps {
 namespace {
@@ -63,8 +63,7 @@ TEST(Show, MemoryThatDoesNotFitIsSaidWithTheWaysOut) {
 }
 
 TEST(Show, ReadsARunFile) {
-  const auto folder = std::filesystem::temp_directory_path() / cat("lockstep-show-test-", ::getpid());
-  std::filesystem::create_directories(folder);
+  const support::ScopedFolder folder("show-test");
   std::ofstream(folder / "run.toml") << "[model]\npreset = \"gpt2-test\"\n[train]\nseq_len = 32\nglobal_batch = 12\n"
                                         "micro_batch = 2\n[parallel]\ndp = 3\n";
   const std::string file = (folder / "run.toml").string();
@@ -72,7 +71,6 @@ TEST(Show, ReadsARunFile) {
   const Outcome refused = show(file + " layout -n 2");
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.output, HasSubstr("[mesh] dp(3) = 3, but 2 ranks were started"));
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Show, OneRankAlone) {
@@ -191,8 +189,7 @@ TEST(Show, Json) {
 }
 
 TEST(Show, DrawsAStepOverTime) {
-  const auto folder = std::filesystem::temp_directory_path() / cat("lockstep-draw-test-", ::getpid());
-  std::filesystem::create_directories(folder);
+  const support::ScopedFolder folder("draw-test");
   const std::string layout = " -n 2 --parallel.pp=2 --train.global_batch=4 --train.micro_batch=1 --model.preset=gpt2-test";
   const std::string grid = show("program --grid" + layout).output;
   EXPECT_THAT(grid, HasSubstr("rank 0  F0 F1 .  .  B0 -- F2 B1 --"));
@@ -217,9 +214,8 @@ TEST(Show, DrawsAStepOverTime) {
   EXPECT_THAT(show(cat("program", layout, " --costs ", costs)).output, HasSubstr("nothing is drawn with it"));
   EXPECT_THAT(show(cat("memory --grid", layout)).output, HasSubstr("draws a program, and not memory"));
   EXPECT_THAT(show(cat("program --grid --rank 0", layout)).output, HasSubstr("LS1004"));
-  EXPECT_THAT(show(cat("program --grid --measured ", folder.string(), layout)).output, HasSubstr("no traced step in it"));
+  EXPECT_THAT(show(cat("program --grid --measured ", folder.path().string(), layout)).output, HasSubstr("no traced step in it"));
   EXPECT_THAT(show("schedules" + layout).output, HasSubstr("2 pipeline ranks, 4 microbatches"));
-  std::filesystem::remove_all(folder);
 }
 
 // Every block "<!-- lockstep show ... -->" followed by a text fence holds what the command prints.

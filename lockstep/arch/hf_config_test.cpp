@@ -2,13 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
+#include "support/folders.h"
 
 namespace lockstep::arch {
 namespace {
@@ -280,11 +280,8 @@ TEST(HfConfig, DtypeGoesUnderTheKeyThatIsThere) {
   EXPECT_EQ(none["torch_dtype"], "float32");
 }
 
-// A folder of its own that goes away with the test.
 class HfFolder : public testing::Test {
  protected:
-  HfFolder() : path_(fs::temp_directory_path() / cat("lockstep-hf-config-", ::getpid())) { fs::create_directories(path_); }
-  ~HfFolder() override { fs::remove_all(path_); }
   void write(const char* name, const std::string& text) const { std::ofstream(path_ / name) << text; }
   config::ModelSection section() const { return {.from = cat("hf:", path_.string())}; }
   template <typename Call>
@@ -296,7 +293,8 @@ class HfFolder : public testing::Test {
     }
     return "accepted";
   }
-  fs::path path_;
+  const support::ScopedFolder folder_{"hf-config"};
+  const fs::path path_ = folder_.path();
 };
 
 TEST_F(HfFolder, IsReadAsAWhole) {

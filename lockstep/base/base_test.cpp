@@ -11,6 +11,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/random.h"
 #include "lockstep/base/units.h"
+#include "support/folders.h"
 
 namespace lockstep {
 namespace {
@@ -18,12 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-fs::path fresh_folder(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / ("lockstep-base-" + name);
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
-}
+fs::path fresh_folder(const std::string& name) { return support::fresh_folder("base-" + name); }
 
 // Known answers published with the Random123 library.
 TEST(Random, PhiloxKnownAnswers) {

@@ -3,6 +3,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
+#include "lockstep/chat/syntax.h"
 
 namespace lockstep::chat {
 namespace {
@@ -35,6 +36,7 @@ std::optional<ChatTemplate> ChatTemplate::load(const fs::path& dir) {
   const fs::path config_file = dir / "tokenizer_config.json", jinja_file = dir / "chat_template.jinja";
   const Json config = fs::exists(config_file) ? read_json(config_file) : Json::object();
   std::optional<std::string> source;
+  if (fs::is_regular_file(jinja_file)) require_template_size(fs::file_size(jinja_file), jinja_file.string());
   if (fs::exists(jinja_file))
     source = read_file(jinja_file);
   else if (config.is_object())

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
-#include "lockstep/chat/template.h"
+#include "lockstep/chat/chat_template.h"
 #include "lockstep/chat/test_allocations.h"
+#include "support/folders.h"
 
 namespace lockstep::chat {
 namespace {
@@ -141,6 +143,24 @@ TEST(Limits, MemoryAndTextAreBounded) {
   EXPECT_LT(most("{% for i in range(99999) %}{% for j in range(99999) %}{% set k = loop.changed(loop) %}{% endfor %}{% endfor %}"), 16);
   const std::string quiet = "{% for i in range(1000) %}{% set k = loop.changed(loop, [loop]) %}{% endfor %}{{ 'a' * 99999999 }}";
   EXPECT_LT(most(quiet), 8);
+}
+
+TEST(Limits, AFileThatIsTooLargeIsNotRead) {
+  const support::ScopedFolder folder("chat-limits");
+  const std::filesystem::path file = folder / "chat_template.jinja";
+  write_file(file, "{{ messages }}");
+  EXPECT_TRUE(ChatTemplate::load(folder.path()));
+  std::filesystem::resize_file(file, 64 << 20);
+  const int64_t before = allocated_bytes;
+  most_allocated_bytes = before;
+  try {
+    ChatTemplate::load(folder.path());
+    FAIL() << "a template of 64 MiB";
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("LS1246: a chat template of 67108864 bytes; 1 MiB is the limit"));
+    EXPECT_EQ(error.message().where, file.string());
+  }
+  EXPECT_LT(most_allocated_bytes - before, 1 << 20);
 }
 
 TEST(Limits, NumbersAtTheirEnds) {

@@ -1,6 +1,7 @@
 // A parsed template.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -75,6 +76,8 @@ struct Statement {
   Body otherwise{};
 };
 
+// DataError LS1246 for a template that is larger than any needs to be: asked before a file of it is read.
+void require_template_size(uintmax_t bytes, const std::string& origin);
 // DataError LS1246 for what is no template, LS1247 for what Jinja has and this does not; with `origin` and the line.
 Body parse_template(std::string_view source, const std::string& origin);
 

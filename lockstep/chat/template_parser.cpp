@@ -221,10 +221,14 @@ class TemplateParser {
 
 }  // namespace
 
+void require_template_size(uintmax_t bytes, const std::string& origin) {
+  constexpr uintmax_t kLargest = 1 << 20;
+  if (bytes > kLargest)
+    throw DataError({.code = "LS1246", .what = cat("a chat template of ", bytes, " bytes; 1 MiB is the limit"), .where = origin});
+}
+
 Body parse_template(std::string_view source, const std::string& origin) {
-  constexpr size_t kLargest = size_t{1} << 20;
-  if (source.size() > kLargest)
-    throw DataError({.code = "LS1246", .what = cat("a chat template of ", source.size(), " bytes; 1 MiB is the limit"), .where = origin});
+  require_template_size(source.size(), origin);
   return TemplateParser(tokenize(source, origin), origin).run();
 }
 

@@ -18,6 +18,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/async_save.h"
 #include "lockstep/checkpoint/directory.h"
+#include "support/folders.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::checkpoint {
@@ -28,11 +29,7 @@ using engine::StateTensor;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-fs::path fresh_folder(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / ("lockstep-async-" + name);
-  fs::remove_all(folder);
-  return folder / "checkpoints";
-}
+fs::path fresh_folder(const std::string& name) { return support::fresh_place("async-" + name) / "checkpoints"; }
 
 // One parameter [rows, 8] that all ranks hold alike, its moments, and a scalar; all of them plus `value`.
 std::vector<StateTensor> state_of(int64_t rows, const comm::World& world, double value = 0) {

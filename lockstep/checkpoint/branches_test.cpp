@@ -8,6 +8,7 @@
 #include "lockstep/base/file.h"
 #include "lockstep/checkpoint/inspect.h"
 #include "lockstep/checkpoint/save.h"
+#include "support/folders.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::checkpoint {
@@ -19,8 +20,8 @@ using ::testing::IsEmpty;
 namespace fs = std::filesystem;
 
 fs::path run_with_steps(const std::string& name, const std::vector<int64_t>& steps, int keep = 0) {
-  const fs::path directory = fs::path(::testing::TempDir()) / ("lockstep-branches-" + name) / "checkpoints";
-  if (keep == 0) fs::remove_all(directory.parent_path());
+  const std::string place = "branches-" + name;
+  const fs::path directory = (keep == 0 ? support::fresh_place(place) : support::place(place)) / "checkpoints";
   testing::run_ranks(1, [&](comm::World& world) {
     const auto communicator = world.communicator({0}, "world");
     const std::vector<engine::StateTensor> state = {

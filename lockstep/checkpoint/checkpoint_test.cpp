@@ -16,6 +16,7 @@
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/shard_writer.h"
 #include "lockstep/mesh/placement.h"
+#include "support/folders.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::checkpoint {
@@ -107,11 +108,7 @@ void on_ranks(int n, const std::function<void(comm::Communicator&)>& body) {
   });
 }
 
-fs::path fresh_folder(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / ("lockstep-checkpoint-" + name);
-  fs::remove_all(folder);
-  return folder / "checkpoints";
-}
+fs::path fresh_folder(const std::string& name) { return support::fresh_place("checkpoint-" + name) / "checkpoints"; }
 
 struct SaveOptions {
   Cut cut = Cut::kReplicas;

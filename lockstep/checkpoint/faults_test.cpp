@@ -15,6 +15,7 @@
 #include "lockstep/base/file.h"
 #include "lockstep/checkpoint/load.h"
 #include "lockstep/checkpoint/save.h"
+#include "support/folders.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::checkpoint {
@@ -25,11 +26,7 @@ using engine::StateTensor;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-fs::path fresh_folder(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / ("lockstep-faults-" + name);
-  fs::remove_all(folder);
-  return folder / "checkpoints";
-}
+fs::path fresh_folder(const std::string& name) { return support::fresh_place("faults-" + name) / "checkpoints"; }
 
 // One parameter [rows, 8] and its moments, held alike by all ranks.
 std::vector<StateTensor> state_of(int64_t rows, int ranks, int rank) {

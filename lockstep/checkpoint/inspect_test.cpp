@@ -7,6 +7,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
 #include "lockstep/checkpoint/save.h"
+#include "support/folders.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::checkpoint {
@@ -18,8 +19,7 @@ namespace fs = std::filesystem;
 
 // A run with steps 1 and 2, each of one fp32 parameter [4, 2] and its two moments.
 fs::path run_with_two_steps() {
-  const fs::path run = fs::path(::testing::TempDir()) / "lockstep-inspect";
-  fs::remove_all(run);
+  const fs::path run = support::fresh_place("inspect");
   testing::run_ranks(1, [&](comm::World& world) {
     const auto communicator = world.communicator({0}, "world");
     std::vector<engine::StateTensor> state;

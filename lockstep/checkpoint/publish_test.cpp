@@ -13,6 +13,7 @@
 #include "lockstep/checkpoint/load.h"
 #include "lockstep/checkpoint/publish.h"
 #include "lockstep/checkpoint/save.h"
+#include "support/folders.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::checkpoint {
@@ -25,11 +26,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kStep = 7;
 
-fs::path fresh_folder(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / ("lockstep-publish-" + name);
-  fs::remove_all(folder);
-  return folder / "checkpoints";
-}
+fs::path fresh_folder(const std::string& name) { return support::fresh_place("publish-" + name) / "checkpoints"; }
 
 // One parameter and its moments, all `value`.
 std::vector<engine::StateTensor> state_of(float value) {

@@ -18,6 +18,7 @@
 #include "lockstep/checkpoint/safetensors_writer.h"
 #include "lockstep/engine/state.h"
 #include "lockstep/mesh/placement.h"
+#include "support/folders.h"
 
 namespace lockstep::checkpoint {
 
@@ -48,12 +49,7 @@ inline Values hf_values(const arch::ModelConfig& model, const Values& ours) {
   return theirs;
 }
 
-inline std::filesystem::path fresh_folder(const std::string& name) {
-  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / ("lockstep-hf-" + name);
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directories(folder);
-  return folder;
-}
+inline std::filesystem::path fresh_folder(const std::string& name) { return support::fresh_folder("hf-" + name); }
 
 inline void write_tensors(const std::filesystem::path& file, const Values& values) {
   std::filesystem::remove(file);

@@ -15,6 +15,7 @@
 #include "lockstep/checkpoint/test_shards.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/engine/test_steps.h"
+#include "support/folders.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::checkpoint {
@@ -26,11 +27,7 @@ using engine::testing::Case;
 using engine::testing::layout_for;
 namespace fs = std::filesystem;
 
-fs::path fresh_folder(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / ("lockstep-zero-" + name);
-  fs::remove_all(folder);
-  return folder;
-}
+fs::path fresh_folder(const std::string& name) { return support::fresh_place("zero-" + name); }
 
 void save_step(Executor& executor, Groups& groups, const fs::path& directory, int64_t step) {
   const auto state = executor.store().state();

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <unistd.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
@@ -10,6 +9,7 @@
 #include "lockstep/config/check.h"
 #include "lockstep/config/fields.h"
 #include "lockstep/config/load.h"
+#include "support/folders.h"
 
 namespace lockstep::config {
 namespace {
@@ -38,20 +38,16 @@ std::string refusal(const Override& item) {
   return "accepted";
 }
 
-// A folder of its own that goes away with the test.
 class Folder {
  public:
-  Folder() : path_(std::filesystem::temp_directory_path() / cat("lockstep-config-", ::getpid())) {
-    std::filesystem::create_directories(path_ / "deep");
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder() { std::filesystem::create_directories(folder_ / "deep"); }
   std::filesystem::path write(const std::string& name, std::string_view text) const {
-    write_file(path_ / name, text);
-    return path_ / name;
+    write_file(folder_ / name, text);
+    return folder_ / name;
   }
 
  private:
-  std::filesystem::path path_;
+  const support::ScopedFolder folder_{"config"};
 };
 
 TEST(Config, ReadsEveryKindOfValue) {

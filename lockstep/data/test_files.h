@@ -12,15 +12,11 @@
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
 #include "lockstep/data/bpe_trainer.h"
+#include "support/folders.h"
 
 namespace lockstep::data {
 
-inline std::filesystem::path fresh_folder(const std::string& name) {
-  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / ("lockstep-data-" + name);
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directories(folder);
-  return folder;
-}
+inline std::filesystem::path fresh_folder(const std::string& name) { return support::fresh_folder("data-" + name); }
 
 inline std::string excerpt() {
   return read_file(LOCKSTEP_SOURCE_DIR "/tests/fixtures/austen-64k.txt");

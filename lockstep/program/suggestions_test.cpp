@@ -1,7 +1,6 @@
 // Every way out that a refusal offers is taken: it gives a layout, or leaves fewer problems, until there are none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <random>
@@ -16,6 +15,7 @@
 #include "lockstep/data/test_files.h"
 #include "lockstep/program/job.h"
 #include "lockstep/program/placement.h"
+#include "support/folders.h"
 
 namespace lockstep::program {
 namespace {
@@ -108,9 +108,6 @@ class Files {
                      "1F0,1F1,3F0,3B0,3F1,3B1,1F2,1B0,1F3,1B1,3F2,3B2,3F3,3B3,1B2,1B3\n");
     write("odd.csv", "0F0,0B0,2F0,2B0\n1F0,1B0\n");
   }
-  ~Files() { fs::remove_all(folder_); }
-  Files(const Files&) = delete;
-  Files& operator=(const Files&) = delete;
   std::string at(const char* name) const { return (folder_ / name).string(); }
   std::string grid(const char* name) const { return cat("file:", at(name)); }
 
@@ -119,7 +116,7 @@ class Files {
     fs::create_directories((folder_ / name).parent_path());
     write_file(folder_ / name, text);
   }
-  const fs::path folder_ = fs::path(::testing::TempDir()) / cat("lockstep-suggestions-", ::getpid());
+  const support::ScopedFolder folder_{"suggestions"};
 };
 
 TEST(Suggestions, ADegreeSuitsAllThatItDivides) {

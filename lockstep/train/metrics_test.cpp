@@ -8,18 +8,14 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
+#include "support/folders.h"
 
 namespace lockstep::train {
 namespace {
 
 namespace fs = std::filesystem;
 
-fs::path fresh_folder(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / ("lockstep-metrics-" + name);
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
-}
+fs::path fresh_folder(const std::string& name) { return support::fresh_folder("metrics-" + name); }
 
 std::vector<std::string> lines_of(const fs::path& path) {
   auto lines = split(read_file(path), '\n');

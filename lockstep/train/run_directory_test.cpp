@@ -5,6 +5,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
+#include "support/folders.h"
 
 namespace lockstep::train {
 namespace {
@@ -12,11 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-RunDirectory fresh(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / ("lockstep-run-" + name);
-  fs::remove_all(folder);
-  return RunDirectory(folder);
-}
+RunDirectory fresh(const std::string& name) { return RunDirectory(support::fresh_place("run-" + name)); }
 
 RunDirectory::Content content(int layers) {
   return {.config_text = "steps = 10  # run.toml:3\n",

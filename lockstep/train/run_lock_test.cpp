@@ -8,6 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
+#include "support/folders.h"
 
 namespace lockstep::train {
 namespace {
@@ -17,11 +18,7 @@ using ::testing::HasSubstr;
 using std::chrono::milliseconds;
 namespace fs = std::filesystem;
 
-fs::path fresh(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / ("lockstep-lock-" + name);
-  fs::remove_all(folder);
-  return folder;
-}
+fs::path fresh(const std::string& name) { return support::fresh_place("lock-" + name); }
 
 // A process that ends at once, and whose exit code nobody has fetched yet.
 LockHolder dead_process() {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/file.h"
+#include "support/folders.h"
 
 namespace lockstep::train {
 namespace {
@@ -32,8 +33,7 @@ TEST(TfEvents, GoldenBytes) {
 }
 
 TEST(TfEvents, FileBeginsWithItsVersion) {
-  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "lockstep-tfevents";
-  std::filesystem::remove_all(folder);
+  const std::filesystem::path folder = support::fresh_place("tfevents");
   {
     EventFile file(folder, 1.0);
     file.scalar(2.0, 300, "train/loss", 2.5f);
