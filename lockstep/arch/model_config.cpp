@@ -187,7 +187,7 @@ std::vector<std::string> preset_names() {
   return names;
 }
 
-ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer_vocab_size) {
+ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer_vocab_size, bool with_ways) {
   if (std::vector<config::LayoutProblem> beyond = bound_problems(section); !beyond.empty())
     return sizes_that_do_not_fit(std::move(beyond));
   if (!section.from.empty()) return judge_hf_model(section);
@@ -202,8 +202,8 @@ ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer
   if (model.vocab_size == 0) model.vocab_size = tokenizer_vocab_size;
   if (model.vocab_size == 0) return no_vocabulary(preset);
   std::vector<config::LayoutProblem> problems;
-  if (!section.head_size) problems = heads_problems(model);
-  for (config::LayoutProblem& problem : contradictions(model)) problems.push_back(std::move(problem));
+  if (!section.head_size) problems = heads_problems(model, with_ways);
+  for (config::LayoutProblem& problem : contradictions(model, with_ways)) problems.push_back(std::move(problem));
   if (!problems.empty()) return sizes_that_do_not_fit(std::move(problems));
   return {.model = model};
 }
@@ -214,7 +214,7 @@ ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer
   config::Trial trial;
   trial.loaded.config.model = section;
   keep_what_holds(found.problems, trial, [&](const config::Trial& changed) {
-    return judge_model(changed.loaded.config.model, tokenizer_vocab_size).problems;
+    return judge_model(changed.loaded.config.model, tokenizer_vocab_size, false).problems;
   });
   config::refuse(trial.loaded, found.code, found.heading, found.problems);
 }

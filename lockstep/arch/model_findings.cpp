@@ -80,10 +80,12 @@ std::vector<LayoutProblem> bound_problems(const config::ModelSection& section) {
   return problems;
 }
 
-std::vector<LayoutProblem> contradictions(const ModelConfig& model) {
+std::vector<LayoutProblem> contradictions(const ModelConfig& model, bool with_ways) {
   std::vector<LayoutProblem> problems;
   const auto expect = [&](bool holds, const char* key, std::string what, const auto& ways) {
-    if (!holds) problems.push_back({.key = key, .what = std::move(what), .ways = ways(), .depth = kSizesDepth});
+    if (holds) return;
+    problems.push_back({.key = key, .what = std::move(what), .depth = kSizesDepth});
+    if (with_ways) problems.back().ways = ways();
   };
   const std::vector<Suggestion> own_kv_heads = {config::left_out("model.kv_heads")};
   expect(model.heads % model.kv_heads == 0, "model.kv_heads", remainder_text("heads", model.heads, "kv_heads", model.kv_heads), [&] {
@@ -109,20 +111,20 @@ std::vector<LayoutProblem> contradictions(const ModelConfig& model) {
   return problems;
 }
 
-std::vector<LayoutProblem> heads_problems(const ModelConfig& model) {
+std::vector<LayoutProblem> heads_problems(const ModelConfig& model, bool with_ways) {
   const int64_t heads = model.heads, hidden = model.hidden;
   if (hidden % heads == 0) return {};
+  LayoutProblem problem{.key = "model.heads", .what = remainder_text("hidden", hidden, "heads", heads), .depth = kSizesDepth};
   const int64_t even = std::max<int64_t>(2, hidden / heads / 2 * 2);
-  return {{.key = "model.heads",
-           .what = remainder_text("hidden", hidden, "heads", heads),
-           .ways = config::divisors_near("model.heads", hidden, heads) + config::multiples_near("model.hidden", heads, hidden) +
-                   values_of("model.head_size", {cat(even)}),
-           .depth = kSizesDepth}};
+  if (with_ways)
+    problem.ways = config::divisors_near("model.heads", hidden, heads) + config::multiples_near("model.hidden", heads, hidden) +
+                   values_of("model.head_size", {cat(even)});
+  return {problem};
 }
 
 std::vector<std::string> size_problems(const ModelConfig& model) {
   std::vector<std::string> texts;
-  for (const LayoutProblem& problem : contradictions(model)) texts.push_back(problem.what);
+  for (const LayoutProblem& problem : contradictions(model, false)) texts.push_back(problem.what);
   return texts;
 }
 

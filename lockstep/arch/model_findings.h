@@ -21,8 +21,9 @@ struct ModelFindings {
   std::optional<ModelConfig> model{};  // where there are none
 };
 
-// As resolve_model(), which see. DataError LS1115, LS1117, LS1118, LS1205 for the files of section.from.
-ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer_vocab_size);
+// As resolve_model(), which see; ways out are left out where nobody asks for them. DataError LS1115, LS1117, LS1118, LS1205 for
+// the files of section.from.
+ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer_vocab_size, bool with_ways = true);
 // The same where section.from names a directory: its model with the section's dropout and max_seq_len. LS1116 for any other key
 // beside `from`, and for a max_seq_len that the model cannot have.
 ModelFindings judge_hf_model(const config::ModelSection& section);
@@ -32,8 +33,8 @@ ModelFindings sizes_that_do_not_fit(std::vector<config::LayoutProblem> problems)
 // Sizes out of their range: products of two others fit into 64 bits.
 std::vector<config::LayoutProblem> bound_problems(const config::ModelSection& section);
 // What size_problems() says, with ways out.
-std::vector<config::LayoutProblem> contradictions(const ModelConfig& model);
+std::vector<config::LayoutProblem> contradictions(const ModelConfig& model, bool with_ways);
 // Heads that do not fill the hidden size; of a model whose head_size nobody has set.
-std::vector<config::LayoutProblem> heads_problems(const ModelConfig& model);
+std::vector<config::LayoutProblem> heads_problems(const ModelConfig& model, bool with_ways);
 
 }  // namespace lockstep::arch

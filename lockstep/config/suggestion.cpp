@@ -28,16 +28,25 @@ bool is_one_value(const Suggestion& suggestion) {
   return suggestion.text.empty() && suggestion.changes.size() == 1 && suggestion.changes[0].value;
 }
 
-// The number of ranks that the axes of the configuration make, and the nearest batch that these cut evenly.
+// What may have to be changed with it, from nothing to both: the number of ranks, to that which the axes of the configuration
+// make; the batch, to the nearest that these cut evenly.
 std::vector<std::vector<Change>> what_follows(const Trial& trial) {
-  const int ranks = ranks_wanted(trial.loaded.config);
-  const auto batch = [&](int world_size) {
-    const RunConfig& config = trial.loaded.config;
-    const int64_t unit = batch_unit(config, world_size), wanted = config.train.global_batch;
-    return Change{"train.global_batch", cat(std::max(unit, wanted / unit * unit))};
+  const RunConfig& config = trial.loaded.config;
+  const int64_t wanted = config.train.global_batch;
+  const int ranks = ranks_wanted(config);
+  std::vector<std::vector<Change>> sets = {{}};
+  const auto add_batch = [&](std::vector<Change> set, int world_size) {
+    const int64_t unit = batch_unit(config, world_size), batch = std::max(unit, wanted / unit * unit);
+    if (batch == wanted) return;
+    set.push_back({"train.global_batch", cat(batch)});
+    sets.push_back(std::move(set));
   };
+  add_batch({}, trial.world_size);
+  if (ranks == trial.world_size) return sets;
   const Change world{kRanks, cat(ranks)};
-  return {{}, {batch(trial.world_size)}, {world}, {world, batch(ranks)}};
+  sets.push_back({world});
+  add_batch({world}, ranks);
+  return sets;
 }
 
 // How much a change helps: it leaves fewer problems, or lets the judging come further and meet others.

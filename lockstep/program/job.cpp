@@ -101,10 +101,11 @@ Findings of_model(Step step, const arch::ModelFindings& model) {
 }
 
 // Everything that can be said before a file of tokens or a tokenizer is opened: the model with every size but that of the
-// vocabulary, and with room for the sequence, for what is wrong with that is said by itself.
-Findings judge_sizes(config::LoadedConfig& loaded, int world_size) {
+// vocabulary, and with room for the sequence, for what is wrong with that is said by itself. The ways out of a model are not
+// asked for where a change is tried.
+Findings judge_sizes(config::LoadedConfig& loaded, int world_size, bool with_ways) {
   const config::RunConfig& config = loaded.config;
-  arch::ModelFindings sizes = arch::judge_model(config.model, 1);
+  arch::ModelFindings sizes = arch::judge_model(config.model, 1, with_ways);
   if (!sizes.model) return of_model(Step::kModel, sizes);
   settle_defaults(loaded, *sizes.model, world_size);
   sizes.model->max_seq_len = config.model.max_seq_len.value_or(config.train.seq_len);
@@ -112,11 +113,11 @@ Findings judge_sizes(config::LoadedConfig& loaded, int world_size) {
 }
 
 // Everything at once of layout and schedule, then the vocabulary, then the length of a sequence, then what the host takes.
-Findings judge(config::LoadedConfig& loaded, int world_size, Vocabularies& vocabularies) {
+Findings judge(config::LoadedConfig& loaded, int world_size, Vocabularies& vocabularies, bool with_ways) {
   const config::RunConfig& config = loaded.config;
-  if (Findings sizes = judge_sizes(loaded, world_size); !sizes.problems.empty()) return sizes;
+  if (Findings sizes = judge_sizes(loaded, world_size, with_ways); !sizes.problems.empty()) return sizes;
   const int64_t tokens = vocabularies.size_of(config.data.tokenizer);
-  const arch::ModelFindings found = arch::judge_model(config.model, tokens);
+  const arch::ModelFindings found = arch::judge_model(config.model, tokens, with_ways);
   if (!found.model) return of_model(Step::kVocabulary, found);
   const arch::ModelConfig& model = *found.model;
   if (tokens > model.vocab_size)
@@ -153,12 +154,12 @@ void check_tokens(const std::string& prefix, const config::RunConfig& config, co
 
 Layout layout_of(config::LoadedConfig& loaded, int world_size) {
   Vocabularies vocabularies;
-  const Findings found = judge(loaded, world_size, vocabularies);
+  const Findings found = judge(loaded, world_size, vocabularies, true);
   if (found.problems.empty()) return make_layout(loaded, found.model.value(), world_size);
   const config::Rules rules = [&](const config::Trial& trial) {
     config::LoadedConfig changed = trial.loaded;
     try {
-      return judge(changed, trial.world_size, vocabularies).problems;
+      return judge(changed, trial.world_size, vocabularies, false).problems;
     } catch (const DataError& error) {
       if (!same_files(changed.config, loaded.config)) throw;
       return at(Step::kFiles, {.problems = {{.key = "", .what = error.what()}}}).problems;
@@ -168,11 +169,11 @@ Layout layout_of(config::LoadedConfig& loaded, int world_size) {
 }
 
 void check_sizes(config::LoadedConfig& loaded, int world_size) {
-  const Findings found = judge_sizes(loaded, world_size);
+  const Findings found = judge_sizes(loaded, world_size, true);
   if (found.problems.empty()) return;
   refuse(found, loaded, world_size, [](const config::Trial& trial) {
     config::LoadedConfig changed = trial.loaded;
-    return judge_sizes(changed, trial.world_size).problems;
+    return judge_sizes(changed, trial.world_size, false).problems;
   });
 }
 
