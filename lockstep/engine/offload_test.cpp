@@ -8,7 +8,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/engine/executor.h"
-#include "lockstep/engine/test_steps.h"
+#include "lockstep/engine/test_training.h"
 #include "lockstep/program/moves.h"
 #include "lockstep/program/placement.h"
 #include "support/run_ranks.h"
@@ -34,18 +34,7 @@ program::Layout layout_of(const Variant& variant) {
   layout.offload = variant.offload;
   if (variant.offload.activations)
     layout.recompute.assign(static_cast<size_t>(layout.model.layers), arch::Recompute::kFull);
-  if (!variant.disk) return layout;
-  layout.offload.disk = true;
-  int64_t least = program::host_plan(layout, 0).host();
-  for (int64_t limit = least; limit > 0; limit -= 4096) {
-    layout.offload.host_limit = limit;
-    try {
-      least = program::host_plan(layout, 0).host();
-    } catch (const ConfigError&) {
-      break;
-    }
-  }
-  layout.offload.host_limit = least;
+  if (variant.disk) testing::put_on_disk(layout);
   return layout;
 }
 

@@ -9,6 +9,7 @@
 
 #include "lockstep/engine/executor.h"
 #include "lockstep/engine/test_steps.h"
+#include "lockstep/program/placement.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::engine::testing {
@@ -60,6 +61,21 @@ inline Outcome train_layout(const program::Layout& layout, const TrainingOptions
     }
   });
   return outcome;
+}
+
+// The optimizer's states that the layout offloads: as few on the host as it can do with, the others on disk.
+inline void put_on_disk(program::Layout& layout) {
+  layout.offload.disk = true;
+  int64_t least = program::host_plan(layout, 0).host();
+  for (int64_t limit = least; limit > 0; limit -= 4096) {
+    layout.offload.host_limit = limit;
+    try {
+      least = program::host_plan(layout, 0).host();
+    } catch (const ConfigError&) {
+      break;
+    }
+  }
+  layout.offload.host_limit = least;
 }
 
 }  // namespace lockstep::engine::testing

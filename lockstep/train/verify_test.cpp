@@ -14,8 +14,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/data/token_file.h"
+#include "lockstep/engine/test_training.h"
 #include "lockstep/program/job.h"
-#include "lockstep/program/placement.h"
 #include "lockstep/train/verify.h"
 #include "lockstep/train/verify_compare.h"
 #include "lockstep/train/verify_update.h"
@@ -54,21 +54,6 @@ struct Job {
   bool disk = false;  // as much of the optimizer's state as can lie there
 };
 
-// As little on the host as the layout can do with.
-void put_on_disk(program::Layout& layout) {
-  layout.offload.disk = true;
-  int64_t least = program::host_plan(layout, 0).host();
-  for (int64_t limit = least; limit > 0; limit -= 4096) {
-    layout.offload.host_limit = limit;
-    try {
-      least = program::host_plan(layout, 0).host();
-    } catch (const ConfigError&) {
-      break;
-    }
-  }
-  layout.offload.host_limit = least;
-}
-
 VerifyReport verified(const Job& job) {
   write_tokens();
   std::vector<config::Override> overrides = {
@@ -80,7 +65,7 @@ VerifyReport verified(const Job& job) {
     overrides.push_back({field.substr(0, field.find('=')), field.substr(field.find('=') + 1)});
   config::LoadedConfig loaded = config::load_config({}, overrides);
   program::Layout layout = program::layout_of(loaded, job.ranks);
-  if (job.disk) put_on_disk(layout);
+  if (job.disk) engine::testing::put_on_disk(layout);
   loaded.config.memory.disk_path = folder().string();
   VerifyReport report;
   lockstep::testing::run_ranks(job.ranks, [&](comm::World& world) {
