@@ -10,11 +10,9 @@
 #include <mutex>
 #include <utility>
 
+#include "support/cuda/emulation.h"
 #include "support/gpu/emulated_gpu.h"
 #include "support/gpu/synchronisations.h"
-#ifdef LOCKSTEP_EMULATED_KERNELS
-#include "support/cuda/emulation.h"
-#endif
 
 namespace lockstep::testing::gpu {
 namespace {
@@ -83,7 +81,6 @@ void run_all(const Key& key) {
 
 bool pending(const StreamEvent& event) { return streams().queues[event.stream].done < event.position; }
 
-#ifdef LOCKSTEP_EMULATED_KERNELS
 // Kernels of ours are launched without a word to LibTorch.
 [[maybe_unused]] const bool told_of_launches = [] {
   emulation::set_before_launch([](cudaStream_t stream) {
@@ -92,7 +89,6 @@ bool pending(const StreamEvent& event) { return streams().queues[event.stream].d
   });
   return true;
 }();
-#endif
 
 }  // namespace
 
