@@ -33,6 +33,7 @@ double Executor::read_device() {
   if (const at::Tensor flags = gradients_.watch().unread(); flags.defined()) told.push_back(flags.to(at::kDouble));
   if (told.empty()) return 0;
   const at::Tensor here = at::cat(told).cpu();
+  gradients_.device_waited_for();
   const double* values = here.const_data_ptr<double>();
   gradients_.watch().read({values + losses, static_cast<size_t>(here.numel()) - losses});
   double loss = 0;

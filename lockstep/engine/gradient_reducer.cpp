@@ -4,8 +4,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cmath>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/optim/adamw.h"
@@ -103,6 +106,8 @@ void GradientReducer::wait(int bucket) {
 }
 
 void GradientReducer::wait() {
+  wait_for_host_sums();
+  for (const Action& action : std::exchange(later_, {})) reduce_shard(action);
   while (!in_flight_.empty()) wait(in_flight_.begin()->first);
   waits_.wait(tied_, "tied gradients");
   tied_ = {};
@@ -112,21 +117,35 @@ void GradientReducer::shard(const Action& action) {
   wait(action.bucket);
   for (const size_t unit : units(bucket(action))) {
     if (!groups_.shard()) check_finite({unit});
-    const at::Tensor whole = store_.grad_unit(unit);
-    const StoreOptions& options = store_.options();
-    const int64_t size = whole.numel() / options.shards;
-    const at::Tensor kept = store_.grad_part(unit);
-    const at::Tensor mine = whole.narrow(0, options.shard * size, size).to(kept.device());
-    if (kept_[unit])
-      kept.add_(mine);
-    else
-      kept.copy_(mine);
-    kept_[unit] = true;
+    keep(unit);
     store_.gradients().drop(unit);
   }
 }
 
+// On a device that keeps sums on the host it adds them itself, in the same order, and nobody waits for them to arrive.
+void GradientReducer::keep(size_t unit) {
+  const at::Tensor whole = store_.grad_unit(unit), kept = store_.grad_part(unit);
+  const int64_t size = whole.numel() / store_.options().shards;
+  const at::Tensor mine = whole.narrow(0, store_.options().shard * size, size);
+  const bool first = !kept_[unit];
+  kept_[unit] = true;
+  if (kept.device() == mine.device()) {
+    first ? kept.copy_(mine) : kept.add_(mine);
+    return;
+  }
+  kept.copy_(first ? mine : kept.to(mine.device(), /*non_blocking=*/true).add_(mine), /*non_blocking=*/true);
+  arriving_ = true;
+}
+
+// Before the host looks at them. LOSS has waited for the device, as a rule.
+void GradientReducer::wait_for_host_sums() {
+  if (!arriving_) return;
+  c10::impl::VirtualGuardImpl(store_.options().device.type()).getStream(store_.options().device).synchronize();
+  arriving_ = false;
+}
+
 void GradientReducer::reduce_shard(const Action& action) {
+  if (arriving_) return later_.push_back(action);
   wait(action.bucket);
   for (const size_t unit : units(bucket(action)))
     in_flight_[action.bucket].push_back(groups_.replicas()->all_reduce(

@@ -49,12 +49,16 @@ class GradientReducer {
   FiniteWatch& watch() { return watch_; }
   // Looks at what is left after the step, whole gradients or this rank's part of them, and waits for the outcome.
   void check_finite();
+  // The host has waited for all that the device had to do.
+  void device_waited_for() { arriving_ = false; }
   // Drops what a step that is broken off has left.
   void abandon();
 
  private:
   void check_finite(const std::vector<size_t>& units);
   const FiniteWatch::Gradients& whole_gradients(size_t unit);
+  void keep(size_t unit);
+  void wait_for_host_sums();
   const program::Bucket& bucket(const program::Action& action) const { return buckets_.at(static_cast<size_t>(action.bucket)); }
   std::vector<size_t> units(const program::Bucket& bucket) const;
   comm::Work reduce_unit(size_t unit, const std::string& site);
@@ -75,6 +79,8 @@ class GradientReducer {
   };
   std::map<size_t, OnWire> wire_;                     // by unit, in bf16
   std::vector<bool> kept_;                            // by unit: something of this step was added to what is kept
+  bool arriving_ = false;                             // sums of this step are on their way from the device to the host
+  std::vector<program::Action> later_;                // REDUCE_SHARD of sums that have not arrived
   FiniteWatch watch_;
   std::map<size_t, FiniteWatch::Gradients> whole_;    // by unit: views, made once
 };
