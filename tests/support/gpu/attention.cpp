@@ -98,11 +98,17 @@ Tensor generator_state() { return on_device(at::zeros({2}, at::kLong)); }
 
 void check_nothing_dropped(double dropout) { TORCH_CHECK(dropout == 0, "attention: the emulation drops nothing"); }
 
+// The kernels move 16 bytes at a time; their callers see to it.
+void check_heads(const Tensor& q) {
+  TORCH_CHECK(q.size(3) * q.element_size() % 16 == 0, "attention: heads of ", q.size(3), " elements are no whole 16 bytes");
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> flash(
     const Tensor& q, const Tensor& k, const Tensor& v, double dropout, bool causal, bool, optional<double> scale) {
   check_nothing_dropped(dropout);
   TORCH_CHECK(q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf,
               "FlashAttention only support fp16 and bf16 data type");
+  check_heads(q);
   const c10::DeviceGuard guard(q.device());
   const Attended result = attend({.q = q, .k = k, .v = v, .causal = causal, .scale = scale_of(q, scale)});
   return {result.out, on_device(result.logsumexp), Tensor(), Tensor(), q.size(2), k.size(2), generator_state(),
@@ -127,6 +133,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(const Tensor& q, const Tens
                                                      bool causal, optional<double> scale) {
   check_nothing_dropped(dropout);
   TORCH_CHECK(!bias.has_value() && q.size(1) == k.size(1), "attention: no bias, and as many key heads as query heads");
+  check_heads(q);
   const c10::DeviceGuard guard(q.device());
   const Attended result = attend({.q = q, .k = k, .v = v, .causal = causal, .scale = scale_of(q, scale)});
   const int64_t rows = with_logsumexp ? (q.size(2) + kRows - 1) / kRows * kRows : 0;
