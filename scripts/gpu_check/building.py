@@ -6,6 +6,7 @@ from pathlib import Path
 from commands import last_lines, output, run
 
 PROGRAMS = ("lockstep", "runtime", "lockstep_nccl", "gpu_tests")  # targets; of those that are there
+ALONE = re.compile(r"gpu\.\w+_test")
 FAILED = re.compile(r"error:|fatal error|undefined reference|CMake Error|cannot find|FAILED:|ninja: ")
 
 
@@ -60,10 +61,10 @@ def path_with(machine):
 
 
 def targets_of(build):
-    """Of PROGRAMS those that this configuration has."""
+    """Of PROGRAMS those that this configuration has, and the tests that are programs of their own."""
     said = output([path_of_ninja(build), "-C", build, "-t", "targets", "all"], 60) or ""
     there = set(re.findall(r"^([\w.]+): ", said, re.MULTILINE))
-    return [name for name in PROGRAMS if name in there]
+    return [name for name in PROGRAMS if name in there] + sorted(name for name in there if ALONE.fullmatch(name))
 
 
 def path_of_ninja(build):

@@ -97,7 +97,7 @@ def run_all(ctest, build, tests, clock, log, note=print, results=None):
 
 
 def is_gtest(test):
-    return bool(test["command"]) and Path(test["command"][0]).name.endswith("_tests")
+    return bool(test["command"]) and Path(test["command"][0]).name.endswith(("_test", "_tests"))
 
 
 def cases_of(command):
