@@ -22,8 +22,9 @@ ZERO_MARKS = {(1, 2): 0.96, (1, 4): 0.96, (2, 2): 0.96, (2, 4): 0.96, (3, 2): 0.
 ZERO_PEERS = {1: ("zero",), 2: ("fsdp-keep",), 3: ("fsdp",)}  # --how of peers/train_fsdp_torch.py
 # (schedule, stages of a rank): --schedule of peers/train_pp_torch.py
 PIPELINE_PEERS = {("gpipe", 1): "gpipe", ("1f1b", 1): "1f1b", ("interleaved", 2): "interleaved", ("zb-h1", 1): "zb", ("zb-v", 2): "zb-v"}
-# And those that torch.distributed.pipelining does not have; they are held against theory alone.
-PIPELINE_ALONE = (("naive", 1), ("zb-h2", 1), ("dualpipe-v", 2))
+# And those that torch.distributed.pipelining does not have; they are held against theory alone. Naive is known: stages take turns.
+PIPELINE_ALONE = (("zb-h2", 1), ("dualpipe-v", 2))
+PIPELINE_CROWDED = (("1f1b", 1), ("zb-v", 2))  # on 4 ranks, which share two cores
 # Those whose update goes ahead of the gradient norm; measured with an update that waits as well.
 AHEAD = (("zb-h2", 1), ("zb-v", 2))
 PIPELINE_MICROBATCHES = 8
@@ -108,7 +109,7 @@ class Row:
 def works(quick):
     if quick:  # enough to see that every case runs
         return Work("gpt2-124m", 4, 16, 1), Work("gpt2-124m", 1, 64, 1), Work("gpt2-10m", 8, 32, 1), Work("llama-15m", 8, 32, 1)
-    return Work("gpt2-124m", 4, 256, 2), Work("gpt2-124m", 1, 1024, 2), Work("gpt2-10m", 8, 256, 6), Work("llama-15m", 8, 256, 5)
+    return Work("gpt2-124m", 4, 256, 2), Work("gpt2-124m", 1, 1024, 2), Work("gpt2-10m", 8, 256, 4), Work("llama-15m", 8, 256, 4)
 
 
 def single_row(work, precision, ways):
@@ -153,17 +154,14 @@ def tensor_rows(work):
 
 
 def pipeline_rows(work):
-    """Stages on 2 and 4 ranks of one thread, beside torch.distributed.pipelining with the same stages and microbatches; on 4,
-    which share two cores, only what the peer has too."""
+    """Stages on 2 and 4 ranks of one thread, beside torch.distributed.pipelining with the same stages and microbatches."""
     one = Case("lockstep", "ring", work, microbatches=PIPELINE_MICROBATCHES)
     bases = (one, replace(one, threads=1))  # of the second one all work follows
     rows = [Row(base) for base in bases]
     for pp in (2, 4):
-        for schedule, virtual_stages in (*PIPELINE_PEERS, *PIPELINE_ALONE):
+        for schedule, virtual_stages in (*PIPELINE_PEERS, *PIPELINE_ALONE) if pp == 2 else PIPELINE_CROWDED:
             ours = replace(one, ranks=pp, threads=1, pp=pp, schedule=schedule, virtual_stages=virtual_stages)
             peers = (replace(ours, program="pytorch", how="pipelining"),) if (schedule, virtual_stages) in PIPELINE_PEERS else ()
-            if pp > 2 and not peers:
-                continue
             rows.append(Row(ours, peers, bases))
             if ours.ahead() and pp == 2:
                 rows.append(Row(replace(ours, waits=True), (), bases))
@@ -195,7 +193,7 @@ def training_rows(groups, quick):
     rows += tensor_rows(gpt2) if "tensor" in groups else []
     rows += tensor_rows(replace(llama, model="llama-15m-12h")) if "tensor-llama" in groups else []
     if "pipeline" in groups:
-        rows += pipeline_rows(replace(gpt2, model="gpt2-10m-15l", batch=PIPELINE_MICROBATCHES, steps=1 if quick else 3))
+        rows += pipeline_rows(replace(gpt2, model="gpt2-10m-15l", batch=PIPELINE_MICROBATCHES, steps=1 if quick else 2))
     rows += [row for work in (gpt2, llama) for row in recompute_rows(work)] if "recompute" in groups else []
     rows += zero_rows(gpt2) if "zero" in groups else []
     rows += zero_rows(llama) if "zero-llama" in groups else []

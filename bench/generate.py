@@ -40,7 +40,7 @@ class Texts:
 
 
 def texts_of(setting):
-    return Texts(16, 4) if setting.quick else Texts(64, 64)
+    return Texts(16, 4) if setting.quick else Texts(64, 32)
 
 
 def write_prompts(path, model, batch, tokens):
