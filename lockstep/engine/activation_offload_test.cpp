@@ -37,7 +37,7 @@ TEST(ActivationOffload, AnEvictedInputIsFreeWithTheNextEvictOrFetch) {
     at::Tensor input = filled(1);
     const Watch watch(input.getIntrusivePtr());
     offload.evict({layer, 0}, std::move(input));
-    if (before) EXPECT_TRUE(before->expired()) << layer;
+    EXPECT_TRUE(!before || before->expired()) << layer;
     before = watch;
   }
   offload.fetch({0, 0});

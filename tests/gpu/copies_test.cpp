@@ -102,7 +102,7 @@ TEST(Copies, AnEvictedInputIsFreeWithTheNextEvictOrFetch) {
     at::Tensor input = on_gpu(1);
     const Watch watch(input.getIntrusivePtr());
     offload.evict({layer, 0}, std::move(input));
-    if (before) EXPECT_TRUE(before->expired()) << layer;
+    EXPECT_TRUE(!before || before->expired()) << layer;
     before = watch;
   }
   offload.fetch({0, 0});
