@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
 #include "lockstep/program/extent.h"
