@@ -9,8 +9,11 @@ add_library(emulated_kernels OBJECT EXCLUDE_FROM_ALL ${kernels} ${emulation})
 target_link_libraries(emulated_kernels PUBLIC room_base lockstep_torch)
 target_include_directories(emulated_kernels BEFORE PUBLIC ${CMAKE_SOURCE_DIR}/tests/support/cuda)
 # Few blocks: that a block does several rows or pieces then takes no large tensors.
-target_compile_definitions(emulated_kernels PRIVATE LOCKSTEP_MOST_BLOCKS=5)
+target_compile_definitions(emulated_kernels PRIVATE LOCKSTEP_MOST_BLOCKS=3)
 target_compile_options(emulated_kernels PRIVATE -ffp-contract=off)   # the bits of cuda_math.h wherever it is compiled
+# A GPU refuses accesses that are not aligned, a CPU does them: compiled in is a check that traps.
+set(trap_misaligned -fsanitize=alignment -fsanitize-undefined-trap-on-error)
+target_compile_options(emulated_kernels PRIVATE ${trap_misaligned})
 
 set(launches $<FILTER:$<TARGET_OBJECTS:emulated_kernels>,EXCLUDE,/tensors\\.cu>)
 add_library(emulated_launches STATIC EXCLUDE_FROM_ALL ${launches})
@@ -21,4 +24,6 @@ target_compile_options(emulated_launches INTERFACE -ffp-contract=off)
 target_link_libraries(emulated_launches INTERFACE room_nn)
 
 file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/emulation/*_test.cpp)
+set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/emulation/emulation_test.cpp PROPERTIES
+  COMPILE_OPTIONS "${trap_misaligned}" SKIP_PRECOMPILE_HEADERS ON)   # it has kernels of its own
 lockstep_tests(emulation runtime emulated_launches ${tests})

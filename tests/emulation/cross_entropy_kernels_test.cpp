@@ -90,7 +90,7 @@ TYPED_TEST_SUITE(CrossEntropyKernel, Types);
 
 TYPED_TEST(CrossEntropyKernel, LossesAndGradients) {
   using T = TypeParam;
-  for (const int64_t count : {1, 6})  // six: more than there are blocks
+  for (const int64_t count : {1, 5})  // five: more than there are blocks
     for (const int64_t size : {1, 8, 31, 513, 1000, 4128})
       for (const size_t away : {size_t{0}, sizeof(T)}) {
         SCOPED_TRACE(::testing::Message() << count << " x " << size << ", " << away << " away");

@@ -45,7 +45,7 @@ TEST(DropoutKernel, AnyOffsetAndSize) {
   for (const uint64_t first : {uint64_t{0}, uint64_t{1}, uint64_t{2}, uint64_t{3}, uint64_t{4}, uint64_t{1023}, kWide - 5, kWide,
                                kWide + 3, 4 * kWide - 3, 4 * kWide, (kWide << 8) + 2})
     for (const int64_t n : {1, 3, 4, 5, 7, 1024, 1031}) expect_bits_of_host({first, n, 0.3});
-  // More than five blocks of four numbers a thread.
+  // More than three blocks of four numbers a thread.
   for (const uint64_t first : {kWide - 4, kWide - 3})
     for (const int64_t n : {6000, 6001}) expect_bits_of_host({first, n, 0.1});
 }

@@ -176,6 +176,18 @@ TEST(Emulation, WhatMayOnlyBeReadIsNotWritten) {
             "kernel: block (0, 0, 0), thread (0, 0, 0) writes byte 0 of `in`, which has 128");
 }
 
+__global__ void four_at_once(const float* in, float* out) {
+  nn::cuda::store<float, 4>(out, threadIdx.x, nn::cuda::load<float, 4>(in, threadIdx.x));
+}
+
+TEST(Emulation, AddressesThatAreNotAlignedAreNamed) {
+  Floats in("in", 32), out("out", 32);
+  EXPECT_EQ(told(1, 8, four_at_once, in.data(), out.data()), "");
+  EXPECT_EQ(told(1, 7, four_at_once, in.data() + 1, out.data()),
+            "kernel: block (0, 0, 0), thread (0, 0, 0) reads or writes at an address that is not aligned");
+  EXPECT_THAT(told(1, 7, four_at_once, in.data(), out.data() + 2), EndsWith("not aligned"));
+}
+
 __global__ void shared_beyond(int at) {
   LOCKSTEP_SHARED(float[32], values);
   volatile float* const watched = values;

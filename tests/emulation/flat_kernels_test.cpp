@@ -123,15 +123,20 @@ double plain_square_sum(const std::vector<float>& values) {
 }
 
 TEST(FlatKernels, SumOfSquares) {
-  for (const int64_t n : {3, 300001}) {
+  for (const int64_t n : {0, 3, 300001}) {
     const std::vector<float> values = normals<float>("values", n);
-    const Results results = in_every_order([&](Buffers& buffers) {
+    const auto run = [&](Buffers& buffers) {
       double* const partial = buffers.output<double>("partial", static_cast<size_t>(nn::cuda::kSquareBlocks));
       nn::cuda::launch_square_sum(nullptr, buffers.input("values", values), n, partial, buffers.output<double>("sum", 1));
-    });
+    };
+    Buffers some(Guarded::Options{});
+    if (n <= 3) run(some);
+    const Results results = n <= 3 ? some.results() : in_every_order(run);
     const double sum = values_of<double>(results, "sum").at(0);
     EXPECT_EQ(sum, plain_square_sum(values));
-    EXPECT_NEAR(sum / tensor(values, {n}).to(at::kDouble).square().sum().item<double>(), 1, 1e-12);
+    if (n > 0) {
+      EXPECT_NEAR(sum / tensor(values, {n}).to(at::kDouble).square().sum().item<double>(), 1, 1e-12);
+    }
   }
 }
 
@@ -170,9 +175,6 @@ TEST(FlatKernels, NothingIsNothing) {
   nn::cuda::launch_mark_nonfinite(nullptr, nullptr, 0);
   const nn::cuda::WatchedValues empty[2] = {};
   nn::cuda::launch_mark_nonfinite(nullptr, empty, 2);
-  double partial[nn::cuda::kSquareBlocks], sum = 1;
-  nn::cuda::launch_square_sum(nullptr, nullptr, 0, partial, &sum);
-  EXPECT_EQ(sum, 0);
 }
 
 }  // namespace

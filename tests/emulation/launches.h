@@ -44,7 +44,7 @@ class Buffers {
   // Nothing but NaN before the launch.
   template <typename T>
   T* output(const std::string& name, size_t count) {
-    Guarded& buffer = add(name, count * sizeof(T));
+    Guarded& buffer = add(name, count * sizeof(T), sizeof(T));
     std::memset(buffer.data(), 0xff, buffer.size());
     return reinterpret_cast<T*>(buffer.data());
   }
@@ -59,12 +59,15 @@ class Buffers {
   }
 
  private:
-  Guarded& add(const std::string& name, size_t bytes) {
-    return *(buffers_[name] = std::make_unique<Guarded>(name, bytes, options_));
+  // Elements lie at multiples of their size, whatever `away` is.
+  Guarded& add(const std::string& name, size_t bytes, size_t element) {
+    Guarded::Options options = options_;
+    options.away = (options.away + element - 1) / element * element;
+    return *(buffers_[name] = std::make_unique<Guarded>(name, bytes, options));
   }
   template <typename T>
   Guarded& fill(const std::string& name, const std::vector<T>& values) {
-    Guarded& buffer = add(name, values.size() * sizeof(T));
+    Guarded& buffer = add(name, values.size() * sizeof(T), sizeof(T));
     if (!values.empty()) std::memcpy(buffer.data(), values.data(), buffer.size());
     return buffer;
   }

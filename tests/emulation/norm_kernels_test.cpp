@@ -217,12 +217,12 @@ Pair plain_column(const Case& c, const Inputs<T>& in, const Forward<T>& forward,
 
 TYPED_TEST(NormKernels, GradientsOfWeights) {
   using T = TypeParam;
-  // The last has more columns than five blocks have threads.
-  for (const Shape& shape : {Shape{1, 1}, Shape{5, 31}, Shape{64, 32}, Shape{131, 33}, Shape{600, 70}, Shape{2, 1300}})
+  // The last has more columns than three blocks have threads.
+  for (const Shape& shape : {Shape{1, 1}, Shape{5, 31}, Shape{64, 32}, Shape{131, 33}, Shape{600, 70}, Shape{2, 800}})
     for (const bool layer : {true, false})
       for (const bool bias_alone : {false, true}) {
         const int64_t rows = shape.rows, size = shape.size;
-        if (size > 1000 && (!layer || bias_alone)) continue;
+        if (size == 800 && (!layer || bias_alone)) continue;
         const Case c{.rows = rows, .size = size, .layer = layer, .residual = false};
         SCOPED_TRACE(::testing::PrintToString(c));
         const Inputs<T> in(c);

@@ -20,7 +20,7 @@ TYPED_TEST_SUITE(PointwiseKernels, Types);
 
 TYPED_TEST(PointwiseKernels, GeluBackward) {
   using T = TypeParam;
-  // The last are more than five blocks of one element, of eight elements a thread: a thread then has several.
+  // The last are more than three blocks of one element, of eight elements a thread: a thread then has several.
   for (const int64_t n : {1, 20, 64, 257, 1504, 10312})
     for (const size_t away : {size_t{0}, sizeof(T)}) {
       const std::vector<T> dy = normals<T>("dy", n), h = normals<T>("h", n, 3);

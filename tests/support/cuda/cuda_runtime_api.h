@@ -17,6 +17,7 @@ enum cudaError_t {  // with CUDA's numbers
   cudaSuccess = 0,
   cudaErrorInvalidConfiguration = 9,
   cudaErrorIllegalAddress = 700,
+  cudaErrorMisalignedAddress = 716,
   cudaErrorLaunchFailure = 719,
 };
 // What was found: block, thread, what it did. Of the last failed launch of this thread of the host.

@@ -3,6 +3,8 @@
 // - threads of a block that wait at different barriers, or at one that another thread never comes to
 // - a shuffle whose mask names a lane that does not take part, or that reads a lane that the mask does not name
 // - memory beyond a buffer (guarded.h) or a shared array, or written where it may only be read
+// - several elements at once at an address that is not a multiple of their size (where the kernel is compiled as
+//   cmake/emulated_kernels.cmake does it)
 // - grids that CUDA refuses
 // and what depends on who is first shows as other bits in another order (set_order); reading a shared array before it is
 // written gives NaN.

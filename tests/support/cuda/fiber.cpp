@@ -2,8 +2,10 @@
 #undef _FORTIFY_SOURCE
 #include "fiber.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <iterator>
 #include <mutex>
 #include <system_error>
 
@@ -21,8 +23,9 @@ namespace {
 constexpr size_t kStack = 128 << 10;
 constexpr size_t kSignalStack = 64 << 10;
 
-struct sigaction before[2];  // what SIGSEGV and SIGBUS did
-constexpr int kSignals[2] = {SIGSEGV, SIGBUS};
+// The last: what code compiled with -fsanitize-undefined-trap-on-error comes to.
+constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGILL};
+struct sigaction before[std::size(kSignals)];  // what they did
 
 thread_local Fibers* resuming = nullptr;  // whose fiber runs
 
@@ -145,11 +148,12 @@ void Fibers::suspend() {
 // On the signal stack. The thread goes on at home: what the fiber had begun is lost.
 void Fibers::on_fault(int signal, siginfo_t* info, void* context) {
   if (!resuming) {  // none of ours: the instruction runs again, and finds who was there before
-    sigaction(signal, &before[signal == SIGBUS], nullptr);
+    sigaction(signal, &before[std::ranges::find(kSignals, signal) - std::begin(kSignals)], nullptr);
     return;
   }
   Fibers& fibers = *resuming;
-  fibers.fault_ = {.address = reinterpret_cast<uintptr_t>(info->si_addr),
+  fibers.fault_ = {.trapped = signal == SIGILL,
+                   .address = reinterpret_cast<uintptr_t>(info->si_addr),
                    .write = writes(*static_cast<const ucontext_t*>(context))};
   fibers.leave_for_home(true);
   siglongjmp(fibers.home_, kFault);
@@ -161,7 +165,7 @@ void Fibers::make_ready_for_faults() {
     struct sigaction action {};
     action.sa_sigaction = &Fibers::on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &action, &before[i]);
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &before[i]);
   });
   ready_for_faults_ = true;
   stack_t there{};

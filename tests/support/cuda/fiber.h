@@ -14,8 +14,9 @@
 
 namespace lockstep::emulation {
 
-// An access to memory that is not there, or that may not be written.
+// An access to memory that is not there or may not be written, or one that compiled-in checks have caught (`trapped`).
 struct Fault {
+  bool trapped;
   uintptr_t address;
   bool write;
 };

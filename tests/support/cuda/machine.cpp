@@ -120,6 +120,8 @@ void Machine::run_ready() {
     threadIdx = current().index;
     const std::optional<Fault> fault = fibers_.resume(current().fiber);
     if (!fault) continue;
+    if (fault->trapped)
+      throw Found(cudaErrorMisalignedAddress, name_of(current()) + " reads or writes at an address that is not aligned");
     const std::string whose = Guarded::whose(fault->address);
     throw Found(cudaErrorIllegalAddress, name_of(current()) + (fault->write ? " writes " : " reads ") +
                                              (whose.empty() ? "an address in no buffer" : whose));
