@@ -37,7 +37,11 @@ std::string told(dim3 blocks, dim3 threads, void (*kernel)(Parameters...), Argum
 }
 
 std::vector<Order> orders() {
-  return {{Order::kAscending}, {Order::kDescending}, {Order::kShuffled, 1}, {Order::kShuffled, 2}, {Order::kShuffled, 3}};
+  std::vector<Order> all;
+  for (const bool ahead : {false, true})
+    for (const Order& order : {Order{Order::kAscending, 0}, Order{Order::kDescending, 0}, Order{Order::kShuffled, 1}})
+      all.push_back({order.kind, order.seed, ahead});
+  return all;
 }
 
 // A buffer of n floats 0, 1, 2, ...
@@ -102,6 +106,26 @@ TEST(Emulation, AMissingBarrierShows) {
   Floats out("out", 96);
   told(1, 96, reverse<true>, out.data());
   for (size_t i = 0; i < 96; ++i) EXPECT_EQ(out[i], static_cast<float>(95 - i));
+}
+
+// The second sum writes where a slow warp may still read the first.
+template <bool kWithBarrier>
+__global__ void two_sums(float* out) {
+  LOCKSTEP_SHARED(float[3], of_warp);
+  float total = static_cast<float>(threadIdx.x);
+  for (int sum = 0; sum < 2; ++sum) {
+    for (int step = 16; step > 0; step /= 2) total += __shfl_down_sync(0xffffffffu, total, step);
+    if constexpr (kWithBarrier) __syncthreads();
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = total;
+    __syncthreads();
+    total = of_warp[0] + of_warp[1] + of_warp[2];
+  }
+  out[threadIdx.x] = total;
+}
+
+TEST(Emulation, AWarpThatRunsAheadShows) {
+  EXPECT_TRUE(all_alike(bits_in_orders(96, [](float* out) { EXPECT_EQ(told(1, 96, two_sums<true>, out), ""); })));
+  EXPECT_FALSE(all_alike(bits_in_orders(96, [](float* out) { EXPECT_EQ(told(1, 96, two_sums<false>, out), ""); })));
 }
 
 __global__ void read_uninitialised(float* out) {

@@ -30,6 +30,8 @@ class Buffers {
  public:
   explicit Buffers(Guarded::Options options) : options_(options) {}
 
+  void set_away(size_t away) { options_.away = away; }  // of those that follow
+
   // Kernels may only read it.
   template <typename T>
   const T* input(const std::string& name, const std::vector<T>& values) {
@@ -81,10 +83,10 @@ struct Way {
   Guarded::Side side;
 };
 inline const std::vector<Way>& ways() {
-  static const std::vector<Way> all = {{{Order::kAscending, 0}, Guarded::kBehind},
-                                       {{Order::kDescending, 0}, Guarded::kBefore},
-                                       {{Order::kShuffled, 1}, Guarded::kBehind},
-                                       {{Order::kShuffled, 2}, Guarded::kBefore}};
+  static const std::vector<Way> all = {{{Order::kAscending, 0, true}, Guarded::kBehind},
+                                       {{Order::kDescending, 0, true}, Guarded::kBefore},
+                                       {{Order::kShuffled, 1, false}, Guarded::kBehind},
+                                       {{Order::kShuffled, 2, true}, Guarded::kBefore}};
   return all;
 }
 

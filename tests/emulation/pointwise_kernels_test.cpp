@@ -89,6 +89,27 @@ TYPED_TEST(PointwiseKernels, SwiGluBackward) {
       }
 }
 
+// As many elements at once as fit 16 bytes only where every buffer allows it.
+TYPED_TEST(PointwiseKernels, OneOfTwoBuffersIsNotAligned) {
+  using T = TypeParam;
+  constexpr int64_t kRows = 3, kSize = 16, kAll = kRows * kSize;
+  const std::vector<T> h = normals<T>("h", 2 * kAll), dy = normals<T>("dy", kAll), dy_of_all = normals<T>("dy", 2 * kAll);
+  const auto results = [&](size_t first, size_t second) {
+    return in_every_order([&](Buffers& buffers) {
+      buffers.set_away(first);
+      const T *const d = buffers.input("dy", dy), *const d_of_all = buffers.input("dy_of_all", dy_of_all);
+      const T* const both = buffers.input("h", h);
+      buffers.set_away(second);
+      nn::cuda::launch_gelu_backward(nullptr, kElement<T>, d_of_all, buffers.inout("gelu", h), 2 * kAll);
+      nn::cuda::launch_swiglu(nullptr, kElement<T>, both, buffers.output<T>("swiglu", kAll), kRows, kSize);
+      nn::cuda::launch_swiglu_backward(nullptr, kElement<T>, d, buffers.inout("swiglu_backward", h), kRows, kSize);
+    });
+  };
+  const Results expected = results(0, 0);
+  EXPECT_TRUE(results(sizeof(T), 0) == expected);
+  EXPECT_TRUE(results(0, sizeof(T)) == expected);
+}
+
 // Of a [batch, positions, heads, K] some heads, and the first `rotated` elements of each.
 struct View {
   int64_t batch, positions, heads, k, first_head, some_heads, rotated;

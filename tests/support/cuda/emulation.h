@@ -24,6 +24,7 @@ namespace lockstep::emulation {
 struct Order {
   enum Kind { kAscending, kDescending, kShuffled } kind = kAscending;
   uint64_t seed = 0;
+  bool warps_ahead = false;  // a warp runs up to its barrier, through all shuffles, before the next runs at all
 };
 // For the launches that this thread of the host makes from here on.
 void set_order(const Order& order);

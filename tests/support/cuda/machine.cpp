@@ -90,7 +90,6 @@ void Machine::run(const cudaLaunchConfig_t& grid, const std::function<void()>& k
   blockDim = grid.blockDim;
   threads_.assign(size_t{blockDim.x} * blockDim.y * blockDim.z, Thread{});
   for (size_t i = 0; i < threads_.size(); ++i) threads_[i].index = place_of(i, blockDim);
-  turns_.resize(threads_.size());
   rounds_ = 0;
   std::vector<uint32_t> blocks(size_t{gridDim.x} * gridDim.y * gridDim.z);
   put_in_order(blocks);
@@ -104,15 +103,29 @@ void Machine::run_block() {
   shared_.next_block();
   for (Thread& thread : threads_) thread.state = State::kReady;
   for (;;) {
-    run_ready();
+    order_.warps_ahead ? run_warps() : run_ready(0, threads_.size());
     if (std::ranges::all_of(threads_, [](const Thread& thread) { return thread.state == State::kEnded; })) return;
-    if (!deliver_shuffles()) release_barrier();
+    if (deliver_shuffles(0, threads_.size())) continue;
+    explain_shuffles();
+    release_barrier();
   }
 }
 
-void Machine::run_ready() {
+void Machine::run_warps() {
+  std::vector<uint32_t> warps((threads_.size() + kWarp - 1) / kWarp);
+  put_in_order(warps);
+  for (const size_t warp : warps) {
+    const size_t begin = warp * kWarp, end = std::min(begin + kWarp, threads_.size());
+    do run_ready(begin, end);
+    while (deliver_shuffles(begin, end));
+  }
+}
+
+void Machine::run_ready(size_t begin, size_t end) {
   ++rounds_;
+  turns_.resize(end - begin);
   put_in_order(turns_);
+  for (uint32_t& turn : turns_) turn += static_cast<uint32_t>(begin);
   for (turn_ = 0; turn_ < turns_.size(); ++turn_) {
     current_ = turns_[turn_];
     if (current().state != State::kReady) continue;
@@ -174,17 +187,10 @@ bool Machine::joins(const Thread* other, const Thread& thread) const {
 }
 
 // Whether any could be: then somebody can go on.
-bool Machine::deliver_shuffles() {
+bool Machine::deliver_shuffles(size_t begin, size_t end) {
   bool any = false;
-  size_t waits = threads_.size();
-  for (size_t i = 0; i < threads_.size(); ++i) {
-    if (threads_[i].state != State::kAtShuffle) continue;
-    if (deliver(i))
-      any = true;
-    else
-      waits = i;
-  }
-  if (!any && waits < threads_.size()) explain_shuffle(waits);
+  for (size_t i = begin; i < end; ++i)
+    if (threads_[i].state == State::kAtShuffle && deliver(i)) any = true;
   return any;
 }
 
@@ -210,8 +216,12 @@ bool Machine::deliver(size_t of) {
   return true;
 }
 
-void Machine::explain_shuffle(size_t of) const {
-  const Thread& thread = threads_[of];
+// Nobody can go on: of a thread that waits in a shuffle, why.
+void Machine::explain_shuffles() const {
+  const auto waits = std::ranges::find(threads_, State::kAtShuffle, &Thread::state);
+  if (waits == threads_.end()) return;
+  const Thread& thread = *waits;
+  const auto of = static_cast<size_t>(waits - threads_.begin());
   const std::string who = name_of(thread) + " waits in the shuffle " + text(thread.where);
   if (!named(thread.shuffle.mask, static_cast<int>(of % kWarp)))
     throw Found(cudaErrorLaunchFailure, who + ", whose mask does not name it");

@@ -1,5 +1,6 @@
 // What runs the grids that one thread of the host launches (emulation.h): block after block, in rounds. In a round each
-// thread of the block that can go on runs until it waits or ends; between rounds shuffles and barriers are answered.
+// thread of the block, or of a warp, that can go on runs until it waits or ends; between rounds shuffles and barriers are
+// answered.
 #pragma once
 
 #include <array>
@@ -67,10 +68,11 @@ class Machine {
   void wait(State state, const std::source_location& where);
 
   void run_block();
-  void run_ready();
-  bool deliver_shuffles();
+  void run_warps();
+  void run_ready(size_t begin, size_t end);
+  bool deliver_shuffles(size_t begin, size_t end);
   bool deliver(size_t of);
-  void explain_shuffle(size_t of) const;
+  void explain_shuffles() const;
   void release_barrier();
   void put_in_order(std::vector<uint32_t>& numbers) const;
 
