@@ -231,25 +231,22 @@ struct Outcome {
   std::vector<double> losses, norms;
 };
 
-Outcome run_steps(const program::Offload& offload, config::Precision precision, at::Device device) {
-  testing::Case c{.dp = 1, .precision = precision, .micro_batch = 8, .offload = offload};
-  program::Layout layout = testing::layout_for(c);
+Outcome run_steps(const program::Offload& offload, config::Precision precision) {
+  const at::Device device = gpu_device();
+  const testing::Case c{.dp = 1, .precision = precision, .micro_batch = 1, .seq_len = 8, .offload = offload};
+  program::Layout layout = testing::layout_for(c, 2);
   layout.recompute.assign(static_cast<size_t>(layout.model.layers), arch::Recompute::kFull);
   Outcome outcome;
   lockstep::testing::run_ranks(1, [&](comm::World& world) {
     Groups groups(world, layout);
     Executor executor({.layout = layout, .device = device, .max_grad_norm = 0.05}, groups);
-    for (int64_t step = 0; step < 3; ++step) {
-      std::vector<nn::Microbatch> microbatches = testing::microbatches(layout, 0, step);
-      for (nn::Microbatch& microbatch : microbatches) {
-        microbatch.tokens = microbatch.tokens.to(device);
-        microbatch.targets = microbatch.targets.to(device);
-      }
+    for (int64_t step = 0; step < 2; ++step) {
+      const std::vector<nn::Microbatch> microbatches = testing::microbatches(layout, 0, step, device);
       const StepResult result = executor.step(microbatches, step + 1, 1e-2);
       outcome.losses.push_back(result.loss);
       outcome.norms.push_back(result.grad_norm);
-      outcome.losses.push_back(executor.evaluate(microbatches[0]).first);
     }
+    outcome.losses.push_back(executor.evaluate(testing::microbatches(layout, 0, 2, device)[0]).first);
   });
   return outcome;
 }
@@ -261,14 +258,13 @@ void expect_near(const Outcome& actual, const Outcome& expected, double bound) {
 
 // Inputs only move; states are updated on the CPU, whose AdamW rounds as it does there.
 TEST(Copies, TrainingWithOffloadIsTrainingWithout) {
-  for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16}) {
-    const Outcome without = run_steps({}, precision, gpu_device()), moved = run_steps({.activations = true}, precision, gpu_device());
-    EXPECT_EQ(moved.losses, without.losses);
-    EXPECT_EQ(moved.norms, without.norms);
-    const double bound = precision == config::Precision::kFp32 ? 1e-4 : 1e-2;
-    expect_near(run_steps({.optimizer = true}, precision, gpu_device()), without, bound);
-    expect_near(run_steps({.optimizer = true, .parameters = true, .activations = true}, precision, gpu_device()), without, bound);
-  }
+  using enum config::Precision;
+  const Outcome fp32 = run_steps({}, kFp32), bf16 = run_steps({}, kBf16);
+  const Outcome moved = run_steps({.activations = true}, kFp32);
+  EXPECT_EQ(moved.losses, fp32.losses);
+  EXPECT_EQ(moved.norms, fp32.norms);
+  expect_near(run_steps({.optimizer = true, .parameters = true, .activations = true}, kFp32), fp32, 1e-4);
+  expect_near(run_steps({.optimizer = true}, kBf16), bf16, 1e-2);
 }
 
 }  // namespace
