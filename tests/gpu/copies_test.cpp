@@ -153,10 +153,10 @@ TEST(Copies, ValuesAreUpdatedOnceTheDeviceHasReadThem) {
     states.value(0).fill_(number);
     Copy copy = copies.copy(states.fetched_from(0), gpu, "parameters of embed to the device");
     states.read_by(0, copy);
+    states.value(0).fill_(-1);
     copy.order_after();
     seen.push_back(gpu.clone());
   }
-  states.value(0).fill_(-1);
   for (size_t i = 0; i < seen.size(); ++i) EXPECT_TRUE(all(seen[i], static_cast<float>(i + 1))) << i;
 }
 
