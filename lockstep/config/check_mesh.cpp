@@ -53,6 +53,16 @@ std::vector<Suggestion> smaller_axes(const RunConfig& config, int world_size) {
   return ways;
 }
 
+// Where too many were started: all whole copies of the model that may be, or as many ranks as the axes ask for.
+std::vector<Suggestion> fewer_ranks(const RunConfig& config, int world_size) {
+  if (world_size <= kMostRanks) return {};
+  const int64_t of_copy = saturating_mul(config.parallel.tp, config.parallel.pp);
+  std::vector<std::string> counts;
+  if (of_copy <= kMostRanks) counts.push_back(cat(kMostRanks / of_copy * of_copy));
+  if (ranks_wanted(config) <= kMostRanks) counts.push_back(cat(ranks_wanted(config)));
+  return values_of(kRanks, counts);
+}
+
 }  // namespace
 
 std::vector<Suggestion> operator+(std::vector<Suggestion> some, const std::vector<Suggestion>& more) {
@@ -102,11 +112,9 @@ bool too_many_ranks(const RunConfig& config, int world_size, const Expect& expec
   const bool axes = ranks > kMostRanks;
   expect(!axes, two ? "parallel.dp_shard" : parallel.dp > 0 ? "parallel.dp" : "parallel.tp",
          cat("[mesh] tp(", parallel.tp, ") x pp(", parallel.pp, ") x ", data, " = ", size_text(ranks), " ranks, more than ", kMostRanks),
-         smaller_axes(config, world_size));
-  std::vector<std::string> fewer = {cat(kMostRanks)};
-  if (ranks_wanted(config) < kMostRanks) fewer.push_back(cat(ranks_wanted(config)));
+         smaller_axes(config, world_size) + fewer_ranks(config, world_size));
   expect(axes || world_size <= kMostRanks, "parallel.dp", cat(world_size, " ranks were started, more than ", kMostRanks),
-         values_of(kRanks, fewer));
+         fewer_ranks(config, world_size));
   return axes || world_size > kMostRanks;
 }
 

@@ -112,6 +112,7 @@ std::vector<Suggestion> chosen(const LayoutProblem& problem, Judge& judge, Help 
   for (const Suggestion& suggestion : problem.ways) {
     const std::string field = suggestion.changes[0].key;
     if (++tried[field] > kMostTried || kept[field] == kMostValues) continue;
+    if (std::any_of(plain.begin(), plain.end(), [&](const Suggestion& other) { return other.changes == suggestion.changes; })) continue;
     const std::optional<Suggestion> whole = judge.made_to_hold(problem, suggestion, enough);
     if (!whole) continue;
     const bool alone = whole->changes.size() == suggestion.changes.size();

@@ -15,6 +15,7 @@ namespace lockstep::config {
 struct Change {
   std::string key;
   std::optional<std::string> value{};
+  bool operator==(const Change&) const = default;
 };
 inline constexpr const char* kRanks = "-n";
 

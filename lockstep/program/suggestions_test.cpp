@@ -59,7 +59,10 @@ void take_all(const Trial& trial, Count& count, bool every = true) {
   for (const LayoutProblem& problem : problems) {
     EXPECT_EQ(problem.depth, problems[0].depth);
     if (problem.ways.empty()) ++(problem.elsewhere.empty() ? count.without : count.elsewhere);
+    std::vector<std::vector<config::Change>> offered;
     for (const Suggestion& way : problem.ways) {
+      EXPECT_EQ(std::count(offered.begin(), offered.end(), way.changes), 0) << text_of(problem.ways);
+      offered.push_back(way.changes);
       SCOPED_TRACE(cat(problem.what, " -> ", text_of(way)));
       const std::optional<Trial> changed = config::with_changes(trial, way);
       ASSERT_TRUE(changed);
