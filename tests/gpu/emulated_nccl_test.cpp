@@ -16,6 +16,8 @@ using engine::testing::layout_for;
 using engine::testing::Outcome;
 using program::ScheduleKind;
 
+constexpr int64_t kGlobalBatch = 4;
+
 class OnTheDevice : public comm::FakeNccl {
  public:
   using FakeNccl::FakeNccl;
@@ -40,8 +42,9 @@ void run_nccl(int ranks, const std::function<void(comm::World&)>& body) {
   });
 }
 
+// Few rows: on the emulated GPU the threads of a kernel take turns.
 std::vector<Case> cases() {
-  return {{.preset = "llama-test"},
+  std::vector<Case> all = {{.preset = "llama-test"},
           {.preset = "gpt2-test", .dropout = 0.1, .zero = 1},
           {.preset = "llama-test", .zero = 2},
           {.preset = "llama-test", .zero = 3},
@@ -50,11 +53,13 @@ std::vector<Case> cases() {
           {.preset = "llama-test", .dp = 1, .tp = 2, .sequence_parallel = false},
           {.preset = "gpt2-test", .dp = 1, .pp = 2, .schedule = ScheduleKind::kOneFOneB, .blocks = 4},
           {.preset = "llama-test", .dp = 1, .pp = 2, .schedule = ScheduleKind::kZbH1, .blocks = 4}};
+  for (Case& c : all) c.micro_batch = 1, c.seq_len = 8;
+  return all;
 }
 
 TEST(EmulatedNccl, StepsWaitOncePerLossAndOncePerNorm) {
   for (const Case& c : cases()) {
-    const program::Layout layout = layout_for(c, /*global_batch=*/8);
+    const program::Layout layout = layout_for(c, kGlobalBatch);
     engine::testing::expect_waits(engine::testing::waits_of_a_step(layout, run_nccl), cat(c.preset, " ", program::describe(layout)));
   }
 }
@@ -62,11 +67,11 @@ TEST(EmulatedNccl, StepsWaitOncePerLossAndOncePerNorm) {
 TEST(EmulatedNccl, StepsAreThoseOfOneRankOnTheCpu) {
   for (const Case& c : cases()) {
     if (c.precision == config::Precision::kBf16) continue;
-    SCOPED_TRACE(cat(c.preset, " ", program::describe(layout_for(c, 8))));
+    SCOPED_TRACE(cat(c.preset, " ", program::describe(layout_for(c, kGlobalBatch))));
     const Outcome actual = engine::testing::train_layout(
-        layout_for(c, 8), {.steps = 2, .device = lockstep::testing::gpu_device(), .run = run_nccl});
-    const Case one{.preset = c.preset, .dp = 1, .micro_batch = 8, .dropout = c.dropout, .blocks = c.blocks};
-    const Outcome expected = engine::testing::train_layout(layout_for(one, 8), {.steps = 2});
+        layout_for(c, kGlobalBatch), {.steps = 2, .device = lockstep::testing::gpu_device(), .run = run_nccl});
+    const Case one{.preset = c.preset, .dp = 1, .micro_batch = kGlobalBatch, .seq_len = c.seq_len, .dropout = c.dropout, .blocks = c.blocks};
+    const Outcome expected = engine::testing::train_layout(layout_for(one, kGlobalBatch), {.steps = 2});
     for (size_t i = 0; i < 2; ++i)
       EXPECT_NEAR(actual.steps.at(i).loss, expected.steps.at(i).loss, 1e-5 * expected.steps.at(i).loss) << "step " << i;
     for (const auto& [name, gradient] : expected.gradients)

@@ -1,6 +1,6 @@
 // Pieces that the kernels share: their launch, elements as fp32, several at once, sums over a block.
 // The same source is compiled by g++ for an emulation on the CPU (tests/support/cuda), which brings headers of its own for
-// CUDA's and defines both macros below.
+// CUDA's and defines the macros below; LOCKSTEP_SMALL_GRIDS where many kernels run there, whose threads take turns.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -24,7 +24,11 @@
 
 namespace lockstep::nn::cuda {
 
+#if defined(LOCKSTEP_SMALL_GRIDS)
+constexpr int kThreads = 64;
+#else
 constexpr int kThreads = 256;
+#endif
 constexpr int kWarp = 32;
 constexpr int64_t kMostBlocks = LOCKSTEP_MOST_BLOCKS;
 

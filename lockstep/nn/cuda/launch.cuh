@@ -58,7 +58,11 @@ void launch_norm_backward(cudaStream_t stream, Element type, const NormBackward&
 
 // weight_grad [size] += sum over rows of dy * xhat; bias_grad += sum over rows of dy, where there is one. Without x,
 // only the second: the gradient of any bias. `partial`: kStripes * size floats for each of the two.
+#if defined(LOCKSTEP_SMALL_GRIDS)
+constexpr int64_t kStripes = 4;
+#else
 constexpr int64_t kStripes = 64;
+#endif
 struct NormWeightBackward {
   const void* dy;
   const void* x;  // or null
@@ -92,7 +96,11 @@ constexpr int kPiecesAtOnce = 48;
 void launch_adamw(cudaStream_t stream, const AdamWPiece* pieces, int count, const AdamWStep& step, float scale);
 
 // out [1] = sum of squares of n floats, in fp64. `partial`: kSquareBlocks doubles.
+#if defined(LOCKSTEP_SMALL_GRIDS)
+constexpr int64_t kSquareBlocks = 8;
+#else
 constexpr int64_t kSquareBlocks = 1024;
+#endif
 void launch_square_sum(cudaStream_t stream, const float* values, int64_t n, double* partial, double* out);
 
 // flag becomes 1 where one of the values is not finite, and stays what it is otherwise. Any number of pieces.
