@@ -168,32 +168,28 @@ TEST(NonFinite, ANanInBf16WithoutOverlapToo) {
 
 // What a device finds out, and the host reads with the loss, names the same.
 TEST(NonFinite, IsNamedByTheFlagsOfADevice) {
-  using program::ScheduleKind;
   const std::vector<testing::Case> cases = {
       {.dp = 1},
       {.dp = 2},
       {.dp = 2, .kind = DataParallel::kParameterServer},
-      {.dp = 2, .zero = 1},
       {.dp = 2, .zero = 2, .reduce_precision = config::Precision::kBf16},
       {.dp = 4, .zero = 3, .dp_replicate = 2},
       {.dp = 2, .zero = 3, .recompute = {arch::Recompute::kFull, arch::Recompute::kFull},
        .offload = {.optimizer = true, .parameters = true, .activations = true}},
-      {.dp = 2, .tp = 2},
-      {.dp = 1, .tp = 4},
-      {.dp = 2, .pp = 2, .blocks = 4},
+      {.dp = 1, .tp = 2},
       {.dp = 2, .tp = 2, .zero = 1},
-      {.dp = 2, .zero = 2, .pp = 2, .schedule = ScheduleKind::kZbH1, .blocks = 4},
+      {.dp = 2, .pp = 2, .blocks = 4},
   };
-  for (const testing::Case& c : cases)
-    for (const bool skip : {false, true})
-      for (const Look look : {Look::kHost, Look::kFlags}) {
-        const program::Layout layout = layout_for(c);
-        const int last = layout.mesh.world_size() - 1;  // it has the last block
-        const std::string parameter = cat("blocks.", layout.model.layers - 1, ".mlp.down.weight");
-        lockstep::testing::run_ranks(last + 1, [&](comm::World& world) {
-          play(world, layout, {.rank = last, .parameter = parameter}, skip, look);
-        });
-      }
+  bool skip = false;
+  for (const testing::Case& c : cases) {
+    const program::Layout layout = layout_for(c, 8);
+    const int last = layout.mesh.world_size() - 1;  // it has the last block
+    const std::string parameter = cat("blocks.", layout.model.layers - 1, ".mlp.down.weight");
+    skip = !skip;
+    lockstep::testing::run_ranks(last + 1, [&](comm::World& world) {
+      play(world, layout, {.rank = last, .parameter = parameter}, skip, Look::kFlags);
+    });
+  }
 }
 
 // Each rank's gradient is finite, their sum is not: known only after the reduction, and still nothing is updated.
