@@ -18,9 +18,8 @@
 #include "lockstep/checkpoint/load.h"
 #include "lockstep/engine/activation_offload.h"
 #include "lockstep/engine/host_states.h"
-#include "lockstep/engine/test_steps.h"
+#include "lockstep/engine/test_training.h"
 #include "lockstep/train/batches.h"
-#include "support/run_ranks.h"
 
 namespace lockstep::engine {
 namespace {
@@ -231,15 +230,16 @@ struct Outcome {
   std::vector<double> losses, norms;
 };
 
-Outcome run_steps(const program::Offload& offload, config::Precision precision) {
+Outcome run_steps(const program::Offload& offload, config::Precision precision, bool disk = false) {
   const at::Device device = gpu_device();
   const testing::Case c{.dp = 1, .precision = precision, .micro_batch = 1, .seq_len = 8, .offload = offload};
   program::Layout layout = testing::layout_for(c, 2);
   layout.recompute.assign(static_cast<size_t>(layout.model.layers), arch::Recompute::kFull);
+  if (disk) testing::put_on_disk(layout);
   Outcome outcome;
   lockstep::testing::run_ranks(1, [&](comm::World& world) {
     Groups groups(world, layout);
-    Executor executor({.layout = layout, .device = device, .max_grad_norm = 0.05}, groups);
+    Executor executor({.layout = layout, .device = device, .max_grad_norm = 0.05, .disk_path = folder("states")}, groups);
     for (int64_t step = 0; step < 2; ++step) {
       const std::vector<nn::Microbatch> microbatches = testing::microbatches(layout, 0, step, device);
       const StepResult result = executor.step(microbatches, step + 1, 1e-2);
@@ -264,6 +264,8 @@ TEST(Copies, TrainingWithOffloadIsTrainingWithout) {
   EXPECT_EQ(moved.losses, fp32.losses);
   EXPECT_EQ(moved.norms, fp32.norms);
   expect_near(run_steps({.optimizer = true, .parameters = true, .activations = true}, kFp32), fp32, 1e-4);
+  expect_near(run_steps({.optimizer = true, .parameters = true}, kBf16, /*disk=*/true), bf16, 1e-2);
+  expect_near(run_steps({.optimizer = true}, kBf16, /*disk=*/true), bf16, 1e-2);
   expect_near(run_steps({.optimizer = true}, kBf16), bf16, 1e-2);
 }
 
