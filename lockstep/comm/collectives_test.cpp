@@ -1,12 +1,12 @@
 // The collectives over shared memory, ranks as threads.
-// A program of its own: it gives test_collectives.h its ranks and their device.
+// A program of its own: it gives test_collectives.h its ranks and tensors.
 #include "lockstep/comm/test_collectives.h"
 #include "lockstep/comm/test_in_flight.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::comm {
 
-at::Device device_of_tensors() { return at::kCPU; }
+TensorsOfCalls tensors_of_calls() { return {}; }
 void run_ranks(int n, const std::function<void(World&)>& body) {
   testing::run_ranks(n, body);
 }

@@ -1,6 +1,6 @@
 // The collectives with every tensor staged, "the device" being host memory of its own: what is copied when. On a device, or an
 // emulated one, tests/gpu/staged_collectives_test.cpp runs the same.
-// A program of its own: it gives test_collectives.h its ranks and their device.
+// A program of its own: it gives test_collectives.h its ranks and tensors.
 #include <ATen/ops/empty_like.h>
 #include <gmock/gmock.h>
 
@@ -139,7 +139,7 @@ TEST(Staging, AFailedCallWritesNothingBack) {
 
 }  // namespace
 
-at::Device device_of_tensors() { return at::kCPU; }
+TensorsOfCalls tensors_of_calls() { return {.largest = 100003}; }
 void run_ranks(int n, const std::function<void(World&)>& body) {
   testing::run_ranks(n, body, {.stager = std::make_shared<FakeStager>()});
 }

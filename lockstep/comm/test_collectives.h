@@ -17,7 +17,11 @@ namespace lockstep::comm {
 
 // By the test program. Runs `body` on n ranks, of which this process may be one or hold them all.
 void run_ranks(int n, const std::function<void(World&)>& body);
-at::Device device_of_tensors();  // of the calls
+struct TensorsOfCalls {
+  at::Device device = at::kCPU;
+  int64_t largest = (1 << 20) + 1;  // elements; in some calls of each rank's part
+};
+TensorsOfCalls tensors_of_calls();
 
 namespace {
 
@@ -27,7 +31,6 @@ using program::Collective;
 constexpr std::array kAlgorithms = {Algorithm::kRing, Algorithm::kTree, Algorithm::kHalvingDoubling,
                                     Algorithm::kDirect, Algorithm::kExchange};
 constexpr std::array kRanks = {1, 2, 3, 4, 5, 8};
-constexpr std::array<int64_t, 6> kSizes = {0, 1, 2, 3, 1000, (1 << 20) + 1};
 
 std::vector<int> all_ranks(int n) {
   std::vector<int> ranks(static_cast<size_t>(n));
@@ -48,10 +51,10 @@ at::Tensor filled(int64_t numel, at::ScalarType type, const std::function<double
   at::Tensor tensor = at::empty({numel}, type);
   T* data = static_cast<T*>(tensor.data_ptr());
   for (int64_t i = 0; i < numel; ++i) data[i] = static_cast<T>(element(i));
-  return tensor.to(device_of_tensors());
+  return tensor.to(tensors_of_calls().device);
 }
 at::Tensor room(int64_t numel, at::ScalarType type = at::kFloat) {
-  return at::empty({numel}, at::TensorOptions(type).device(device_of_tensors()));
+  return at::empty({numel}, at::TensorOptions(type).device(tensors_of_calls().device));
 }
 at::Tensor floats(int64_t numel, const std::function<double(int64_t)>& element) {
   return filled<float>(numel, at::kFloat, element);
@@ -85,7 +88,8 @@ class Collectives : public ::testing::TestWithParam<int> {
     const int n = GetParam();
     run_ranks(n, [&](World& world) {
       const auto group = world.communicator(all_ranks(n), "world");
-      for (const int64_t numel : kSizes) body(*group, n, numel);
+      for (const int64_t numel : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{3}, int64_t{1000}, tensors_of_calls().largest})
+        body(*group, n, numel);
     });
   }
 };
@@ -262,7 +266,7 @@ at::Tensor normals(int rank, at::ScalarType type) {
     values[static_cast<size_t>(i)] *= std::pow(10.0f, static_cast<float>((i + rank) % 9 - 4));
   return tensor.to(type);
 }
-at::Tensor normals_there(int rank, at::ScalarType type) { return normals(rank, type).to(device_of_tensors()); }
+at::Tensor normals_there(int rank, at::ScalarType type) { return normals(rank, type).to(tensors_of_calls().device); }
 
 std::string bits_of(const at::Tensor& tensor) {
   const at::Tensor host = tensor.cpu();
@@ -327,7 +331,7 @@ TEST(Elements, BFloat16SumsAreRoundedOncePerAddition) {
       terms[rank] = tensor.to(at::kBFloat16);
     }
     const at::Tensor expected = at::add(terms[0], terms[1]);
-    const at::Tensor mine = terms[world.rank()].to(device_of_tensors());
+    const at::Tensor mine = terms[world.rank()].to(tensors_of_calls().device);
     group->all_reduce(mine, {.site = "bf16"}).wait();
     EXPECT_TRUE(bits_of(mine) == bits_of(expected));
   });

@@ -9,6 +9,7 @@
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -148,6 +149,20 @@ TEST_P(Kernels, AdamWAndTheSumOfSquares) {
     expect_close(pieces[i].exp_avg_sq.cpu(), e.exp_avg_sq, 1e-6);
     EXPECT_TRUE(!pieces[i].copy.defined() || pieces[i].copy.equal(pieces[i].value.to(at::kBFloat16)));
   }
+}
+
+// From moments of zero: what is left of one gradient, to the last digits, where 1 less the rounded decay would not be.
+TEST(FlatKernels, AdamWTakesTheDecaysAsTheyAreWritten) {
+  const at::Tensor grad = random("grad", {1000});
+  const auto zeros = [&] { return at::zeros_like(grad).to(device()); };
+  const AdamWTensors piece{.value = zeros(), .grad = grad.to(device()), .exp_avg = zeros(), .exp_avg_sq = zeros(), .copy = {}, .decay = false};
+  adamw({piece}, {.lr = 0.01, .beta1 = 0.95, .beta2 = 0.9999, .eps = 1e-8, .weight_decay = 0, .step = 1, .scale = 1});
+  const at::Tensor g = grad.to(at::kDouble);
+  const auto expect_digits = [](const at::Tensor& found, const at::Tensor& expected) {
+    EXPECT_LE(found.cpu().to(at::kDouble).div(expected).sub(1).abs().max().item<double>(), 0x1p-21);
+  };
+  expect_digits(piece.exp_avg, g.mul(0.05));
+  expect_digits(piece.exp_avg_sq, g.square().mul(0.0001));
 }
 
 TEST(FlatKernels, MarksPiecesThatAreNotFinite) {

@@ -82,7 +82,10 @@ LOCKSTEP_BOTH float cross_entropy(float of_target, SoftmaxSum row) { return row.
 
 // What all elements of an AdamW step share.
 struct AdamWStep {
-  float lr, beta1, beta2, eps;
+  float lr, eps;
+  // Of the decays as they are written, each rounded by itself: 1 less a rounded 0.999 is off by many times its last digit.
+  float take1;         // 1 - beta1
+  float keep2, take2;  // beta2, 1 - beta2
   float weight_decay;  // 0 for parameters that do not decay
   float bias1;         // 1 - beta1^step
   float root_bias2;    // sqrt(1 - beta2^step)
@@ -94,8 +97,8 @@ struct AdamWElement {
 // `grad` as the update uses it: with clipping and the count of tokens in.
 LOCKSTEP_BOTH AdamWElement adamw(AdamWElement old, float grad, const AdamWStep& step) {
   const float decayed = old.value - step.lr * step.weight_decay * old.value;
-  const float m = old.exp_avg + (grad - old.exp_avg) * (1.0f - step.beta1);
-  const float v = old.exp_avg_sq * step.beta2 + grad * grad * (1.0f - step.beta2);
+  const float m = old.exp_avg + (grad - old.exp_avg) * step.take1;
+  const float v = old.exp_avg_sq * step.keep2 + grad * grad * step.take2;
   return {decayed - step.lr / step.bias1 * m / (sqrtf(v) / step.root_bias2 + step.eps), m, v};
 }
 

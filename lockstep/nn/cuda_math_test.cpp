@@ -147,7 +147,7 @@ TEST_F(Math, AdamWIsLibTorchs) {
   at::Tensor value = at::randn({size}), m = at::randn({size}).mul_(0.1), v = at::randn({size}).square_();
   for (int step_number = 1; step_number <= 3; ++step_number) {
     const at::Tensor grad = at::randn({size});
-    const AdamWStep step{.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
+    const AdamWStep step{.lr = 1e-2f, .eps = 1e-8f, .take1 = 0.1f, .keep2 = 0.95f, .take2 = 0.05f, .weight_decay = 0.1f,
                          .bias1 = static_cast<float>(1 - std::pow(0.9, step_number)),
                          .root_bias2 = static_cast<float>(std::sqrt(1 - std::pow(0.95, step_number)))};
     std::vector<float> values, ms, vs;

@@ -1,4 +1,5 @@
-// Layouts whose ranks share one GPU, as threads over shared memory: `verify` against one rank on the same GPU.
+// Layouts whose ranks share one GPU, as threads over shared memory: `verify` against one rank on the same GPU. Long on the
+// emulated one, where each of the optimizer's elements is a fiber's.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -58,7 +59,7 @@ TEST_P(SharedGpu, ComputesWhatOneRankDoes) {
   EXPECT_EQ(report.steps.size(), 3u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, SharedGpu,
+INSTANTIATE_TEST_SUITE_P(LongLayouts, SharedGpu,
                          ::testing::Values(Shared{"dp"}, Shared{"zero1", 2, {"parallel.zero=1"}},
                                            Shared{"zero2", 2, {"parallel.zero=2"}},
                                            Shared{"zero3", 3, {"parallel.zero=3", "train.global_batch=9"}},

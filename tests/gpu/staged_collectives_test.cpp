@@ -10,12 +10,12 @@
 
 namespace lockstep::comm {
 
-at::Device device_of_tensors() { return {at::kCUDA, 0}; }
+TensorsOfCalls tensors_of_calls() { return {.device = {at::kCUDA, 0}, .largest = 20011}; }
 void run_ranks(int n, const std::function<void(World&)>& body) { testing::run_ranks(n, body); }
 
 namespace {
 
-at::TensorOptions there() { return at::TensorOptions(at::kFloat).device(device_of_tensors()); }
+at::TensorOptions there() { return at::TensorOptions(at::kFloat).device(tensors_of_calls().device); }
 
 // Kernels and copies that the host has not waited for come before the call, whatever stream the caller uses; what it puts
 // there after wait() sees the result.
@@ -27,8 +27,8 @@ TEST(Staging, StandsInTheOrderOfTheCallersStream) {
     const c10::impl::VirtualGuardImpl device(at::kCUDA);
     for (const bool own_stream : {false, true})
       for (const bool blocking : {false, true}) {
-        const c10::StreamGuard on(own_stream ? device.getStreamFromGlobalPool(device_of_tensors())
-                                             : device.getStream(device_of_tensors()));
+        const c10::StreamGuard on(own_stream ? device.getStreamFromGlobalPool(tensors_of_calls().device)
+                                             : device.getStream(tensors_of_calls().device));
         const at::Tensor pinned =
             at::full({kNumel}, static_cast<float>(world.rank()), at::TensorOptions(at::kFloat).pinned_memory(true));
         const at::Tensor tensor = at::zeros({kNumel}, there());

@@ -206,9 +206,10 @@ void adamw(const std::vector<AdamWTensors>& pieces, const AdamWSettings& setting
   }
   const auto step = static_cast<double>(settings.step);
   const AdamWStep shared{.lr = static_cast<float>(settings.lr),
-                         .beta1 = static_cast<float>(settings.beta1),
-                         .beta2 = static_cast<float>(settings.beta2),
                          .eps = static_cast<float>(settings.eps),
+                         .take1 = static_cast<float>(1 - settings.beta1),
+                         .keep2 = static_cast<float>(settings.beta2),
+                         .take2 = static_cast<float>(1 - settings.beta2),
                          .weight_decay = static_cast<float>(settings.weight_decay),
                          .bias1 = static_cast<float>(1 - std::pow(settings.beta1, step)),
                          .root_bias2 = static_cast<float>(std::sqrt(1 - std::pow(settings.beta2, step)))};
