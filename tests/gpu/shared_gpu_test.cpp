@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <ostream>
 #include <string>
@@ -51,10 +52,12 @@ TEST_P(SharedGpu, ComputesWhatOneRankDoes) {
   config::LoadedConfig loaded = config::load_config({}, overrides);
   const program::Layout layout = program::layout_of(loaded, GetParam().ranks);
   VerifyReport report;
-  lockstep::testing::run_ranks(GetParam().ranks, [&](comm::World& world) {
+  const auto run = [&](comm::World& world) {
     VerifyReport mine = verify(loaded.config, layout, world, {});
     if (world.rank() == 0) report = std::move(mine);
-  });
+  };
+  // The others wait while rank 0 runs its twin.
+  lockstep::testing::run_ranks(GetParam().ranks, run, {.deadline = std::chrono::minutes(5), .limit = std::chrono::minutes(5)});
   EXPECT_TRUE(report.ok) << verify_text(report);
   EXPECT_EQ(report.steps.size(), 3u);
 }
