@@ -45,7 +45,7 @@ std::vector<Piece> pieces() {
 
 constexpr float kScale = 0.25f;
 AdamWStep step() {
-  return {.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
+  return {.lr = 0.01f, .eps = 1e-8f, .take1 = 0.1f, .keep2 = 0.95f, .take2 = 0.05f, .weight_decay = 0.1f,
           .bias1 = static_cast<float>(1 - std::pow(0.9, 3)), .root_bias2 = static_cast<float>(std::sqrt(1 - std::pow(0.95, 3)))};
 }
 
