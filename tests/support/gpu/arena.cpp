@@ -15,7 +15,7 @@ namespace lockstep::testing::gpu {
 namespace {
 
 constexpr size_t kRange = size_t{1} << 38;  // addresses; memory is taken when it is written
-constexpr size_t kStep = size_t{4} << 20;   // the part that is in use grows by
+constexpr size_t kStep = size_t{4} << 20;   // the part that is in use grows by: whole large pages
 
 struct Arena {
   std::mutex mutex;
@@ -32,9 +32,11 @@ void report(int signal, siginfo_t* info, void*);
 Arena& arena() {
   static auto* all = [] {
     auto* made = new Arena;
-    void* range = mmap(nullptr, kRange, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* range = mmap(nullptr, kRange + kStep, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) throw std::bad_alloc();
-    made->base = static_cast<std::byte*>(range);
+    const auto begin = (reinterpret_cast<uintptr_t>(range) + kStep - 1) / kStep * kStep;
+    made->base = reinterpret_cast<std::byte*>(begin);
+    madvise(made->base, kRange, MADV_HUGEPAGE);  // quicker where the kernel has them
     struct sigaction action {};
     action.sa_sigaction = &report;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
