@@ -37,6 +37,12 @@ TEST(Synchronisation, AlsoWithActivationsOnTheHost) {
   check({.preset = "llama-test", .dp = 1, .recompute = full, .offload = {.activations = true}});
 }
 
+// Sums of gradients have come to the host by LOSS, which reads behind them.
+TEST(Synchronisation, AlsoWithStatesOnTheHost) {
+  check({.preset = "llama-test", .dp = 1, .offload = {.optimizer = true}});
+  check({.preset = "llama-test", .dp = 1, .offload = {.optimizer = true, .parameters = true}});
+}
+
 // Where ranks exchange tensors through the host, calls that are waited for at once wait for the device as well; others run
 // on a thread of their own.
 TEST(Synchronisation, AlsoWhereRanksShareOutStates) {
