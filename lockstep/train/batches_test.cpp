@@ -28,6 +28,7 @@ TEST(Batches, TargetsAreTheNextTokens) {
       load_microbatch(sampler, {.first = 3, .count = 2, .step = 7, .first_in_batch = 11}, at::kCPU);
   EXPECT_EQ(microbatch.step, 7);
   EXPECT_EQ(microbatch.first_sample, 11);
+  EXPECT_EQ(microbatch.valid_targets, 10);
   ASSERT_EQ(microbatch.tokens.sizes().vec(), (std::vector<int64_t>{2, 5}));
   for (int64_t row = 0; row < 2; ++row)
     for (int64_t column = 0; column < 5; ++column) {
