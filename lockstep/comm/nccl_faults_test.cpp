@@ -164,6 +164,7 @@ TEST(Failure, AGroupThatAnErrorClosesWithoutCallsLeavesTheOthers) {
 // call is aborted, and the host with it.
 struct Heard {
   std::string before;                                     // confirm(), with nothing wrong yet
+  std::string at_abort;                                   // the moment in which the host may go on
   std::string same_group, other_group, own_group;         // confirm(), once the aborted call looks done
   std::string same_work, next_call;
 };
@@ -177,6 +178,9 @@ Heard aborted_call(milliseconds deadline, const std::function<void(FakeDevice&)>
     meet(device, "made", 3);
     if (world.rank() == 0) {
       device.orders_only = true;
+      device.aborting = [&] {
+        if (heard.at_abort.empty()) heard.at_abort = message_of([&] { group->confirm(); });
+      };
       Work work = group->all_reduce(on_device(), {.site = "grad"});
       work.wait();
       heard.before = message_of([&] { group->confirm(); });
@@ -199,6 +203,7 @@ Heard aborted_call(milliseconds deadline, const std::function<void(FakeDevice&)>
 
 void expect_heard_by_all(const Heard& heard, const ::testing::Matcher<std::string>& what) {
   EXPECT_THAT(heard.same_group, what);
+  EXPECT_EQ(heard.at_abort, heard.same_group);
   EXPECT_EQ(heard.other_group, heard.same_group);
   EXPECT_EQ(heard.own_group, heard.same_group);
   EXPECT_EQ(heard.same_work, heard.same_group);
@@ -222,6 +227,7 @@ TEST(Confirm, KnowsOfAnotherRanksNote) {
   EXPECT_EQ(heard.before, "nothing");
   EXPECT_THAT(heard.same_group, AllOf(HasSubstr("LS3003"), HasSubstr("rank 1 stopped the job"), HasSubstr("disk is full")));
   EXPECT_THAT(heard.same_work, HasSubstr("rank 1 stopped the job"));
+  EXPECT_EQ(heard.at_abort, heard.same_group);
   EXPECT_EQ(heard.other_group, heard.same_group);
 }
 
@@ -235,12 +241,18 @@ TEST(Confirm, KnowsThatAPeerHasGivenUp) {
     meet(device, "made", 3);
     if (world.rank() == 1) {
       device.orders_only = true;
+      device.aborting = [&] {
+        device.store->set("aborting", "");
+        device.store->get("asked", std::chrono::seconds(20));
+      };
       group->all_reduce(on_device(), {.site = "grad"}).wait();
       device.fails = true;
-    } else if (world.rank() == 0) {
       device.store->get(aborted_key(1), std::chrono::seconds(20));
+    } else if (world.rank() == 0) {
+      device.store->get("aborting", std::chrono::seconds(20));
       after = message_of([&] { pair->confirm(); });
       next = message_of([&] { pair->all_reduce(on_device(), {.site = "next"}); });
+      device.store->set("asked", "");
     }
     meet(device, "end", 3);
   });

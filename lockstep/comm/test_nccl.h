@@ -22,9 +22,11 @@ struct FakeDevice {
   bool peer_lost = false;
   // wait() returns before the call is done, as on a GPU; else it waits, so that tests can look at the result.
   std::atomic<bool> orders_only = false;
+  // Called where a group is aborted: from here on its calls look done on the device. Set before any call.
+  std::function<void()> aborting = [] {};
 };
 
-// What is in the store once this rank has aborted a group: its calls look done on the device from then on.
+// What is in the store once this rank has aborted a group.
 inline std::string aborted_key(int rank) { return "fake aborted/" + std::to_string(rank); }
 
 class FakeTicket : public NcclTicket {
@@ -69,6 +71,7 @@ class FakeGroup : public NcclGroup {
   }
   void close() override {}
   void abort() override {
+    device_.aborting();
     device_.store->set(aborted_key(device_.shared->rank()), "");
     device_.shared->abort("ncclCommAbort");
   }
