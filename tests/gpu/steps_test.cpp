@@ -113,7 +113,8 @@ TEST(Steps, WithStatesAndActivationsOnTheHost) {
   check({{.preset = "llama-test", .dp = 1, .offload = {.optimizer = true}},
          {.preset = "llama-test", .dp = 1, .offload = {.optimizer = true, .parameters = true}},
          {.preset = "llama-test", .dp = 1, .recompute = full, .offload = {.activations = true}},
-         {.preset = "llama-test", .zero = 3, .recompute = full, .offload = {.optimizer = true, .parameters = true, .activations = true}},
+         {.preset = "llama-test", .zero = 3, .recompute = full,
+          .offload = {.optimizer = true, .parameters = true, .activations = true}},
          {.preset = "llama-test", .dp = 1, .precision = config::Precision::kBf16, .recompute = full,
           .offload = {.optimizer = true, .parameters = true, .activations = true}}});
 }
@@ -128,7 +129,9 @@ TEST(Steps, AreLeftOutForAGradientThatIsNotFinite) {
     };
     Groups groups(world, layout);
     Executor executor({.layout = layout, .device = gpu_device(), .skip_nonfinite = true, .before_action = spoil}, groups);
-    const auto run = [&] { return executor.step(engine::testing::microbatches(layout, world.rank(), step, gpu_device()), step, 1e-3); };
+    const auto run = [&] {
+      return executor.step(engine::testing::microbatches(layout, world.rank(), step, gpu_device()), step, 1e-3);
+    };
     EXPECT_EQ(run().skipped, "");
     const at::Tensor before = executor.whole_value(0).cpu().clone();
     step = 2;

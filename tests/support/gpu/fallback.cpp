@@ -36,7 +36,8 @@ std::vector<at::Tensor> tensors_of(const IValue& value) {
   if (value.isTensorList()) return value.toTensorVector();
   std::vector<at::Tensor> tensors;
   if (value.isOptionalTensorList())
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) tensors.push_back(tensor.value_or(at::Tensor()));
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
+      tensors.push_back(tensor.value_or(at::Tensor()));
   return tensors;
 }
 
