@@ -218,16 +218,25 @@ class Results(Folder):
         write_program(self.build / "gpu_tests", GTEST)
         write_program(self.build / "lockstep", "#!/bin/sh\n")
         (self.build / "CTestTestfile.cmake").write_text(TESTS % self.build)
+        listed = testing.labelled
+
+        def labelled(ctest, build):
+            return [test | ({"timeout": 5.0} if test["name"] == "hangs" else {}) for test in listed(ctest, build)]
+
+        self.enterContext(mock.patch.object(testing, "labelled", labelled))
 
     def test_shortest_first_and_on_after_failures(self):
-        part = testing.test(WHOLE, self.build, Clock(6), self.folder / "tests.log", note=lambda line: None)
+        part = testing.test(WHOLE, self.build, Clock(300), self.folder / "tests.log", note=lambda line: None)
         results = {result["name"]: result for result in part["results"]}
         self.assertEqual(list(results), ["quick", "skips", "broken", "kernels", "hangs", "late"])
         found = [result["result"] for result in part["results"]]
-        self.assertEqual(found, ["passed", "skipped", "failed", "failed", "cut", "not run"])
+        self.assertEqual(found, ["passed", "skipped", "failed", "failed", "cut", "passed"])
         self.assertFalse(part["ok"])
         self.assertIn("what went wrong", results["broken"]["said"])
         self.assertIn("it waits", results["hangs"]["said"])
+        tests = testing.labelled("ctest", self.build)
+        late = testing.run_all("ctest", self.build, tests, Clock(0), self.folder / "tests.log", note=lambda line: None)
+        self.assertEqual({result["result"] for result in late}, {"not run"})
         self.assertEqual(testing.targets(testing.labelled("ctest", self.build), self.build), ["gpu_tests"])
 
     def test_tests_of_a_failed_file_are_run_alone(self):
@@ -243,22 +252,21 @@ class Results(Folder):
     def test_the_report_of_a_whole_check(self):
         main = load_main()
         out = self.folder / "out"
-        words = ["--only", "tests,measure", "--build-folder", str(self.build), "--budget", "7"]
+        words = ["--only", "tests,measure", "--build-folder", str(self.build), "--budget", "300"]
         with mock.patch.dict(os.environ, {"OUT": str(out)}), mock.patch.object(main, "look", lambda *_: WHOLE), mock.patch("builtins.print"):
             self.assertEqual(main.main(words), 1)
         report = json.loads((out / "report.json").read_text())
-        self.assertEqual(report["verdict"], "failed: tests")
-        self.assertEqual([what for what, _ in report["not_done"]], ["measure"])
+        self.assertEqual(report["verdict"], "failed: tests, measure")  # there is no Python at that path
         text = (out / "report.txt").read_text()
-        for words in ("NVIDIA H200, 143771 MiB", "1 passed, 2 failed, 1 cut, 1 skipped, 1 not run", "what went wrong", "== hangs: cut after",
-                      "not done: measure"):
+        for words in ("NVIDIA H200, 143771 MiB", "2 passed, 2 failed, 1 cut, 1 skipped", "what went wrong", "== hangs: cut after",
+                      "fails alone: Kernels.Second"):
             self.assertIn(words, text)
         self.assertLessEqual(len(list(out.iterdir())), 8)
 
     def test_what_a_command_started_ends_with_it(self):
         log = self.folder / "log"
         begin = time.monotonic()
-        done = run(["sh", "-c", "sleep 301 & echo $!; wait"], 0.5, log)
+        done = run(["sh", "-c", "sleep 301 & echo $!; wait"], 3, log)
         self.assertIsNone(done.code)
         self.assertLess(time.monotonic() - begin, 20)
         self.assertFalse(is_running(done.said.strip()))
