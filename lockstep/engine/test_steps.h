@@ -86,6 +86,7 @@ inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, i
         microbatch.targets.data_ptr<int64_t>()[offset] =
             place % 7 == 3 ? -100 : (place * 31 + 5) % layout.model.vocab_size;
       }
+    microbatch.valid_targets = nn::count_valid(microbatch.targets);
     all.push_back(std::move(microbatch));
   }
   return all;

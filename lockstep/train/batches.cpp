@@ -33,7 +33,11 @@ nn::Microbatch load_microbatch(const data::Sampler& sampler, const MicrobatchKey
     std::memcpy(targets.data_ptr<int64_t>() + row * length, sample.data() + 1, bytes);
   }
   const auto there = [device](const at::Tensor& values) { return values.to(at::TensorOptions(device), /*non_blocking=*/true); };
-  return {.tokens = there(tokens), .targets = there(targets), .step = key.step, .first_sample = key.first_in_batch};
+  return {.tokens = there(tokens),
+          .targets = there(targets),
+          .step = key.step,
+          .first_sample = key.first_in_batch,
+          .valid_targets = nn::count_valid(targets)};
 }
 
 std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const program::Layout& layout, int rank,
