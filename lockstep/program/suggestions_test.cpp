@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <random>
-#include <regex>
 #include <set>
 
 #include "lockstep/arch/hf_config.h"
@@ -256,10 +255,14 @@ void take(const Case& one, Count& count) {
   EXPECT_EQ(mended, one.mended);
 }
 
-std::set<std::string> codes_in(const std::string& text, const char* pattern) {
+// Codes of the form LS1234 that stand between these.
+std::set<std::string> codes_between(const std::string& before, const std::string& text, const std::string& after) {
+  constexpr size_t kLength = 6;
   std::set<std::string> codes;
-  const std::regex code(pattern);
-  for (std::sregex_iterator found(text.begin(), text.end(), code), end; found != end; ++found) codes.insert((*found)[1].str());
+  for (size_t at = text.find(before + "LS"); at != std::string::npos; at = text.find(before + "LS", at + 1)) {
+    const size_t begin = at + before.size();
+    if (text.compare(begin + kLength, after.size(), after) == 0) codes.insert(text.substr(begin, kLength));
+  }
   return codes;
 }
 
@@ -274,10 +277,10 @@ std::set<std::string> codes_of_configurations() {
     for (const auto& entry : fs::directory_iterator(source + "/lockstep/" + words[1])) {
       const std::string name = entry.path().filename();
       if (name.ends_with(".h") || (name.ends_with(".cpp") && !name.ends_with("_test.cpp")))
-        thrown.merge(codes_in(read_file(entry.path()), "\"(LS[0-9]{4})\""));
+        thrown.merge(codes_between("\"", read_file(entry.path()), "\""));
     }
   }
-  for (const std::string& code : codes_in(page.substr(begin, end - begin), "\\| (LS[0-9]{4}) \\|"))
+  for (const std::string& code : codes_between("| ", page.substr(begin, end - begin), " |"))
     if (thrown.contains(code)) codes.insert(code);
   return codes;
 }
