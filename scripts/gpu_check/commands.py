@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 GRACE = 3  # seconds between asking a process to end and killing it
 KEPT = 100_000  # characters of what a command said
@@ -52,11 +53,25 @@ def signal_group(process, number):
         return False
 
 
+def is_left(group):
+    """Somebody of the process group runs; a zombie does not."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of = path.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(of) == group and state not in "ZX":
+            return True
+    return False
+
+
 def wait(process, seconds):
-    try:
-        process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        pass
+    """For all of its group: what a killed process held is free only when it is gone."""
+    deadline = time.monotonic() + seconds
+    while process.poll() is None or is_left(process.pid):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
 
 
 def end(process):
