@@ -156,6 +156,8 @@ def measure_all(arguments, setting, write):
         report |= training_report(rows, products, measurements, setting)
         report |= {"rounds": max(map(len, measurements.rounds.values()), default=0)}
         write(report | {"seconds": time.monotonic() - begin, "load_after": os.getloadavg()[0]})
+        if arguments.page and measurements.failed:
+            raise BenchError(f"no page: {', '.join(task.name() for task in measurements.failed)} failed; see {arguments.out}.json")
 
     train(arguments, setting, begin + arguments.seconds, after_round)
 

@@ -24,6 +24,17 @@ def ratio(found):
     return f"{found['ratio']:.2f} ({found['smallest']:.2f}..{found['largest']:.2f})"
 
 
+def peer_step(row):
+    """The step of the peer and how ours compares; "-" where it failed."""
+    if "peer" not in row:
+        return ["-"] * 3
+    return [number(row["peer_ms"]), ratio(row["peer_share"]), ratio(row["times_as_fast"])]
+
+
+def peer_name(row):
+    return row["peer"].removeprefix("pytorch ") if "peer" in row else "-"
+
+
 def size(count):
     return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
 
@@ -33,7 +44,7 @@ def single(report):
     rows = [
         [
             row["work"], row["precision"], number(row["median_ms"]), percent(row["share_of_limit"]),
-            row["peer"].removeprefix("pytorch "), number(row["peer_ms"]), percent(row["peer_share_of_limit"]),
+            peer_name(row), number(row["peer_ms"]), percent(row["peer_share_of_limit"]),
             ratio(row["times_as_fast"]),
         ]
         for row in report["comparisons"]
@@ -90,7 +101,7 @@ def tensor(report):
             [
                 row["work"], row["layout"], number(row["median_ms"]), ratio(share), verdict(share, row["mark"]),
                 f"{sum(waited.values()):.1%}", f"{row['busiest_rank_bytes'] / 1e6:.0f} MB a step",
-                number(row["peer_ms"]), ratio(row["peer_share"]), ratio(row["times_as_fast"]),
+                *peer_step(row),
             ]
         )
     return table(heads, rows)
@@ -161,8 +172,7 @@ def zero(report):
             [
                 row["work"], row["layout"], str(row["zero"]), number(row["median_ms"]), ratio(share),
                 verdict(share, row["mark"]), f"{sum(waited.values()):.1%}", f"{row['busiest_rank_bytes'] / 1e6:.0f} MB a step",
-                row["peer"].removeprefix("pytorch "), number(row["peer_ms"]), ratio(row["peer_share"]),
-                ratio(row["times_as_fast"]),
+                peer_name(row), *peer_step(row),
             ]
         )
     return table(heads, rows)
@@ -174,13 +184,12 @@ def memory(report):
     for row in report["comparisons"]:
         if not row["zero"]:
             continue
-        one, ours, predicted, peer = (
-            row[name] / 2**20 for name in ("one_rank_bytes", "peak_bytes", "predicted_bytes", "peer_bytes")
-        )
+        one, ours, predicted = (row[name] / 2**20 for name in ("one_rank_bytes", "peak_bytes", "predicted_bytes"))
+        peer = number(row["peer_bytes"] / 2**20, 1) if "peer" in row else "-"
         rows.append(
             [
                 row["work"], row["layout"], str(row["zero"]), number(one, 1), number(ours, 1), number(predicted, 1),
-                f"{ours / predicted - 1:+.1%}", row["peer"].removeprefix("pytorch "), number(peer, 1),
+                f"{ours / predicted - 1:+.1%}", peer_name(row), peer,
             ]
         )
     return table(heads, rows)

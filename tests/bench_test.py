@@ -103,6 +103,17 @@ class PageTest(unittest.TestCase):
         self.assertEqual(verdicts["ring on 2 ranks: of our own 1x2"], "reached")
         self.assertIn("0.90 (0.80..1.10)", short_of_the_mark(report))
 
+    def test_tables_without_a_peer_that_failed(self):
+        report = whole_report(1)
+        whole = tables.markdown(report)
+        for row in report["comparisons"]:
+            for key in [key for key in row if key.startswith("peer") or key == "times_as_fast"]:
+                del row[key]
+        text = tables.markdown(report)
+        for part in ("### One copy of the model on several ranks", "### States shared out", "### What a rank has allocated"):
+            lines = [page[page.index(part):].partition("\n###")[0].count("\n") for page in (whole, text)]
+            self.assertEqual(*lines)
+
     def test_a_mark_judges_each_row(self):
         rows = [Figure("a", 0.5, 0.4, 0.6), Figure("b", 0.9, 0.9, 0.9)]
         lower, upper = Mark("x", 0.8, lambda report: rows), Mark("x", 0.8, lambda report: rows, at_least=False)

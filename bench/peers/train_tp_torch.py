@@ -74,6 +74,7 @@ class SplitTransformer(Transformer):
         for index, block in enumerate(self.blocks):
             name = f"blocks.{index}"
             block.attention.heads //= mesh.size()
+            block.attention.kv_heads //= mesh.size()
             first = "up" if hasattr(block.mlp, "up") else "gate_up"
             plan |= {
                 f"{name}.attention.qkv": ColwiseParallel(),
