@@ -20,7 +20,7 @@
 #include "lockstep/config/load.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/engine/replicas.h"
-#include "lockstep/program/job.h"
+#include "lockstep/program/passes/job.h"
 
 namespace {
 

@@ -10,7 +10,9 @@
 #include "lockstep/data/token_file.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/optim/lr_schedule.h"
-#include "lockstep/program/render.h"
+#include "lockstep/program/passes/make_layout.h"
+#include "lockstep/program/render/render.h"
+#include "lockstep/program/verify/build.h"
 #include "lockstep/train/batches.h"
 #include "lockstep/train/executor_options.h"
 

@@ -5,8 +5,10 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/json.h"
 #include "lockstep/plan/simulate.h"
-#include "lockstep/program/memory.h"
-#include "lockstep/program/verify.h"
+#include "lockstep/program/passes/make_layout.h"
+#include "lockstep/program/predict/memory.h"
+#include "lockstep/program/verify/build.h"
+#include "lockstep/program/verify/verify.h"
 
 namespace {
 

@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "apps/lockstep/command_line.h"
-#include "lockstep/program/host_room.h"
+#include "lockstep/plan/host_room.h"
 
 namespace lockstep::apps {
 
-// As program::rooms_here, for those of `ranks` that run on this host.
-std::vector<program::Room> rooms_here(const CommandLine& command_line, const config::RunConfig& config, int ranks);
+// As plan::rooms_here, for those of `ranks` that run on this host.
+std::vector<plan::Room> rooms_here(const CommandLine& command_line, const config::RunConfig& config, int ranks);
 
 // What every verb that trains or verifies calls before it starts ranks; ranks of another launcher compare first what they were
 // told (runtime/job.h). twin: rank 0 also runs the one-rank twin. OutOfMemoryError LS4003 with the ways out where the plan does not

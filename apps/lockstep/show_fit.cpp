@@ -6,9 +6,9 @@
 namespace lockstep::apps {
 namespace {
 
-using program::Room;
+using plan::Room;
 
-OrderedJson way_json(const program::WayOut& way) {
+OrderedJson way_json(const plan::WayOut& way) {
   OrderedJson set = OrderedJson::object();
   for (const config::Override& flag : way.set) set[flag.key] = flag.value;
   OrderedJson json = {{"change", way.change}, {"set", set}};
@@ -24,9 +24,9 @@ std::vector<Shortfall> shortfalls(const CommandLine& command_line, const config:
   std::vector<Shortfall> found;
   for (const Room& room : rooms_here(command_line, config, layout.mesh.world_size())) {
     if (room.kind == Room::Kind::kHost && config.train.device == config::Device::kCuda) continue;
-    const program::Need need = program::need_of(config, layout, program, room);
-    if (!program::fits(need, room))
-      found.push_back({room, need, program::ways_out(config, layout, {.rank = need.worst, .room = room})});
+    const plan::Need need = plan::need_of(config, layout, program, room);
+    if (!plan::fits(need, room))
+      found.push_back({room, need, plan::ways_out(config, layout, {.rank = need.worst, .room = room})});
   }
   return found;
 }
@@ -34,8 +34,8 @@ std::vector<Shortfall> shortfalls(const CommandLine& command_line, const config:
 std::string shortfalls_text(const program::Layout& layout, const std::vector<Shortfall>& shortfalls) {
   std::string text;
   for (const Shortfall& one : shortfalls) {
-    text += cat("\ndoes not fit: ", program::shortage_line(layout, one.need, one.room), "; `lockstep train` refuses this\n");
-    text += program::ways_text(one.ways, one.room);
+    text += cat("\ndoes not fit: ", plan::shortage_line(layout, one.need, one.room), "; `lockstep train` refuses this\n");
+    text += plan::ways_text(one.ways, one.room);
     if (one.room.kind == Room::Kind::kHost)
       text += "for GPUs: --train.device=cuda; for another machine: --memory.device_limit=SIZE, what a rank may have there\n";
   }
@@ -46,7 +46,7 @@ OrderedJson shortfalls_json(const std::vector<Shortfall>& shortfalls) {
   OrderedJson json = OrderedJson::array();
   for (const Shortfall& one : shortfalls) {
     OrderedJson ways = OrderedJson::array();
-    for (const program::WayOut& way : one.ways) ways.push_back(way_json(way));
+    for (const plan::WayOut& way : one.ways) ways.push_back(way_json(way));
     json.push_back({{"of", one.room.kind == Room::Kind::kHost ? "host" : "device_limit"},
                     {"needed", one.need.total},
                     {"left", one.room.bytes},

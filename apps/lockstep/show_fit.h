@@ -6,15 +6,15 @@
 
 #include "apps/lockstep/command_line.h"
 #include "lockstep/base/json.h"
-#include "lockstep/program/ways_out.h"
+#include "lockstep/plan/ways_out.h"
 
 namespace lockstep::apps {
 
 // A room that is too small.
 struct Shortfall {
-  program::Room room;
-  program::Need need;
-  std::vector<program::WayOut> ways;
+  plan::Room room;
+  plan::Need need;
+  std::vector<plan::WayOut> ways;
 };
 
 // Held against memory.device_limit where it is set; else on the CPU against what this host has left, as `lockstep train` would with

@@ -2,11 +2,12 @@
 
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
-#include "lockstep/program/memory.h"
-#include "lockstep/program/predict.h"
-#include "lockstep/program/rank_map.h"
-#include "lockstep/program/render.h"
-#include "lockstep/program/traffic.h"
+#include "lockstep/program/names.h"
+#include "lockstep/program/planned_calls.h"
+#include "lockstep/program/predict/memory.h"
+#include "lockstep/program/predict/rank_map.h"
+#include "lockstep/program/predict/traffic.h"
+#include "lockstep/program/render/render.h"
 
 namespace lockstep::apps {
 namespace {

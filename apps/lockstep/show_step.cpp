@@ -13,7 +13,7 @@
 #include "lockstep/plan/report_html.h"
 #include "lockstep/plan/step_trace.h"
 #include "lockstep/plan/svg.h"
-#include "lockstep/program/passes.h"
+#include "lockstep/program/passes/passes.h"
 
 namespace lockstep::apps {
 namespace {

@@ -5,7 +5,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
 #include "lockstep/config/fields.h"
-#include "lockstep/program/job.h"
+#include "lockstep/program/passes/job.h"
 
 namespace lockstep::apps {
 

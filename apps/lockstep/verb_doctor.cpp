@@ -21,7 +21,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/config/fields.h"
-#include "lockstep/program/job.h"
+#include "lockstep/program/passes/job.h"
 
 namespace lockstep::apps {
 namespace {

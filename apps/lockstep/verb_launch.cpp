@@ -12,8 +12,8 @@
 #include "lockstep/config/check.h"
 #include "lockstep/launch/backend_choice.h"
 #include "lockstep/launch/script.h"
-#include "lockstep/program/job.h"
-#include "lockstep/program/ways_out.h"
+#include "lockstep/plan/ways_out.h"
+#include "lockstep/program/passes/job.h"
 
 namespace lockstep::apps {
 namespace {
@@ -113,7 +113,7 @@ int verb_launch(const CommandLine& command_line) {
   config::LoadedConfig loaded = load_config(command_line);
   const config::RunConfig& config = loaded.config;
   const int ranks = command_line.ranks.value_or(config::ranks_wanted(config));
-  program::check_room(config, program::layout_of(loaded, ranks), program::limit_of(config));  // the host is another
+  plan::check_room(config, program::layout_of(loaded, ranks), plan::limit_of(config));  // the host is another
   const int nodes = nodes_of(command_line, ranks);
 
   launch::Identity first{.world_size = ranks,

@@ -9,12 +9,13 @@
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/config/check.h"
-#include "lockstep/program/job.h"
-#include "lockstep/program/memory.h"
-#include "lockstep/program/moves.h"
-#include "lockstep/program/rank_map.h"
-#include "lockstep/program/render.h"
-#include "lockstep/program/traffic.h"
+#include "lockstep/program/names.h"
+#include "lockstep/program/passes/job.h"
+#include "lockstep/program/predict/memory.h"
+#include "lockstep/program/predict/moves.h"
+#include "lockstep/program/predict/rank_map.h"
+#include "lockstep/program/render/render.h"
+#include "lockstep/program/verify/build.h"
 
 namespace lockstep::apps {
 namespace {

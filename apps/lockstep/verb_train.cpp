@@ -4,7 +4,7 @@
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
-#include "lockstep/program/job.h"
+#include "lockstep/program/passes/job.h"
 
 namespace lockstep::apps {
 

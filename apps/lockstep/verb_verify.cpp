@@ -3,7 +3,7 @@
 #include "apps/lockstep/rooms.h"
 #include "apps/lockstep/verbs.h"
 #include "apps/lockstep/verify_steps.h"
-#include "lockstep/program/job.h"
+#include "lockstep/program/passes/job.h"
 
 namespace lockstep::apps {
 

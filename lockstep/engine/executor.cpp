@@ -6,8 +6,11 @@
 #include "lockstep/engine/out_of_memory.h"
 #include "lockstep/model/model.h"
 #include "lockstep/optim/adamw.h"
-#include "lockstep/program/passes.h"
+#include "lockstep/program/effects.h"
+#include "lockstep/program/passes/build.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/placement.h"
+#include "lockstep/program/verify/build.h"
 
 namespace lockstep::engine {
 namespace {

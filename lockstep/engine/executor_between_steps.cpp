@@ -5,7 +5,6 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/engine/executor.h"
-#include "lockstep/program/passes.h"
 
 namespace lockstep::engine {
 namespace {

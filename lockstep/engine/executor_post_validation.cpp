@@ -6,7 +6,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/engine/executor.h"
-#include "lockstep/program/post_validation.h"
+#include "lockstep/program/passes/post_validation.h"
 
 namespace lockstep::engine {
 

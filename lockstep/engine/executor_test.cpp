@@ -10,7 +10,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/engine/test_training.h"
-#include "lockstep/program/predict.h"
+#include "lockstep/program/predict/traffic.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::engine {

@@ -5,7 +5,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
-#include "lockstep/program/predict.h"
+#include "lockstep/program/planned_calls.h"
 
 namespace lockstep::engine {
 namespace {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <stdexcept>
 
-#include "lockstep/program/memory.h"
+#include "lockstep/program/predict/memory.h"
 
 namespace lockstep::engine {
 

@@ -9,8 +9,9 @@
 #include "lockstep/base/text.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/engine/test_training.h"
-#include "lockstep/program/moves.h"
 #include "lockstep/program/placement.h"
+#include "lockstep/program/predict/moves.h"
+#include "lockstep/program/verify/build.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::engine {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "lockstep/base/error.h"
-#include "lockstep/program/memory.h"
+#include "lockstep/program/predict/memory.h"
 #include "lockstep/program/program.h"
 
 namespace lockstep::engine {

@@ -13,9 +13,9 @@
 #include "lockstep/base/text.h"
 #include "lockstep/engine/test_training.h"
 #include "lockstep/engine/test_values.h"
-#include "lockstep/program/memory.h"
-#include "lockstep/program/predict.h"
-#include "lockstep/program/schedules.h"
+#include "lockstep/program/passes/schedules.h"
+#include "lockstep/program/predict/memory.h"
+#include "lockstep/program/predict/traffic.h"
 
 namespace lockstep::engine {
 namespace {

@@ -8,9 +8,9 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/engine/test_training.h"
-#include "lockstep/program/memory.h"
-#include "lockstep/program/post_validation.h"
-#include "lockstep/program/predict.h"
+#include "lockstep/program/passes/post_validation.h"
+#include "lockstep/program/predict/memory.h"
+#include "lockstep/program/predict/traffic.h"
 
 namespace lockstep::engine {
 namespace {

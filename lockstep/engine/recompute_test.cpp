@@ -12,7 +12,7 @@
 #include "lockstep/engine/executor.h"
 #include "lockstep/engine/test_steps.h"
 #include "lockstep/model/model.h"
-#include "lockstep/program/predict.h"
+#include "lockstep/program/predict/traffic.h"
 #include "support/recompute.h"
 #include "support/run_ranks.h"
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/program/passes.h"
-#include "lockstep/program/predict.h"
-#include "lockstep/program/verify.h"
+#include "lockstep/program/effects.h"
+#include "lockstep/program/planned_calls.h"
+#include "lockstep/program/verify/verify.h"
 
 namespace lockstep::engine {
 namespace {

@@ -13,7 +13,7 @@
 #include "lockstep/engine/test_steps.h"
 #include "lockstep/engine/test_values.h"
 #include "lockstep/model/model.h"
-#include "lockstep/program/predict.h"
+#include "lockstep/program/predict/traffic.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::engine {

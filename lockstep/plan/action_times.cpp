@@ -10,9 +10,9 @@
 #include "lockstep/plan/matching.h"
 #include "lockstep/plan/median.h"
 #include "lockstep/plan/uses.h"
-#include "lockstep/program/memory.h"
-#include "lockstep/program/passes.h"
-#include "lockstep/program/predict.h"
+#include "lockstep/program/effects.h"
+#include "lockstep/program/planned_calls.h"
+#include "lockstep/program/predict/memory.h"
 
 namespace lockstep::plan {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "lockstep/plan/matching.h"
 #include "lockstep/plan/spans.h"
+#include "lockstep/program/effects.h"
 
 namespace lockstep::plan {
 

@@ -7,7 +7,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/plan/simulate.h"
-#include "lockstep/program/render_text.h"
+#include "lockstep/program/render/render_text.h"
 
 namespace lockstep::plan {
 namespace {

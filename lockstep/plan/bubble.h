@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/program/schedules.h"
+#include "lockstep/program/passes/schedules.h"
 
 namespace lockstep::plan {
 

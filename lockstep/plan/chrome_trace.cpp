@@ -3,8 +3,8 @@
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/plan/matching.h"
-#include "lockstep/program/passes.h"
-#include "lockstep/program/render.h"
+#include "lockstep/program/effects.h"
+#include "lockstep/program/names.h"
 
 namespace lockstep::plan {
 namespace {

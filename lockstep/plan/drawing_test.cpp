@@ -14,6 +14,7 @@
 #include "lockstep/plan/report_html.h"
 #include "lockstep/plan/svg.h"
 #include "lockstep/plan/test_layouts.h"
+#include "lockstep/program/verify/build.h"
 
 namespace lockstep::plan {
 namespace {

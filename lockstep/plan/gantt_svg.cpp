@@ -8,7 +8,7 @@
 #include "lockstep/plan/boxes.h"
 #include "lockstep/plan/memory_strip.h"
 #include "lockstep/plan/svg.h"
-#include "lockstep/program/render_text.h"
+#include "lockstep/program/render/render_text.h"
 
 namespace lockstep::plan {
 namespace {

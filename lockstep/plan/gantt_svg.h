@@ -6,7 +6,7 @@
 
 #include "lockstep/plan/matching.h"
 #include "lockstep/plan/spans.h"
-#include "lockstep/program/memory.h"
+#include "lockstep/program/predict/memory.h"
 
 namespace lockstep::plan {
 

@@ -5,7 +5,8 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/program/predict.h"
+#include "lockstep/program/effects.h"
+#include "lockstep/program/planned_calls.h"
 
 namespace lockstep::plan {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/plan/svg.h"
-#include "lockstep/program/passes.h"
+#include "lockstep/program/effects.h"
 
 namespace lockstep::plan {
 namespace {

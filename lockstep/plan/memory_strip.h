@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "lockstep/plan/spans.h"
-#include "lockstep/program/memory.h"
+#include "lockstep/program/predict/memory.h"
 
 namespace lockstep::plan {
 

@@ -4,6 +4,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/plan/simulate.h"
 #include "lockstep/plan/test_layouts.h"
+#include "lockstep/program/verify/build.h"
 
 namespace lockstep::plan {
 namespace {

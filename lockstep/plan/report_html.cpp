@@ -11,7 +11,7 @@
 #include "lockstep/plan/grid.h"
 #include "lockstep/plan/memory_strip.h"
 #include "lockstep/plan/svg.h"
-#include "lockstep/program/render_text.h"
+#include "lockstep/program/render/render_text.h"
 
 namespace lockstep::plan {
 namespace {

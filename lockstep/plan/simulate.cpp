@@ -6,9 +6,8 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/plan/uses.h"
-#include "lockstep/program/passes.h"
-#include "lockstep/program/post_validation.h"
-#include "lockstep/program/render.h"
+#include "lockstep/program/names.h"
+#include "lockstep/program/passes/post_validation.h"
 
 namespace lockstep::plan {
 namespace {

@@ -9,7 +9,8 @@
 #include "lockstep/base/text.h"
 #include "lockstep/plan/cost_file.h"
 #include "lockstep/plan/test_layouts.h"
-#include "lockstep/program/passes.h"
+#include "lockstep/program/passes/passes.h"
+#include "lockstep/program/verify/build.h"
 
 namespace lockstep::plan {
 namespace {

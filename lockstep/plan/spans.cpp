@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "lockstep/program/passes.h"
+#include "lockstep/program/effects.h"
 
 namespace lockstep::plan {
 

@@ -6,7 +6,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/plan/simulate.h"
 #include "lockstep/plan/test_layouts.h"
-#include "lockstep/program/passes.h"
+#include "lockstep/program/passes/passes.h"
 
 namespace lockstep::plan {
 namespace {

@@ -1,7 +1,7 @@
 // Layouts and programs of pipelines for the tests of this room.
 #pragma once
 
-#include "lockstep/program/schedules.h"
+#include "lockstep/program/passes/schedules.h"
 
 namespace lockstep::plan {
 

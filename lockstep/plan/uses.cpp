@@ -1,6 +1,6 @@
 #include "lockstep/plan/uses.h"
 
-#include "lockstep/program/passes.h"
+#include "lockstep/program/effects.h"
 
 namespace lockstep::plan {
 

@@ -10,7 +10,7 @@
 #include "lockstep/arch/cost.h"
 #include "lockstep/arch/model_config.h"
 #include "lockstep/arch/params.h"
-#include "lockstep/config/check.h"
+#include "lockstep/config/run_config.h"
 #include "lockstep/mesh/mesh.h"
 #include "lockstep/program/pipeline.h"
 
@@ -89,15 +89,6 @@ struct Layout {
   // The rank holds optimizer state: everyone, but of a parameter server's group the server alone.
   bool owns_optimizer(int rank) const;
 };
-
-// What does not fit `world_size` ranks: all of config::layout_problems with the sizes of the model, and what the pipeline's
-// schedule refuses; all of one depth, below kDepthsOfLayout. Empty = all well.
-inline constexpr int kDepthsOfLayout = 10;
-std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& config, const arch::ModelConfig& model,
-                                                   int world_size);
-// ConfigError LS1101 with all of them, and with the place each value came from.
-Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& model, int world_size);
-Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& model, int world_size);
 
 // The axes over which one copy of the model is trained: they agree on loss and norm.
 inline constexpr std::array<mesh::Axis, 4> kReplicaAxes = {mesh::Axis::kPp, mesh::Axis::kDpReplicate, mesh::Axis::kDpShard,

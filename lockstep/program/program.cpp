@@ -1,31 +1,8 @@
 #include "lockstep/program/program.h"
 
-#include "lockstep/base/check.h"
-#include "lockstep/program/passes.h"
-#include "lockstep/program/post_validation.h"
-#include "lockstep/program/verify.h"
+#include "lockstep/base/error.h"
 
 namespace lockstep::program {
-namespace {
-
-struct Step {
-  Pass pass;
-  Program (*make)(Program, const Layout&);
-};
-constexpr Step kSteps[] = {
-    {Pass::kExpandLayers, expand_layers},       {Pass::kTransferActivations, transfer_activations},
-    {Pass::kShardParameters, shard_parameters}, {Pass::kReduceGradients, reduce_gradients},
-    {Pass::kUpdate, update},                    {Pass::kPostValidation, validate_in_next_step},
-    {Pass::kOffload, offload},
-};
-
-void require_sound(const Program& program, const Layout& layout, Pass pass) {
-  const std::vector<std::string> problems = verify(program, layout, pass);
-  LOCKSTEP_CHECK(problems.empty(), "after pass ", pass_name(pass), ":\n  ", join(problems, "\n  "));
-}
-
-}  // namespace
-
 std::string_view action_name(ActionKind kind) {
   switch (kind) {
     case ActionKind::kForward:
@@ -80,30 +57,6 @@ std::string_view action_name(ActionKind kind) {
       return "VALIDATE";
   }
   throw InternalError("no such action");
-}
-
-Program evaluation_program(const Layout& layout) {
-  Program program;
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
-    std::vector<Action>& actions = program.ranks.emplace_back();
-    for (const int stage : layout.pipeline.stages_of(layout.pipeline_rank(rank)))
-      actions.push_back({.kind = ActionKind::kForward, .stage = stage, .microbatch = 0});
-  }
-  return offload(shard_parameters(transfer_activations(expand_layers(std::move(program), layout), layout), layout), layout);
-}
-
-// A sound result says that every pass was; only what is not is made again, to name the pass that broke it.
-Program build_program(const Layout& layout) {
-  Program program = schedule(layout);
-  for (const Step& step : kSteps) program = step.make(std::move(program), layout);
-  if (verify(program, layout).empty()) return program;
-  Program again = schedule(layout);
-  require_sound(again, layout, Pass::kSchedule);
-  for (const Step& step : kSteps) {
-    again = step.make(std::move(again), layout);
-    require_sound(again, layout, step.pass);
-  }
-  return again;
 }
 
 }  // namespace lockstep::program

@@ -1,5 +1,5 @@
-// A training step as data: per rank a list of actions. Passes (passes.h) build it, verify.h checks it, render.h draws it,
-// engine/ interprets it and plan/ will simulate it.
+// A training step as data: per rank a list of actions. passes/ makes it, predict/ folds traffic and memory from it, render/ draws
+// it, verify/ checks it, plan/ simulates it and engine/ interprets it.
 #pragma once
 
 #include <cstdint>
@@ -83,10 +83,5 @@ struct Program {
   int channel_depth = 1;
   bool operator==(const Program&) const = default;
 };
-
-// All passes for the layout, each result verified. InternalError if a pass broke the program.
-Program build_program(const Layout& layout);
-// The forward pass of one microbatch without gradients, with the parameters it needs.
-Program evaluation_program(const Layout& layout);
 
 }  // namespace lockstep::program

@@ -22,7 +22,7 @@
 #include "lockstep/data/token_file.h"
 #include "lockstep/launch/identity.h"
 #include "lockstep/launch/local_launcher.h"
-#include "lockstep/program/job.h"
+#include "lockstep/program/passes/job.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep::train {

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "lockstep/engine/out_of_memory.h"
-#include "lockstep/program/ways_out.h"
+#include "lockstep/plan/ways_out.h"
 
 namespace lockstep::train {
 namespace {
@@ -27,7 +27,7 @@ void rethrow_with_memory_table(const config::RunConfig& config, const program::L
   } catch (const engine::OutOfMemory& error) {
     Message message = error.message();
     const auto measured = error.measured.peak > 0 ? std::optional(error.measured) : std::nullopt;
-    message.what += program::shortage_text(config, layout, {.rank = rank, .room = program::limit_of(config)}, measured);
+    message.what += plan::shortage_text(config, layout, {.rank = rank, .room = plan::limit_of(config)}, measured);
     throw OutOfMemoryError(std::move(message));
   }
   throw;

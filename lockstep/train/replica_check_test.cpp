@@ -13,7 +13,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/data/token_file.h"
-#include "lockstep/program/job.h"
+#include "lockstep/program/passes/job.h"
 #include "lockstep/train/trainer.h"
 #include "support/fork_ranks.h"
 

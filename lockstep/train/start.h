@@ -8,7 +8,7 @@
 #include "lockstep/base/json.h"
 #include "lockstep/data/sampler.h"
 #include "lockstep/engine/executor.h"
-#include "lockstep/program/memory.h"
+#include "lockstep/program/predict/memory.h"
 #include "lockstep/train/console.h"
 
 namespace lockstep::train {

@@ -15,7 +15,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/data/token_file.h"
 #include "lockstep/engine/test_training.h"
-#include "lockstep/program/job.h"
+#include "lockstep/program/passes/job.h"
 #include "lockstep/train/verify.h"
 #include "lockstep/train/verify_compare.h"
 #include "lockstep/train/verify_update.h"

@@ -12,7 +12,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/config/load.h"
 #include "lockstep/data/token_file.h"
-#include "lockstep/program/job.h"
+#include "lockstep/program/passes/job.h"
 #include "lockstep/train/verify.h"
 #include "support/run_ranks.h"
 

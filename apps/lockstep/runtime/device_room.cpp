@@ -8,7 +8,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/launch/gpu_share.h"
-#include "lockstep/program/ways_out.h"
+#include "lockstep/plan/ways_out.h"
 #include "lockstep/train/executor_options.h"
 
 namespace lockstep::apps {
@@ -40,8 +40,8 @@ void refuse_what_the_gpu_cannot_hold(const RankJob& job, const launch::Identity&
   const auto [free, all] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
   if (job.world().backend() != "nccl") wait_until_all_have_looked(job.world());  // under nccl ranks have a GPU each
   const launch::GpuShare share = share_of(identity);
-  program::check_room(config, job.layout(),
-                      {.kind = program::Room::Kind::kDevice,
+  plan::check_room(config, job.layout(),
+                      {.kind = plan::Room::Kind::kDevice,
                        .bytes = static_cast<int64_t>(free),
                        .source = cat("free memory of ", device.str()),
                        .first_rank = job.world().rank() - identity.local_rank + share.first,

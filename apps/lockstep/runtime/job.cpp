@@ -7,8 +7,8 @@
 #include "apps/lockstep/runtime/job_facts.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/launch/compute_threads.h"
-#include "lockstep/program/host_room.h"
-#include "lockstep/program/job.h"
+#include "lockstep/plan/host_room.h"
+#include "lockstep/program/passes/job.h"
 #include "lockstep/train/executor_options.h"
 
 namespace lockstep::apps {
@@ -43,7 +43,7 @@ void RankJob::judge(const launch::Identity& identity, bool twin) {
   program::check_data(loaded_.config, layout_);
   launch::Identity first = identity;
   if (first.local_size > 0) first.rank -= first.local_rank;
-  program::refuse_what_does_not_fit(loaded_.config, layout_, {.first = first, .twin = twin});
+  plan::refuse_what_does_not_fit(loaded_.config, layout_, {.first = first, .twin = twin});
 }
 
 }  // namespace lockstep::apps

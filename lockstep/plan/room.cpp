@@ -1,0 +1,110 @@
+#include "lockstep/plan/room.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "lockstep/base/text.h"
+#include "lockstep/program/render/render_text.h"
+#include "lockstep/program/verify/build.h"
+
+namespace lockstep::plan {
+
+using program::Layout;
+using program::MemoryBytes;
+using program::MemoryCategory;
+using program::Program;
+using program::build_program;
+using program::bytes_text;
+using program::predict_memory;
+using program::reference_layout;
+
+namespace {
+
+constexpr int64_t kSavedState = 12;  // bytes of a parameter in a checkpoint: fp32 value and two moments
+
+// Ranks of one stage and one piece of the layers hold alike, but for a parameter server.
+class RankBytes {
+ public:
+  RankBytes(const Layout& layout, const Program& program) : layout_(layout), program_(program) {}
+  const MemoryBytes& of(int rank) {
+    const std::tuple key(layout_.pipeline_rank(rank), layout_.tensor_shard(rank).rank, layout_.owns_optimizer(rank));
+    const auto found = known_.find(key);
+    return found != known_.end() ? found->second : known_.emplace(key, predict_memory(layout_, program_, rank)).first->second;
+  }
+
+ private:
+  const Layout& layout_;
+  const Program& program_;
+  std::map<std::tuple<int, int, bool>, MemoryBytes> known_;
+};
+
+// Replicas of a parameter share out the writing of it.
+int64_t saved_copy(const Layout& layout, int rank) {
+  return kSavedState * layout.flat_layout(rank).numel / layout.mesh.degree(mesh::kDataAxes);
+}
+
+int64_t twin_bytes(const Layout& layout) {
+  const Layout twin = reference_layout(layout);
+  return predict_memory(twin, build_program(twin), 0).peak;
+}
+
+void add_rank(const Room& room, bool on_cpu, const MemoryBytes& bytes, Need& need) {
+  if (room.kind == Room::Kind::kDevice || on_cpu) need.device += bytes.peak;
+  if (room.kind == Room::Kind::kHost) need.host += bytes[MemoryCategory::kHost];
+}
+
+std::string parts_text(const Need& need) {
+  std::vector<std::string> parts;
+  const auto part = [&](const char* name, int64_t bytes) {
+    if (bytes > 0) parts.push_back(cat(name, " ", bytes_text(bytes)));
+  };
+  part("steps", need.device);
+  part("what is offloaded", need.host);
+  part("copies of states to save", need.saved);
+  part("the one-rank twin", need.twin);
+  return parts.size() > 1 ? cat(" (", join(parts, ", "), ")") : "";
+}
+
+}  // namespace
+
+Room limit_of(const config::RunConfig& config) {
+  if (config.memory.device_limit.count == 0) return {};
+  return {.kind = Room::Kind::kLimit, .bytes = config.memory.device_limit.count, .source = "memory.device_limit"};
+}
+
+Need need_of(const config::RunConfig& config, const Layout& layout, const Program& program, const Room& room) {
+  const bool all = room.kind == Room::Kind::kLimit || room.kind == Room::Kind::kUnbounded;
+  const bool on_cpu = config.train.device == config::Device::kCpu;
+  const int world_size = layout.mesh.world_size();
+  const int begin = all ? 0 : std::min(room.first_rank, world_size - 1);
+  const int end = all ? world_size : std::min(begin + room.ranks, world_size);
+  RankBytes bytes(layout, program);
+  Need need{.worst = begin};
+  for (int rank = begin; rank < end; ++rank) {
+    const MemoryBytes& of_rank = bytes.of(rank);
+    if (of_rank.peak > need.peak) need.worst = rank, need.peak = of_rank.peak;
+    if (all) continue;
+    add_rank(room, on_cpu, of_rank, need);
+    const bool saves = room.kind == Room::Kind::kHost && !room.twin && config.checkpoint.asynchronous;
+    if (saves) need.saved += saved_copy(layout, rank);
+  }
+  const bool has_twin = room.twin && begin == 0 && !all && (on_cpu || room.kind == Room::Kind::kDevice);
+  if (has_twin) need.twin = twin_bytes(layout);
+  need.total = all ? need.peak : need.device + need.host + need.saved + need.twin;
+  return need;
+}
+
+bool fits(const Need& need, const Room& room) { return room.kind == Room::Kind::kUnbounded || need.total <= room.bytes; }
+
+std::string shortage_line(const Layout& layout, const Need& need, const Room& room) {
+  const std::string rank = cat("rank ", need.worst, " (", layout.mesh.describe(need.worst), ")");
+  if (room.kind == Room::Kind::kLimit)
+    return cat(rank, " would need ", bytes_text(need.total), ", but memory.device_limit = ", bytes_text(room.bytes));
+  const char* place = room.kind == Room::Kind::kHost ? "this host" : "a GPU";
+  const std::string who = room.ranks == 1 ? cat(rank, " would need ") : cat(room.ranks, " ranks of ", place, " would together need ");
+  return cat(who, bytes_text(need.total), parts_text(need), ", but ", bytes_text(room.bytes), " are left on ", place, " (",
+             room.source, ")");
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,21 @@
+// From a run configuration to the layout of its step, and what a layout refuses.
+#pragma once
+
+#include <vector>
+
+#include "lockstep/config/check.h"
+#include "lockstep/config/load.h"
+#include "lockstep/program/layout.h"
+
+namespace lockstep::program {
+
+// What does not fit `world_size` ranks: all of config::layout_problems with the sizes of the model, and what the pipeline's
+// schedule refuses; all of one depth, below kDepthsOfLayout. Empty = all well.
+inline constexpr int kDepthsOfLayout = 10;
+std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& config, const arch::ModelConfig& model,
+                                                   int world_size);
+// ConfigError LS1101 with all of them, and with the place each value came from.
+Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& model, int world_size);
+Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& model, int world_size);
+
+}  // namespace lockstep::program

@@ -1,0 +1,181 @@
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "lockstep/program/effects.h"
+#include "lockstep/program/passes/passes.h"
+#include "lockstep/program/placement.h"
+
+namespace lockstep::program {
+namespace {
+
+using Actions = std::vector<Action>;
+
+Action fetch(int unit, Moved moved) { return {.kind = ActionKind::kFetch, .unit = unit, .moved = moved}; }
+Action evict(int unit, Moved moved) { return {.kind = ActionKind::kEvict, .unit = unit, .moved = moved}; }
+
+// What goes in front of an action, by its position; behind the last one at the end.
+using Insertions = std::map<size_t, Actions>;
+
+Actions merged(const Actions& actions, const Insertions& before) {
+  Actions result;
+  for (size_t i = 0; i <= actions.size(); ++i) {
+    if (const auto found = before.find(i); found != before.end())
+      result.insert(result.end(), found->second.begin(), found->second.end());
+    if (i < actions.size()) result.push_back(actions[i]);
+  }
+  return result;
+}
+
+// Nothing is sharded: the host takes the place of the other ranks.
+Actions parameters_from_host(Actions actions) {
+  for (Action& action : actions) {
+    if (action.kind == ActionKind::kUnshard) action = fetch(action.unit, Moved::kParameters);
+    if (action.kind == ActionKind::kReshard) action = evict(action.unit, Moved::kParameters);
+  }
+  return actions;
+}
+
+// This rank's shard comes while the unit before it is gathered.
+Actions shards_from_host(const Actions& actions) {
+  Insertions before;
+  std::map<int, size_t> dropped;  // unit -> position behind its latest RESHARD
+  std::optional<size_t> previous;  // UNSHARD
+  for (size_t i = 0; i < actions.size(); ++i) {
+    const int unit = actions[i].unit;
+    if (actions[i].kind == ActionKind::kReshard) {
+      before[i + 1].push_back(evict(unit, Moved::kParameters));
+      dropped[unit] = i + 1;
+    } else if (actions[i].kind == ActionKind::kUnshard) {
+      const auto drop = dropped.find(unit);
+      const size_t ahead = previous.value_or(i);
+      before[drop == dropped.end() ? ahead : std::max(ahead, drop->second)].push_back(fetch(unit, Moved::kParameters));
+      previous = i;
+    }
+  }
+  return merged(actions, before);
+}
+
+bool is_backward_of(const Action& action, int layer, int microbatch) {
+  return action.layer == layer && action.microbatch == microbatch &&
+         (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput ||
+          action.kind == ActionKind::kRecompute);
+}
+
+// Where a layer's input leaves after F, and comes back beside the backward of the layer above.
+Actions inputs_to_host(const Actions& actions, const Layout& layout) {
+  Insertions before;
+  for (const Action& recompute : actions) {
+    if (recompute.kind != ActionKind::kRecompute || layout.recompute_of(recompute.layer) != arch::Recompute::kFull) continue;
+    Action move{.kind = ActionKind::kEvict,
+                .layer = recompute.layer,
+                .microbatch = recompute.microbatch,
+                .moved = Moved::kActivation};
+    const auto forward = std::find_if(actions.begin(), actions.end(), [&](const Action& action) {
+      return action.kind == ActionKind::kForward && action.layer == move.layer && action.microbatch == move.microbatch;
+    });
+    const auto above = std::find_if(actions.begin(), actions.end(), [&](const Action& action) {
+      return is_backward_of(action, move.layer + 1, move.microbatch);
+    });
+    before[static_cast<size_t>(forward - actions.begin()) + 1].push_back(move);
+    move.kind = ActionKind::kFetch;
+    // The last layer of a stage: the layer above is on another rank.
+    const auto needed = above != actions.end() ? above : std::find(actions.begin(), actions.end(), recompute);
+    before[static_cast<size_t>(needed - actions.begin())].push_back(move);
+  }
+  return merged(actions, before);
+}
+
+// The update, unit by unit.
+class Updates {
+ public:
+  Updates(const Layout& layout, int rank, const HostPlan& plan, const Actions& actions)
+      : layout_(layout), rank_(rank), plan_(plan), actions_(actions) {}
+
+  Actions result() {
+    const auto first = first_backward();
+    for (size_t i = 0; i < actions_.size(); ++i) {
+      if (i == first && !plan_.disk_units.empty()) add(fetch(plan_.disk_units.front(), Moved::kOptimizer));
+      if (actions_[i].kind != ActionKind::kStep) {
+        if (stepping_ && actions_[i].kind == ActionKind::kUnshard)
+          gather_ = actions_[i];
+        else
+          add(actions_[i]);
+      } else if (actions_[i].unit >= 0) {
+        step(actions_[i].unit);
+      } else {
+        for (const arch::FlatUnit& unit : layout_.flat_layout(rank_).units) step(unit.layer);
+      }
+    }
+    gather();
+    return std::move(result_);
+  }
+
+ private:
+  void add(const Action& action) { result_.push_back(action); }
+
+  // Of the microbatch that ends last: what is on disk has its time to come. The end where nothing is updated.
+  size_t first_backward() const {
+    const auto steps = [](const Action& action) { return action.kind == ActionKind::kStep; };
+    if (std::none_of(actions_.begin(), actions_.end(), steps)) return actions_.size();
+    const auto goes_back = [](const Action& action) { return computes(action.kind) && action.kind != ActionKind::kForward; };
+    const auto last = std::find_if(actions_.rbegin(), actions_.rend(), goes_back);
+    const auto found = std::find_if(actions_.begin(), actions_.end(), [&](const Action& action) {
+      return goes_back(action) && action.microbatch == last->microbatch;
+    });
+    return static_cast<size_t>(found - actions_.begin());
+  }
+
+  void step(int unit) {
+    stepping_ = true;
+    const auto on_disk = std::find(plan_.disk_units.begin(), plan_.disk_units.end(), unit);
+    if (on_disk != plan_.disk_units.end() && on_disk + 1 != plan_.disk_units.end())
+      add(fetch(*(on_disk + 1), Moved::kOptimizer));
+    add({.kind = ActionKind::kStep, .unit = unit});
+    if (!layout_.offload.parameters) add(fetch(unit, Moved::kParameters));
+    if (on_disk != plan_.disk_units.end()) add(evict(unit, Moved::kOptimizer));
+    gather();
+  }
+
+  // Updated parameters are gathered one STEP later: their way from the host is hidden behind it.
+  void gather() {
+    if (gather_) add(*gather_);
+    gather_.reset();
+  }
+
+  const Layout& layout_;
+  const int rank_;
+  const HostPlan& plan_;
+  const Actions& actions_;
+  bool stepping_ = false;
+  std::optional<Action> gather_;
+  Actions result_;
+};
+
+Actions offloaded(Actions actions, const Layout& layout, int rank) {
+  const HostPlan plan = host_plan(layout, rank);
+  if (layout.offload.parameters)
+    actions = layout.sharded_parameters() ? shards_from_host(actions) : parameters_from_host(std::move(actions));
+  if (layout.offload.activations) actions = inputs_to_host(actions, layout);
+  if (layout.offload.optimizer) actions = Updates(layout, rank, plan, actions).result();
+  return actions;
+}
+
+}  // namespace
+
+Program offload(Program program, const Layout& layout) {
+  const Offload& what = layout.offload;
+  if (!what.optimizer && !what.parameters && !what.activations) return program;
+  Actions planned, result;  // most ranks have the same list, and then the same layers: planned once
+  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
+    Actions& actions = program.ranks[static_cast<size_t>(rank)];
+    if (actions != planned) {
+      planned = actions;
+      result = offloaded(planned, layout, rank);
+    }
+    actions = result;
+  }
+  return program;
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,61 @@
+// The passes that make a step program, in their order. Each is a pure function of what the one before it made, in a
+// file of its own: pass_<name>.cpp. A further parallelism between layers is one more pass.
+#pragma once
+
+#include <vector>
+
+#include "lockstep/program/program.h"
+
+namespace lockstep::program {
+
+// F, B, I and W of whole stages, as Layout::pipeline says (schedules.h).
+Program schedule(const Layout& layout);
+
+// A stage becomes its layers: F in ascending order, B, I and W in descending one. RECOMPUTE directly before the B of every block that
+// does not keep all (Layout::recompute).
+Program expand_layers(Program program, const Layout& layout);
+
+// Where a stage's neighbour is on another rank of pp: SEND_F directly after the F of its last layer, SEND_B after the B or I
+// of its first one; RECV_F and RECV_B ahead of the stretch of a stage that needs what they bring, with overlap in front of
+// the stretch that computes before it. Both begin where they stand and every direction between two ranks has a channel of
+// its own, whose RECVs are in the order of its SENDs: what is used later and sent earlier is received early. Sets channel_depth,
+// so that no order of the stages deadlocks in transfers.
+Program transfer_activations(Program program, const Layout& layout);
+
+// Transient parameters (Layout::transient_parameters): UNSHARD before the first of the actions that read a unit, RESHARD
+// after the last, for every stretch of its use. A stretch ends where another unit is read before the next use, unless that
+// is in the same microbatch and reshard_after_forward is off, or in a later one and reshard_after_microbatch is. UNSHARD
+// stands `prefetch` computing actions earlier than its use, as far as the bytes gathered for later stay within
+// prefetch_limit beside every computing action, and in the order of uses. Where it would stand directly behind the RESHARD
+// of its own unit there are neither: the parameters stay. Prefetch is a plan made here, never found at run time (against
+// Zhao et al. 2023, PyTorch FSDP, section 3.3).
+Program shard_parameters(Program program, const Layout& layout);
+
+// Fills program.buckets and, where the data axes have more than one rank, adds REDUCE_GRAD (ring) or PUSH (parameter
+// server) of every bucket: with overlap directly after the last backward that writes into it, else all after the last
+// backward. While gradients accumulate over microbatches nothing is communicated.
+// With zero: REDUCE_GRAD over dp_shard where that axis has several ranks, REDUCE_SHARD over dp_replicate where that one
+// has, one computing action later. Transient gradients (Layout::transient_gradients): every unit a bucket by itself; it is
+// reduced after every microbatch (in a pipeline once, after the last: other microbatches come in between), and SHARD_GRAD follows one computing action later (at once without overlap, or where
+// nothing is reduced); REDUCE_SHARD directly after the SHARD_GRAD of the last microbatch.
+Program reduce_gradients(Program program, const Layout& layout);
+
+// LOSS, REDUCE_TIED where another pipeline rank holds the same parameters (Layout::tied_peer), REDUCE_PARTIAL where the rank has such gradients, NORM and STEP at the end. Parameter server: REDUCE_PARTIAL and
+// STEP on the server alone, then PULL of every bucket. Zero 1 and 2: STEP and UNSHARD unit by unit, in forward order.
+Program update(Program program, const Layout& layout);
+
+// What Layout::offload names, moved ahead of its use (double buffered) and back or dropped after it. Parameters: FETCH and
+// EVICT take the place of UNSHARD and RESHARD where nothing is sharded, else FETCH stands one UNSHARD ahead of its own and
+// EVICT behind RESHARD. Optimizer: STEP unit by unit, on the host; what is on disk (placement.h) with FETCH of the next
+// unit before it and EVICT after it, the first FETCH before the last microbatch's backward; parameters that stay on the
+// device follow with FETCH, and one STEP later UNSHARD where that is to come. Activations: EVICT after F of a layer that
+// keeps its input alone, FETCH one layer ahead of its RECOMPUTE. RefusedConfig LS4010 as host_plan.
+Program offload(Program program, const Layout& layout);
+
+bool has_partial(const std::vector<arch::ParamSpec>& table);
+
+// Of the rank: units of consecutive layers in backward order, a bucket closed once it holds `bucket_bytes` of fp32 gradients or
+// more; in the order in which backward completes them. 0 = every unit by itself.
+std::vector<Bucket> gradient_buckets(const Layout& layout, int rank);
+
+}  // namespace lockstep::program

@@ -1,0 +1,137 @@
+#include "lockstep/program/passes/post_validation.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "lockstep/base/text.h"
+#include "lockstep/program/effects.h"
+#include "lockstep/program/names.h"
+
+namespace lockstep::program {
+namespace {
+
+// What may be done with parameters that turn out to be wrong, and made undone by forgetting it.
+bool may_be_repeated(ActionKind kind) {
+  return kind == ActionKind::kForward || kind == ActionKind::kSendForward || kind == ActionKind::kRecvForward ||
+         kind == ActionKind::kTokens;
+}
+
+using Message = std::pair<int, int>;  // stage that receives it, microbatch
+
+// What a rank sends among its first `count` actions.
+std::set<Message> sent(const std::vector<Action>& actions, size_t count) {
+  std::set<Message> messages;
+  for (size_t i = 0; i < count; ++i)
+    if (actions[i].kind == ActionKind::kSendForward) messages.emplace(actions[i].stage + 1, actions[i].microbatch);
+  return messages;
+}
+
+// The first RECV_F among the first `count` actions of `rank` that is not sent as early; `count` where there is none.
+size_t first_not_sent(const Program& program, const Layout& layout, int rank, const std::vector<size_t>& counts) {
+  const std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
+  const size_t count = counts[static_cast<size_t>(rank)];
+  std::map<int, std::set<Message>> by_sender;
+  for (size_t i = 0; i < count; ++i) {
+    if (actions[i].kind != ActionKind::kRecvForward) continue;
+    const int sender = layout.rank_at(rank, actions[i].stage - 1);
+    const auto [messages, fresh] = by_sender.try_emplace(sender);
+    if (fresh) messages->second = sent(program.ranks[static_cast<size_t>(sender)], counts[static_cast<size_t>(sender)]);
+    if (!messages->second.contains({actions[i].stage, actions[i].microbatch})) return i;
+  }
+  return count;
+}
+
+// By rank, so many actions stand ahead of VALIDATE: as many as may, less where one of them needs what is sent later.
+std::vector<size_t> positions(const Program& program, const Layout& layout) {
+  std::vector<size_t> counts;
+  for (const std::vector<Action>& actions : program.ranks)
+    counts.push_back(static_cast<size_t>(std::ranges::find_if_not(actions, may_be_repeated, &Action::kind) - actions.begin()));
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (int rank = 0; rank < static_cast<int>(counts.size()); ++rank) {
+      const size_t count = first_not_sent(program, layout, rank, counts);
+      changed = changed || count != counts[static_cast<size_t>(rank)];
+      counts[static_cast<size_t>(rank)] = count;
+    }
+  }
+  return counts;
+}
+
+// The gradients of a tied unit are whole on this rank long before its last W: the other one need not wait for that.
+void reduce_tied_early(const Layout& layout, int rank, std::vector<Action>& actions) {
+  const auto tied = std::ranges::find(actions, ActionKind::kReduceTied, &Action::kind);
+  if (tied == actions.end() || layout.mesh.degree(mesh::kDataAxes) > 1) return;
+  const std::vector<arch::ParamSpec> table = layout.param_table(rank);
+  const Action action = *tied;
+  actions.erase(tied);
+  const auto adds = [&](const Action& other) {
+    if (!computes(other.kind)) return false;
+    const std::vector<int> units = units_written(other, table, layout.num_layers() - 1);
+    return std::ranges::find(units, action.unit) != units.end();
+  };
+  const auto last = std::find_if(actions.rbegin(), actions.rend(), adds);
+  actions.insert(last.base(), action);
+}
+
+}  // namespace
+
+Program validate_in_next_step(Program program, const Layout& layout) {
+  if (!layout.pipeline.post_validation) return program;
+  const bool several = layout.mesh.degree(mesh::kDataAxes) > 1;
+  for (int rank = 0; rank < static_cast<int>(program.ranks.size()); ++rank) {
+    std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
+    reduce_tied_early(layout, rank, actions);
+    if (several) actions.insert(actions.begin(), {.kind = ActionKind::kTokens});
+  }
+  const std::vector<size_t> counts = positions(program, layout);
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    std::vector<Action>& actions = program.ranks[rank];
+    actions.insert(actions.begin() + static_cast<std::ptrdiff_t>(counts[rank]), {.kind = ActionKind::kValidate});
+  }
+  return program;
+}
+
+int validate_position(const std::vector<Action>& actions) {
+  const auto found = std::ranges::find(actions, ActionKind::kValidate, &Action::kind);
+  return found == actions.end() ? -1 : static_cast<int>(found - actions.begin());
+}
+
+std::vector<Action> unreceived(const Program& program, const Layout& layout, int rank) {
+  std::vector<Action> found;
+  const std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
+  for (size_t i = static_cast<size_t>(validate_position(actions)); i < actions.size(); ++i) {
+    if (actions[i].kind != ActionKind::kRecvForward) continue;
+    const std::vector<Action>& sender = program.ranks[static_cast<size_t>(layout.rank_at(rank, actions[i].stage - 1))];
+    const std::set<Message> messages = sent(sender, static_cast<size_t>(validate_position(sender)));
+    if (messages.contains({actions[i].stage, actions[i].microbatch})) found.push_back(actions[i]);
+  }
+  return found;
+}
+
+std::vector<std::string> check_validation(const Program& program, const Layout& layout) {
+  std::vector<std::string> problems;
+  std::vector<size_t> counts;
+  const auto problem = [&](size_t rank, const std::string& what) { problems.push_back(cat("[validate] rank ", rank, ": ", what)); };
+  const auto count_of = [](const std::vector<Action>& actions, ActionKind kind) { return std::ranges::count(actions, kind, &Action::kind); };
+  const bool wanted = layout.pipeline.post_validation, tokens = wanted && layout.mesh.degree(mesh::kDataAxes) > 1;
+  for (size_t rank = 0; rank < program.ranks.size(); ++rank) {
+    const std::vector<Action>& actions = program.ranks[rank];
+    if (const auto count = count_of(actions, ActionKind::kValidate); count != (wanted ? 1 : 0))
+      problem(rank, cat(count, " VALIDATE; should be ", wanted ? 1 : 0));
+    if (const auto count = count_of(actions, ActionKind::kTokens); count != (tokens ? 1 : 0))
+      problem(rank, cat(count, " TOKENS; should be ", tokens ? 1 : 0));
+    counts.push_back(static_cast<size_t>(std::max(0, validate_position(actions))));
+    for (size_t i = 0; i < counts.back(); ++i)
+      if (!may_be_repeated(actions[i].kind))
+        problem(rank, cat(action_text(actions[i], program.buckets, layout.num_layers()), " before VALIDATE"));
+  }
+  for (int rank = 0; problems.empty() && wanted && rank < static_cast<int>(counts.size()); ++rank)
+    if (const size_t at = first_not_sent(program, layout, rank, counts); at != counts[static_cast<size_t>(rank)])
+      problem(static_cast<size_t>(rank),
+              cat(action_text(program.ranks[static_cast<size_t>(rank)][at], program.buckets, layout.num_layers()),
+                  " before VALIDATE, but sent after it"));
+  return problems;
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,44 @@
+// Who is with whom by axis, on which server every rank should stand, and what of the traffic then leaves a server.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/program/layout.h"
+#include "lockstep/program/program.h"
+
+namespace lockstep::program {
+
+struct AxisGroups {
+  std::string axis;  // "tp", "dp_shard", "dp_replicate", "pp", "tied"
+  std::vector<std::vector<int>> groups;
+};
+// Of every axis with several ranks, the fastest axis first; "tied": the two ranks that hold a tied embedding twice.
+std::vector<AxisGroups> axis_groups(const Layout& layout);
+
+// Servers with places for `ranks_per_node` ranks.
+struct RankMap {
+  std::vector<int> node;  // of every rank
+  int empty_places = 0;   // of a full server
+  int nodes() const;
+  std::vector<int> ranks_on(int wanted) const;  // ascending
+};
+// Neighbours first along tp, then along pp, then along the data axes, as many whole tp groups on a server as it has places
+// for: the axis that talks most stays inside, the stages of a pipeline stand next to each other, and only gradients, once
+// a step, go far (Narayanan et al. 2021, section 5). A tp group beyond one server takes several.
+RankMap placed_by_axis(const Layout& layout, int ranks_per_node);
+// Rank r on server r / ranks_per_node: where a launcher puts them that is told nothing.
+RankMap placed_in_order(const Layout& layout, int ranks_per_node);
+// The servers of one copy of the model, which want one leaf switch; one entry per coordinate on the data axes.
+std::vector<std::vector<int>> nodes_of_copies(const Layout& layout, const RankMap& map);
+
+// Predicted bytes that all ranks send in a step over one axis of the ledger, and those that go to another server.
+struct AxisTraffic {
+  std::string axis;
+  int64_t sent = 0;
+  std::vector<int64_t> between_nodes;  // for each map
+};
+std::vector<AxisTraffic> axis_traffic(const Layout& layout, const Program& program, const std::vector<RankMap>& maps);
+
+}  // namespace lockstep::program

@@ -1,0 +1,219 @@
+#include <algorithm>
+#include <map>
+
+#include "lockstep/base/text.h"
+#include "lockstep/program/effects.h"
+#include "lockstep/program/render/render.h"
+
+namespace lockstep::program {
+namespace {
+
+bool on_network(ActionKind kind) {
+  return kind == ActionKind::kUnshard || kind == ActionKind::kReduceGrad || kind == ActionKind::kReduceShard ||
+         kind == ActionKind::kPush || kind == ActionKind::kLoss || kind == ActionKind::kReducePartial ||
+         kind == ActionKind::kPull || kind == ActionKind::kTokens;
+}
+
+// Parameters did not change: their EVICT moves nothing.
+bool is_copy(const Action& action) {
+  return action.kind == ActionKind::kFetch ||
+         (action.kind == ActionKind::kEvict && action.moved != Moved::kParameters);
+}
+
+// Waits for everything that was communicated before it.
+bool waits(ActionKind kind) {
+  return kind == ActionKind::kLoss || kind == ActionKind::kReducePartial || kind == ActionKind::kNorm;
+}
+
+std::string short_label(int layer, int num_layers) {
+  if (layer == 0) return "e";
+  return layer == num_layers - 1 ? "h" : cat(layer - 1);
+}
+
+// What stands in front of the layer.
+std::string letter(const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kRecompute:
+      return "f";
+    case ActionKind::kUnshard:
+      return "+";
+    case ActionKind::kReshard:
+      return "-";
+    case ActionKind::kFetch:
+    case ActionKind::kEvict: {
+      const char* what = action.moved == Moved::kOptimizer ? "s" : action.moved == Moved::kActivation ? "x" : "";
+      return (action.kind == ActionKind::kFetch ? "+" : "-") + std::string(what);
+    }
+    case ActionKind::kReduceGrad:
+      return "R";
+    case ActionKind::kShardGrad:
+      return "S";
+    case ActionKind::kReduceShard:
+      return "A";
+    case ActionKind::kPush:
+      return ">";
+    case ActionKind::kPull:
+      return "<";
+    case ActionKind::kStep:
+      return action.unit < 0 ? "STEP" : "U";
+    default:
+      return std::string(action_name(action.kind));
+  }
+}
+
+std::string cell_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers) {
+  const std::string text = letter(action);
+  if (action.layer >= 0) return text + short_label(action.layer, num_layers);
+  if (action.unit >= 0) return text + short_label(action.unit, num_layers);
+  if (action.bucket < 0) return text;
+  const std::vector<int>& layers = buckets.at(static_cast<size_t>(action.bucket)).layers;
+  const std::string first = short_label(layers.front(), num_layers);
+  return layers.size() == 1 ? text + first : cat(text, first, "..", short_label(layers.back(), num_layers));
+}
+
+// A lane: slot -> text.
+using Lane = std::map<int, std::string>;
+
+struct RankLanes {
+  Lane compute, network, copies;
+  size_t next = 0;       // action
+  int compute_free = 0;  // first slot
+  int network_free = 0;
+  int copies_free = 0;
+  // The slot behind what was started and not yet waited for: of units, of their state on the host, of inputs, of buckets.
+  std::map<int, int> unit_ready, state_ready, input_ready, bucket_ready;
+};
+
+class Drawing {
+ public:
+  Drawing(const Program& program, const Layout& layout)
+      : program_(program),
+        num_layers_(static_cast<int>(arch::layer_table(layout.model).size())),
+        table_(layout.param_table(0)),
+        ranks_(program.ranks.size()) {
+    while (advance()) communicate();
+    if (!microbatch_starts_.contains(1)) microbatch_starts_.clear();
+  }
+
+  std::string text(size_t max_ranks) const {
+    const size_t shown = std::min(max_ranks, ranks_.size());
+    std::vector<size_t> widths;
+    for (size_t r = 0; r < shown; ++r) {
+      for (const Lane* lane : {&ranks_[r].compute, &ranks_[r].network, &ranks_[r].copies}) {
+        for (const auto& [slot, label] : *lane) {
+          widths.resize(std::max(widths.size(), static_cast<size_t>(slot) + 1), 1);
+          widths[static_cast<size_t>(slot)] = std::max(widths[static_cast<size_t>(slot)], label.size() + 1);
+        }
+      }
+    }
+    const size_t margin = cat("rank ", shown - 1, " compute  ").size();
+    std::string result;
+    if (!microbatch_starts_.empty()) {
+      Lane starts;
+      for (const auto& [microbatch, slot] : microbatch_starts_) starts[slot] = cat("m", microbatch);
+      result += line(std::string(margin, ' '), starts, widths);
+    }
+    for (size_t r = 0; r < shown; ++r) {
+      result += line(pad_right(cat("rank ", r, " compute"), margin), ranks_[r].compute, widths);
+      if (ranks_.size() > 1)
+        result += line(pad_right(cat("     ", std::string(cat(r).size(), ' '), " network"), margin), ranks_[r].network,
+                       widths);
+      if (!ranks_[r].copies.empty())
+        result += line(pad_right(cat("     ", std::string(cat(r).size(), ' '), " copies"), margin), ranks_[r].copies,
+                       widths);
+    }
+    if (shown < ranks_.size()) result += cat("(", ranks_.size() - shown, " more ranks)\n");
+    return result;
+  }
+
+ private:
+  const std::vector<Action>& actions(size_t rank) const { return program_.ranks[rank]; }
+
+  // Computes on every rank up to its next communication; false once all are at their end.
+  bool advance() {
+    bool more = false;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      RankLanes& lanes = ranks_[r];
+      for (; lanes.next < actions(r).size() && !on_network(actions(r)[lanes.next].kind); ++lanes.next) {
+        const Action& action = actions(r)[lanes.next];
+        if (is_copy(action)) {
+          copy(lanes, action);
+          continue;
+        }
+        lanes.compute_free = std::max(lanes.compute_free, ready(lanes, action));
+        if (r == 0 && action.kind == ActionKind::kForward && action.layer == 0) {
+          microbatch_starts_[action.microbatch] = lanes.compute_free;
+        }
+        lanes.compute[lanes.compute_free++] = cell_text(action, program_.buckets, num_layers_);
+      }
+      more = more || lanes.next < actions(r).size();
+    }
+    return more;
+  }
+
+  // The first slot in which all is there that the action uses.
+  int ready(RankLanes& lanes, const Action& action) const {
+    if (waits(action.kind)) return lanes.network_free;
+    int slot = 0;
+    const auto after = [&](std::map<int, int>& started, int key) {
+      if (const auto found = started.find(key); found != started.end()) slot = std::max(slot, found->second);
+    };
+    for (int unit : units_read(action, table_)) after(lanes.unit_ready, unit);
+    if (action.kind == ActionKind::kRecompute) after(lanes.input_ready, action.layer);
+    if (action.kind == ActionKind::kStep) after(lanes.state_ready, action.unit);
+    if (action.bucket >= 0) after(lanes.bucket_ready, action.bucket);
+    return slot;
+  }
+
+  void copy(RankLanes& lanes, const Action& action) {
+    const int slot = std::max(lanes.compute_free, lanes.copies_free);
+    lanes.copies[slot] = cell_text(action, program_.buckets, num_layers_);
+    lanes.copies_free = slot + 1;
+    if (action.kind == ActionKind::kEvict) return;
+    if (action.moved == Moved::kParameters) lanes.unit_ready[action.unit] = slot + 1;
+    if (action.moved == Moved::kOptimizer) lanes.state_ready[action.unit] = slot + 1;
+    if (action.moved == Moved::kActivation) lanes.input_ready[action.layer] = slot + 1;
+  }
+
+  // The next call of every rank: all of them come to the same one (the verifier's rule [deadlock]).
+  void communicate() {
+    int start = 0;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      RankLanes& lanes = ranks_[r];
+      if (lanes.next >= actions(r).size()) continue;
+      start = std::max({start, lanes.compute_free, lanes.network_free, ready(lanes, actions(r)[lanes.next])});
+    }
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      RankLanes& lanes = ranks_[r];
+      if (lanes.next >= actions(r).size()) continue;
+      const Action& action = actions(r)[lanes.next++];
+      lanes.network[start] = cell_text(action, program_.buckets, num_layers_);
+      lanes.network_free = start + 1;
+      if (action.kind == ActionKind::kUnshard) lanes.unit_ready[action.unit] = start + 1;
+      if (action.kind == ActionKind::kReduceGrad) lanes.bucket_ready[action.bucket] = start + 1;
+      if (waits(action.kind)) lanes.compute_free = start + 1;
+    }
+  }
+
+  static std::string line(std::string text, const Lane& lane, const std::vector<size_t>& widths) {
+    for (size_t slot = 0; slot < widths.size(); ++slot) {
+      const auto found = lane.find(static_cast<int>(slot));
+      text += pad_right(found == lane.end() ? "" : found->second, widths[slot]);
+    }
+    return text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
+  }
+
+  const Program& program_;
+  const int num_layers_;
+  const std::vector<arch::ParamSpec> table_;
+  std::vector<RankLanes> ranks_;
+  std::map<int, int> microbatch_starts_;  // of rank 0; empty where there is one
+};
+
+}  // namespace
+
+std::string draw_program(const Program& program, const Layout& layout, int max_ranks) {
+  return Drawing(program, layout).text(static_cast<size_t>(max_ranks));
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,135 @@
+#include <algorithm>
+#include <map>
+
+#include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
+#include "lockstep/program/render/render.h"
+#include "lockstep/program/tensor_calls.h"
+
+namespace lockstep::program {
+namespace {
+
+constexpr int kColumns = 12;  // of a matrix as drawn
+constexpr int kRows = 4;
+constexpr int kLeft = 8;      // what a line of the drawing begins with
+
+// "0" .. "9", "a" .. "z": the first of the ranks of the tp group that hold a piece.
+char digit(int rank) { return "0123456789abcdefghijklmnopqrstuvwxyz"[rank % 36]; }
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::vector<std::string> sizes;
+  for (int64_t size : shape) sizes.push_back(cat(size));
+  return cat("[", join(sizes, ", "), "]");
+}
+
+class BlockDrawing {
+ public:
+  BlockDrawing(const Layout& layout, int rank)
+      : layout_(layout), rank_(rank), tp_(layout.mesh.degree(mesh::Axis::kTp)),
+        sequence_(tp_ > 1 && layout.sequence_parallel) {
+    for (const arch::ParamSpec& spec : layout.param_table(rank))
+      if (spec.layer == 1) specs_[spec.name.substr(std::string("blocks.0.").size())] = spec;
+    for (const ActionKind kind : {ActionKind::kForward, ActionKind::kBackward})
+      for (TensorCall& call : tensor_calls(layout, {.kind = kind, .layer = 1, .microbatch = 0})) calls_.push_back(call);
+  }
+
+  std::string text() {
+    const int64_t rows = layout_.micro_batch * layout_.seq_len;
+    const int here_rank = layout_.mesh.coordinates(rank_)[mesh::Axis::kTp];
+    const mesh::Range here = sequence_ ? mesh::padded_range(rows, tp_, here_rank) : mesh::Range{0, rows};
+    line(cat("x  rows ", here.begin, "..", here.end - 1, " of ", rows, ", all ", layout_.model.hidden, " columns"));
+    half("attention", {"q", "k", "v"}, heads_text(), "out");
+    const std::vector<std::string> first =
+        layout_.model.traits().gated_mlp ? std::vector<std::string>{"gate", "up"} : std::vector<std::string>{"up"};
+    half("mlp", first, layout_.model.traits().gated_mlp ? "silu(gate) * up" : "gelu", "down");
+    return std::move(text_);
+  }
+
+ private:
+  void line(const std::string& text) { text_ += text + "\n"; }
+  const arch::ParamSpec& spec(const std::string& name) const { return specs_.at(name); }
+
+  std::string heads_text() const {
+    const auto heads = [&](const char* name) {
+      const arch::ParamSpec& weight = spec(name);
+      const int64_t first = weight.local_offset[0] / layout_.model.head_size;
+      return cat(first, "..", first + weight.local_shape[0] / layout_.model.head_size - 1);
+    };
+    return cat("attention of query heads ", heads("attention.q.weight"), " with key/value heads ",
+               heads("attention.k.weight"));
+  }
+
+  // norm, the first linears side by side, what is between, the second linear, the sum.
+  void half(const std::string& part, const std::vector<std::string>& first, const std::string& between,
+            const std::string& second) {
+    line("|");
+    line(cat(part, "_norm  ", shape_text(spec(part + "_norm.weight").shape), "  whole on every rank"));
+    const std::string joint = part == "attention" ? "qkv" : first.size() > 1 ? "gate_up" : first[0];
+    communication(cat("blocks.0.", part, ".", joint));
+    std::vector<std::string> names;
+    for (const std::string& name : first) names.push_back(cat(part, ".", name, ".weight"));
+    matrices(names);
+    line(cat("| ", between));
+    matrices({cat(part, ".", second, ".weight")});
+    communication(cat("blocks.0.", part, ".", second));
+    line(cat("+  x of this half, on the same rows"));
+  }
+
+  // What the linear communicates, forward to the right, backward to the left.
+  void communication(const std::string& linear) {
+    for (const TensorCall& call : calls_) {
+      if (!call.site.starts_with(linear + " ")) continue;
+      const std::string pass = call.site.substr(linear.size() + 1);
+      const char* arrow = pass == "forward" ? "|==> forward:  " : "<==| backward: ";
+      line(cat(arrow, collective_name(call.collective), of_what(call, pass), ", ",
+               format_bytes(static_cast<double>(call.numel * call.element_size))));
+    }
+  }
+
+  static const char* of_what(const TensorCall& call, const std::string& pass) {
+    if (pass == "forward") return "";
+    if (pass == "gather") return " of x, for the weight gradient";
+    return call.collective == Collective::kAllGather ? " of dy" : " of dx";
+  }
+
+  void matrices(const std::vector<std::string>& names) {
+    std::vector<std::string> lines(kRows + 1, "|" + std::string(kLeft - 1, ' '));
+    for (const std::string& name : names) {
+      const arch::ParamSpec& weight = spec(name);
+      const std::string short_name = name.substr(name.find('.') + 1, name.rfind('.') - name.find('.') - 1);
+      const std::string copies = weight.copies > 1 ? cat(" each on ", weight.copies, " ranks") : "";
+      std::vector<std::string> column = {cat(short_name, " ", shape_text(weight.shape), copies)};
+      for (int row = 0; row < kRows; ++row) column.push_back(drawn_row(weight, row));
+      size_t width = 0;
+      for (const std::string& text : column) width = std::max(width, text.size());
+      for (size_t i = 0; i < column.size(); ++i) lines[i] += pad_right(column[i], width + 3);
+    }
+    for (const std::string& text : lines) line(text.substr(0, text.find_last_not_of(' ') + 1));
+  }
+
+  // A row of the matrix as drawn: per cell the rank that holds it.
+  std::string drawn_row(const arch::ParamSpec& weight, int row) const {
+    const bool by_columns = weight.cut == arch::TensorCut::kColumns;
+    const int parts = tp_ / weight.copies;
+    std::string cells;
+    for (int column = 0; column < kColumns; ++column) {
+      const int part = by_columns ? column * parts / kColumns : row * parts / kRows;
+      cells += digit(part * weight.copies);
+    }
+    return cells;
+  }
+
+  const Layout& layout_;
+  const int rank_;
+  const int tp_;
+  const bool sequence_;
+  std::map<std::string, arch::ParamSpec> specs_;  // of block 0, names without its own
+  std::vector<TensorCall> calls_;
+  std::string text_;
+};
+
+}  // namespace
+
+std::string draw_block(const Layout& layout, int rank) { return BlockDrawing(layout, rank).text(); }
+
+}  // namespace lockstep::program

@@ -1,0 +1,213 @@
+#include <algorithm>
+#include <map>
+
+#include "lockstep/base/text.h"
+#include "lockstep/program/names.h"
+#include "lockstep/program/planned_calls.h"
+#include "lockstep/program/predict/traffic.h"
+#include "lockstep/program/render/render.h"
+#include "lockstep/program/render/render_text.h"
+
+namespace lockstep::program {
+namespace {
+
+// "embed 1, b0..b11 2, head 1": how often a rank gathers each unit in a step.
+std::string gathers_text(const Program& program, const Layout& layout, int rank) {
+  const int num_layers = layout.num_layers();
+  std::map<int, int> times;
+  for (const Action& action : program.ranks.at(static_cast<size_t>(rank)))
+    if (action.kind == ActionKind::kUnshard) times[action.unit] += 1;
+  std::vector<std::string> texts;
+  for (auto unit = times.begin(); unit != times.end();) {
+    auto last = unit;
+    while (std::next(last) != times.end() && std::next(last)->second == unit->second) ++last;
+    const std::string first = layer_label(unit->first, num_layers), to = layer_label(last->first, num_layers);
+    texts.push_back(cat(first == to ? first : cat(first, "..", to), " ", unit->second));
+    unit = std::next(last);
+  }
+  return join(texts, ", ");
+}
+
+std::string numbers_text(const std::vector<int>& numbers, const char* one, const char* several) {
+  return cat(numbers.size() == 1 ? one : several, " ", ranges_text(numbers));
+}
+
+// What the ranks of one coordinate on pp send that make the same calls: by the first word of the site, "tp" for all of its
+// layers.
+struct StageSends {
+  std::vector<int> ranks;
+  std::map<std::string, int64_t> bytes{};
+  int64_t all = 0;
+};
+
+std::vector<StageSends> stage_sends(const Program& program, const Layout& layout, const std::vector<int>& ranks) {
+  std::vector<StageSends> found;
+  for (const std::vector<int>& alike : alike_ranks(program, layout, ranks, false))
+    for (const int rank : alike) {
+      const bool same_stages = rank != alike.front() && layout.pipeline_rank(found.back().ranks.front()) == layout.pipeline_rank(rank);
+      if (!same_stages) found.push_back({.ranks = {}});
+      found.back().ranks.push_back(rank);
+    }
+  for (StageSends& sends : found) {
+    const Ledger ledger = predict_ledger(layout, program, sends.ranks.front());
+    for (const auto& [key, entry] : ledger.entries()) {
+      const bool of_layers = key.axis == "tp" || key.axis == "kv";
+      sends.bytes[of_layers ? "tp" : key.site.substr(0, key.site.find(' '))] += entry.sent_total();
+    }
+    sends.all = ledger.sent_total();
+  }
+  return found;
+}
+
+}  // namespace
+
+std::string ledger_table(const Program& program, const Layout& layout, int rank, bool buckets) {
+  std::map<LedgerKey, LedgerEntry> entries;
+  std::vector<LedgerKey> order;  // as the program comes to them
+  for (PlannedCall& planned : planned_calls(layout, program, rank)) {
+    if (!buckets) planned.key.site = site_kind(planned.key.site);
+    if (!entries.contains(planned.key)) order.push_back(planned.key);
+    LedgerEntry& entry = entries[planned.key];
+    entry.count += 1;
+    entry.payload += payload(planned.call);
+    for (const auto& [peer, bytes] : predicted_sends(planned.call, planned.group_rank)) entry.sent[peer] += bytes;
+  }
+  if (order.empty()) return cat("rank ", rank, " communicates nothing: it is alone\n");
+  std::string title = cat("rank ", rank);
+  if (layout.pipeline.ranks > 1)
+    title += cat(", ", numbers_text(layout.pipeline.stages_of(layout.pipeline_rank(rank)), "stage", "stages"), ": ",
+                 layers_text(layout, rank));
+  std::vector<Row> rows = {{"site", "collective", "axis", "algorithm", "calls", "payload", "sent", "on the links"}};
+  for (const LedgerKey& key : order) {
+    const LedgerEntry& entry = entries[key];
+    std::vector<std::string> links;
+    for (const auto& [peer, bytes] : entry.sent) {
+      if (links.size() < 4) links.push_back(cat("to ", peer, ": ", decimal_bytes(bytes)));
+    }
+    if (entry.sent.size() > 4) links.push_back(cat("and ", entry.sent.size() - 4, " more"));
+    rows.push_back({key.site, std::string(collective_name(key.collective)), key.axis,
+                    std::string(algorithm_name(key.algorithm)), cat(entry.count), decimal_bytes(entry.payload),
+                    decimal_bytes(entry.sent_total()), join(links, ", ")});
+  }
+  return cat(title, "\n", table(rows, 4, 3));
+}
+
+std::string ledger_tables(const Program& program, const Layout& layout, const std::vector<int>& ranks, bool buckets) {
+  std::string text;
+  const bool own_partial = layout.shards() > 1 && layout.mesh.degree(mesh::Axis::kTp) > 1;
+  for (const std::vector<int>& alike : alike_ranks(program, layout, ranks, buckets)) {
+    text += ledger_table(program, layout, alike.front(), buckets);
+    if (alike.size() > 1)
+      text += cat(numbers_text({alike.begin() + 1, alike.end()}, "rank", "ranks"), ": as on rank ", alike.front(),
+                  ", each with its own peers", own_partial ? "; reduce_partial: the part of its shard" : "", "\n");
+    text += "\n";
+  }
+  return text;
+}
+
+std::string stages_table(const Program& program, const Layout& layout, const std::vector<int>& ranks) {
+  std::vector<StageSends> stages = stage_sends(program, layout, ranks);
+  std::vector<Row> rows = {{"ranks", "stages", "layers", "parameters"}};
+  std::vector<std::string> columns;
+  for (const char* name : {"send_f", "send_b", "tp", "unshard", "reduce_grad", "reduce_shard", "push", "pull", "reduce_tied"})
+    if (std::any_of(stages.begin(), stages.end(), [&](StageSends& sends) { return sends.bytes[name] > 0; }))
+      columns.emplace_back(name);
+  rows[0].insert(rows[0].end(), columns.begin(), columns.end());
+  rows[0].emplace_back("in all");
+  for (StageSends& sends : stages) {
+    const int rank = sends.ranks.front();
+    rows.push_back({ranges_text(sends.ranks), ranges_text(layout.pipeline.stages_of(layout.pipeline_rank(rank))),
+                    layers_text(layout, rank), cat(parameters_of(layout, rank))});
+    for (const std::string& name : columns) rows.back().push_back(sends.bytes[name] == 0 ? "" : decimal_bytes(sends.bytes[name]));
+    rows.back().push_back(decimal_bytes(sends.all));
+  }
+  return cat("what a rank of each stage sends in a step\n", table(rows, 3, columns.size() + 2));
+}
+
+std::string traffic_summary(const Layout& layout, const std::vector<int>& ranks) {
+  const int n = layout.mesh.degree(mesh::kDataAxes);
+  const std::string over = cat(" over n = ", n, n == 1 ? " rank" : " ranks", "\n");
+  const std::vector<ReductionTraffic> predicted = reduction_traffic(layout, ranks);
+  if (ranks.size() == 1) {
+    const int64_t parameters = parameters_of(layout, ranks[0]);
+    const double fp32 = 4 * static_cast<double>(parameters), fp16 = fp32 / 2;
+    return cat("one synchronisation of the gradients of ", parameters, " parameters", over,
+               table({{"", "formula", "fp32 gradients", "this layout predicts", "fp16 gradients"},
+                      {"gradients of one rank", "S", decimal_bytes(fp32), "", decimal_bytes(fp16)},
+                      {"ring: each link", "2(n-1)/n S", decimal_bytes(ring_link_bytes(fp32, n)),
+                       decimal_bytes(predicted[0].ring_link), decimal_bytes(ring_link_bytes(fp16, n))},
+                      {"parameter server: the server's link", "2(n-1) S", decimal_bytes(server_link_bytes(fp32, n)),
+                       decimal_bytes(predicted[0].server_link), decimal_bytes(server_link_bytes(fp16, n))}},
+                     2, 3));
+  }
+  std::vector<Row> rows = {{"rank", "parameters", "fp32 gradients S", "ring link: 2(n-1)/n S", "predicted",
+                            "server's link: 2(n-1) S", "predicted"}};
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const int64_t parameters = parameters_of(layout, ranks[i]);
+    const double bytes = 4 * static_cast<double>(parameters);
+    rows.push_back({cat(ranks[i]), cat(parameters), decimal_bytes(bytes), decimal_bytes(ring_link_bytes(bytes, n)),
+                    decimal_bytes(predicted[i].ring_link), decimal_bytes(server_link_bytes(bytes, n)),
+                    decimal_bytes(predicted[i].server_link)});
+  }
+  return cat("one synchronisation of the gradients of each stage", over, table(rows, 0, 7));
+}
+
+namespace {
+
+std::string times(int64_t count) { return count == 1 ? std::string("P") : cat(count, " P"); }
+
+// A row per stage of ZeRO, of one rank.
+std::string zero_table(const std::vector<StageTraffic>& stages, int zero) {
+  const char* names[] = {"", "optimizer state", "and gradients", "and parameters"};
+  std::vector<Row> rows = {{"", "gathers", "reduces", "together", "formula", "this layout predicts"}};
+  for (const StageTraffic& stage : stages)
+    rows.push_back({cat(stage.zero == zero ? "* " : "  ", "zero ", stage.zero, ": ", names[stage.zero]),
+                    times(stage.gathers), times(stage.reduces), times(stage.gathers + stage.reduces),
+                    decimal_bytes(stage.formula_bytes), decimal_bytes(stage.predicted_bytes)});
+  return table(rows, 1, 5);
+}
+
+// A row per stage of the pipeline.
+std::string zero_table(const Layout& layout, const std::vector<int>& ranks, const std::vector<std::vector<StageTraffic>>& traffic) {
+  std::vector<Row> rows = {{"rank", "parameters P"}};
+  for (const StageTraffic& stage : traffic[0]) {
+    rows[0].push_back(cat(stage.zero == layout.zero ? "* " : "", "zero ", stage.zero, ": ", times(stage.gathers + stage.reduces)));
+    rows[0].emplace_back("predicted");
+  }
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    rows.push_back({cat(ranks[i]), cat(parameters_of(layout, ranks[i]))});
+    for (const StageTraffic& stage : traffic[i]) {
+      rows.back().push_back(decimal_bytes(stage.formula_bytes));
+      rows.back().push_back(decimal_bytes(stage.predicted_bytes));
+    }
+  }
+  return table(rows, 0, rows[0].size());
+}
+
+}  // namespace
+
+std::string sharding_summary(const Program& program, const Layout& layout, const std::vector<int>& ranks) {
+  const int64_t microbatches = layout.num_microbatches();
+  const bool bf16 = layout.element_size() == 2, bf16_wire = layout.reduce_precision == config::Precision::kBf16;
+  const std::vector<std::vector<StageTraffic>> traffic = sharding_traffic(layout, ranks);
+  std::string text = cat("what a rank sends in a step: ", layout.pipeline.ranks > 1 ? "at most " : "",
+                         "(S-1)/S of ", layout.pipeline.ranks > 1 ? "its" : "the",
+                         " P parameters for each time they are gathered or their gradients reduced\n",
+                         "S = ", layout.shards(), " shards, M = ", microbatches, microbatches == 1 ? " microbatch" : " microbatches",
+                         "; gathered in ", bf16 ? "bf16" : "fp32", ", reduced in ", bf16_wire ? "bf16" : "fp32", "\n");
+  text += ranks.size() == 1 ? zero_table(traffic[0], layout.zero) : zero_table(layout, ranks, traffic);
+  const int replicas = layout.mesh.degree(mesh::Axis::kDpReplicate);
+  for (const int rank : ranks) {
+    const std::string of = ranks.size() == 1 ? "" : cat("rank ", rank, ": ");
+    if (replicas > 1) {
+      const ReplicaTraffic sums = replica_traffic(program, layout, rank);
+      text += cat(of, "between the R = ", replicas,
+                  " groups, once a step: 2(R-1)/R of the P/S gradients of a shard: ", decimal_bytes(sums.formula_bytes),
+                  " by the formula, ", decimal_bytes(sums.predicted_bytes), " predicted\n");
+    }
+    text += cat(of, "gathers per step of each unit: ", gathers_text(program, layout, rank), "\n");
+  }
+  return text;
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,292 @@
+#include "lockstep/program/verify/verify.h"
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/program/effects.h"
+#include "lockstep/program/names.h"
+#include "lockstep/program/passes/post_validation.h"
+#include "lockstep/program/planned_calls.h"
+#include "lockstep/program/verify/rules.h"
+
+namespace lockstep::program {
+namespace {
+
+bool is_communication(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kUnshard:
+    case ActionKind::kReduceGrad:
+    case ActionKind::kReduceShard:
+    case ActionKind::kPush:
+    case ActionKind::kLoss:
+    case ActionKind::kReducePartial:
+    case ActionKind::kNorm:
+    case ActionKind::kPull:
+    case ActionKind::kTokens:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// What one rank's list says, by position.
+struct Trace {
+  std::map<int, std::vector<int>> weight;        // B and W, by layer
+  std::map<int, std::vector<int>> reduce, push;  // by bucket
+  std::vector<int> sharded;                      // SHARD_GRAD, REDUCE_SHARD
+};
+
+class Verifier {
+ public:
+  Verifier(const Program& program, const Layout& layout, Pass after)
+      : program_(program),
+        layout_(layout),
+        after_(after),
+        microbatches_(layout.num_microbatches()),
+        model_layers_(layout.num_layers()),
+        places_(after == Pass::kSchedule ? layout.pipeline.stages() : model_layers_),
+        sharded_(layout.shards() > 1 || layout.transient_gradients()),
+        several_(layout.mesh.degree(mesh::kDataAxes) > 1),
+        server_mode_(layout.server_mode()) {}
+
+  std::vector<std::string> run() {
+    if (program_.ranks.size() != static_cast<size_t>(layout_.mesh.world_size())) {
+      problem("ranks", cat(program_.ranks.size(), " lists for ", layout_.mesh.world_size(), " ranks"));
+      return problems_;
+    }
+    for (int coordinate = 0; coordinate < layout_.pipeline.ranks; ++coordinate) {
+      tables_.push_back(layout_.param_table(some_rank(coordinate)));
+      if (after_ >= Pass::kReduceGradients) check_buckets(coordinate);
+    }
+    for (const Bucket& bucket : program_.buckets)
+      if (bucket.pipeline < 0 || bucket.pipeline >= layout_.pipeline.ranks) {
+        problem("ranks", cat("a bucket of coordinate ", bucket.pipeline, " on pp"));
+        return problems_;
+      } else {
+        writers_.push_back(writers(bucket, tables_[static_cast<size_t>(bucket.pipeline)]));
+      }
+    for (rank_ = 0; rank_ < layout_.mesh.world_size(); ++rank_) {
+      if (!trace()) continue;
+      take(check_passes(program_, layout_, rank_, after_));
+      const bool repeated = rank_ > 0 && actions() == program_.ranks[static_cast<size_t>(rank_) - 1];
+      if (after_ >= Pass::kExpandLayers && !repeated) take(check_recomputed(program_, layout_, rank_));
+      if (after_ >= Pass::kShardParameters && !repeated) take(check_gathered(program_, layout_, rank_));
+      if (after_ >= Pass::kReduceGradients && sharded_ && !repeated)
+        take(check_sharded_gradients(program_, layout_, rank_));
+      if (after_ >= Pass::kReduceGradients && !sharded_) check_reductions();
+      if (after_ >= Pass::kUpdate) take(check_update(program_, layout_, rank_, after_));
+      if (after_ >= Pass::kOffload && !repeated) take(check_offloaded(program_, layout_, rank_));
+    }
+    if (problems_.empty()) take(check_pipelines(program_, layout_, after_));
+    if (problems_.empty() && after_ >= Pass::kPostValidation) take(check_validation(program_, layout_));
+    check_same_communication();
+    return problems_;
+  }
+
+ private:
+  const std::vector<Action>& actions() const { return program_.ranks[static_cast<size_t>(rank_)]; }
+  std::string text(int position) const {
+    return action_text(actions()[static_cast<size_t>(position)], program_.buckets, model_layers_);
+  }
+  void problem(const char* rule, std::string what) { problems_.push_back(cat("[", rule, "] ", what)); }
+  void take(const std::vector<std::string>& problems) {
+    problems_.insert(problems_.end(), problems.begin(), problems.end());
+  }
+  void here(const char* rule, const std::string& what) { problem(rule, cat("rank ", rank_, ": ", what)); }
+
+  int some_rank(int coordinate) const {
+    mesh::PerAxis at = layout_.mesh.coordinates(0);
+    at[mesh::Axis::kPp] = coordinate;
+    return layout_.mesh.rank(at);
+  }
+  bool exists(const Action& action) const {
+    const bool by_stage = after_ == Pass::kSchedule || is_transfer(action.kind);
+    const int place = by_stage ? action.stage : action.layer;
+    const int places = by_stage ? layout_.pipeline.stages() : places_;
+    return place >= 0 && place < places && action.microbatch >= 0 && action.microbatch < microbatches_;
+  }
+  bool owns_parameters(int unit) const {
+    const std::vector<arch::ParamSpec>& table = tables_[static_cast<size_t>(layout_.pipeline_rank(rank_))];
+    return std::any_of(table.begin(), table.end(), [&](const arch::ParamSpec& spec) { return spec.layer == unit; });
+  }
+
+  // Sorts the list into trace_; false where an index does not exist.
+  bool trace() {
+    trace_ = {};
+    const size_t problems_before = problems_.size();
+    for (int i = 0; i < static_cast<int>(actions().size()); ++i) {
+      const Action& action = actions()[static_cast<size_t>(i)];
+      const int place = after_ == Pass::kSchedule || is_transfer(action.kind) ? action.stage : action.layer;
+      const auto what = [&] { return cat("action ", i, ": ", action_name(action.kind)); };
+      const bool has_unit = action.kind == ActionKind::kUnshard || action.kind == ActionKind::kReshard;
+      const bool has_bucket = reduces(action.kind) || action.kind == ActionKind::kPull;
+      if ((computes(action.kind) || is_transfer(action.kind)) && !exists(action)) {
+        here("ranks", cat(what(), " of place ", place, ", microbatch ", action.microbatch));
+        continue;
+      }
+      if (has_bucket && (action.bucket < 0 || action.bucket >= static_cast<int>(program_.buckets.size()))) {
+        here("ranks", cat(what(), " of bucket ", action.bucket));
+        continue;
+      }
+      const bool moves = action.kind == ActionKind::kFetch || action.kind == ActionKind::kEvict;
+      if (moves && (action.moved == Moved::kActivation ? !exists(action) : !owns_parameters(action.unit))) {
+        here("ranks", cat(what(), " of unit ", action.unit, ", layer ", action.layer, ", microbatch ", action.microbatch));
+        continue;
+      }
+      if ((has_unit && action.unit < 0) || action.unit >= model_layers_) {
+        here("ranks", cat(what(), " of unit ", action.unit));
+        continue;
+      }
+      add(action, i);
+    }
+    return problems_.size() == problems_before;
+  }
+
+  void add(const Action& action, int position) {
+    switch (action.kind) {
+      case ActionKind::kBackward:
+      case ActionKind::kBackwardWeight:
+        return trace_.weight[action.layer].push_back(position);
+      case ActionKind::kReduceGrad:
+        return trace_.reduce[action.bucket].push_back(position);
+      case ActionKind::kPush:
+        return trace_.push[action.bucket].push_back(position);
+      case ActionKind::kShardGrad:
+      case ActionKind::kReduceShard:
+        return trace_.sharded.push_back(position);
+      default:
+        return;
+    }
+  }
+
+  void check_buckets(int coordinate) {
+    std::map<int, int> times;  // layer -> buckets that hold it
+    const arch::FlatLayout flat = layout_.flat_layout(some_rank(coordinate));
+    for (const Bucket& bucket : program_.buckets) {
+      if (bucket.pipeline != coordinate) continue;
+      int64_t begin = flat.numel, end = 0, numel = 0;
+      for (const arch::FlatUnit& unit : flat.units) {
+        if (std::count(bucket.layers.begin(), bucket.layers.end(), unit.layer) == 0) continue;
+        times[unit.layer] += 1;
+        begin = std::min(begin, unit.begin);
+        end = std::max(end, unit.end);
+        numel += unit.end - unit.begin;
+      }
+      if (layout_.transient_gradients() && bucket.layers.size() != 1)
+        problem("buckets", cat(bucket.layers.size(), " units in a bucket of gradients that are dropped unit by unit"));
+      if (bucket.begin != begin || bucket.end != end || bucket.numel() != numel) {
+        problem("buckets", cat("elements ", bucket.begin, " to ", bucket.end, ", its units are ", begin, " to ", end));
+      }
+    }
+    for (const arch::FlatUnit& unit : flat.units) {
+      if (times[unit.layer] != 1) {
+        problem("buckets", cat(layer_label(unit.layer, model_layers_), " lies in ", times[unit.layer], " buckets"));
+      }
+    }
+  }
+
+  void check_reductions() {
+    auto& reductions = server_mode_ ? trace_.push : trace_.reduce;
+    const auto& others = server_mode_ ? trace_.reduce : trace_.push;
+    if (!others.empty()) here("reduce", cat(text(others.begin()->second[0]), " is not how this layout reduces"));
+    const int coordinate = layout_.pipeline_rank(rank_);
+    for (int position : trace_.sharded) here("reduce", cat(text(position), ", but no gradients are sharded"));
+    for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket) {
+      const std::vector<int>& at = reductions[bucket];
+      const bool own = program_.buckets[static_cast<size_t>(bucket)].pipeline == coordinate;
+      if (at.size() != (several_ && own ? 1 : 0)) {
+        here("reduce", cat("bucket ", bucket, " is reduced ", at.size(), " times"));
+        continue;
+      }
+      if (at.empty()) continue;
+      for (const int layer : writers_[static_cast<size_t>(bucket)])
+        for (const int position : trace_.weight[layer])
+          if (position > at[0]) here("complete", cat(text(position), " adds to the gradients after ", text(at[0])));
+    }
+  }
+
+  // Sends and receives of a group match if every member makes the same calls in the same order.
+  void check_same_communication() {
+    using Call = std::tuple<ActionKind, int, int, int>;
+    const auto over_data = [&](int rank) {
+      std::vector<Call> list;
+      for (const Action& action : program_.ranks[static_cast<size_t>(rank)]) {
+        // Over tp alone; servers and workers of a group differ there.
+        if (action.kind == ActionKind::kReducePartial) continue;
+        if (is_communication(action.kind)) list.emplace_back(action.kind, action.bucket, action.unit, action.microbatch);
+      }
+      return list;
+    };
+    // Layers communicate too: the whole list counts.
+    const auto same_list = [&](int a, int b) {
+      return program_.ranks[static_cast<size_t>(a)] == program_.ranks[static_cast<size_t>(b)];
+    };
+    for (int rank = 0; rank < layout_.mesh.world_size(); ++rank) {
+      for (const auto& [axes, name] : {std::pair(std::span<const mesh::Axis>(kShardAxis), "dp_shard"),
+                                       {std::span<const mesh::Axis>(kReplicateAxis), "dp_replicate"}})
+        if (const int first = first_of_group(rank, axes);
+            first != rank && !same_list(rank, first) && over_data(rank) != over_data(first))
+          problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", name,
+                                  " group do not communicate in the same order"));
+      const int tensor = first_of_group(rank, kTensorAxis);
+      if (!same_list(rank, tensor))
+        problem("deadlock", cat("ranks ", tensor, " and ", rank, " of one tp group do not run the same list"));
+    }
+  }
+
+  // The group itself is not made: there are as many as ranks, and each may have all of them.
+  int first_of_group(int rank, std::span<const mesh::Axis> axes) const {
+    mesh::PerAxis at = layout_.mesh.coordinates(rank);
+    for (const mesh::Axis axis : axes) at[axis] = 0;
+    return layout_.mesh.rank(at);
+  }
+
+  const Program& program_;
+  const Layout& layout_;
+  const Pass after_;
+  const int64_t microbatches_;
+  const int model_layers_;
+  const int places_;  // of an action: the stages before expand_layers, then the layers
+  const bool sharded_;  // gradients
+  const bool several_;
+  const bool server_mode_;
+  std::vector<std::vector<arch::ParamSpec>> tables_;  // by coordinate on pp
+  std::vector<std::vector<int>> writers_;             // per bucket
+  int rank_ = 0;
+  Trace trace_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+std::string_view pass_name(Pass pass) {
+  switch (pass) {
+    case Pass::kSchedule:
+      return "schedule";
+    case Pass::kExpandLayers:
+      return "expand_layers";
+    case Pass::kTransferActivations:
+      return "transfer_activations";
+    case Pass::kShardParameters:
+      return "shard_parameters";
+    case Pass::kReduceGradients:
+      return "reduce_gradients";
+    case Pass::kUpdate:
+      return "update";
+    case Pass::kPostValidation:
+      return "validate_in_next_step";
+    case Pass::kOffload:
+      return "offload";
+  }
+  throw InternalError("no such pass");
+}
+
+std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after) {
+  return Verifier(program, layout, after).run();
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,190 @@
+#include "lockstep/program/verify/rules.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "lockstep/base/text.h"
+#include "lockstep/program/effects.h"
+#include "lockstep/program/names.h"
+#include "lockstep/program/passes/pipeline_walk.h"
+#include "lockstep/program/passes/schedule_file.h"
+
+namespace lockstep::program {
+namespace {
+
+bool is_send(ActionKind kind) { return kind == ActionKind::kSendForward || kind == ActionKind::kSendBackward; }
+
+// Where an action of some place and microbatch stands, and how many of them there are.
+struct Found {
+  int at = -1;
+  int times = 0;
+};
+
+class PassCheck {
+ public:
+  PassCheck(const Program& program, const Layout& layout, int rank, Pass after)
+      : program_(program),
+        layout_(layout),
+        rank_(rank),
+        after_(after),
+        actions_(program.ranks[static_cast<size_t>(rank)]),
+        microbatches_(static_cast<int>(layout.num_microbatches())),
+        stages_(layout.pipeline.stages_of(layout.pipeline_rank(rank))),
+        places_(after == Pass::kSchedule ? stages_ : layout.layers_of(rank)) {
+    const int stages = layout.pipeline.stages();
+    place_slots_ = slots(places_, after == Pass::kSchedule ? stages : layout.num_layers());
+    stage_slots_ = slots(stages_, stages);
+    for (auto& found : passes_) found.resize(places_.size() * static_cast<size_t>(microbatches_));
+    for (auto& found : transfers_) found.resize(stages_.size() * static_cast<size_t>(microbatches_));
+    if (layout.pipeline.kind == ScheduleKind::kFile) follow_grid();
+  }
+
+  std::vector<std::string> run() {
+    for (int i = 0; i < static_cast<int>(actions_.size()); ++i) collect(actions_[static_cast<size_t>(i)], i);
+    for (const int place : places_)
+      for (int m = 0; m < microbatches_; ++m) check_place(place, m);
+    if (after_ < Pass::kTransferActivations || layout_.pipeline.ranks == 1) return std::move(problems_);
+    for (const int stage : stages_)
+      for (int m = 0; m < microbatches_; ++m) check_transfers(stage, m);
+    return std::move(problems_);
+  }
+
+ private:
+  enum Part { kF, kI, kW };  // B counts as I and W
+
+  void problem(const char* rule, const std::string& what) {
+    problems_.push_back(cat("[", rule, "] rank ", rank_, ": ", what));
+  }
+  std::string text(int position) const {
+    return action_text(actions_[static_cast<size_t>(position)], program_.buckets, layout_.num_layers());
+  }
+  std::string name(int place, int microbatch) const {
+    return after_ == Pass::kSchedule ? cat("stage ", place, " m", microbatch)
+                                     : cat(layer_label(place, layout_.num_layers()), " m", microbatch);
+  }
+
+  static std::vector<int> slots(const std::vector<int>& held, int count) {
+    std::vector<int> slots(static_cast<size_t>(count), -1);
+    for (size_t slot = 0; slot < held.size(); ++slot) slots[static_cast<size_t>(held[slot])] = static_cast<int>(slot);
+    return slots;
+  }
+  size_t cell(const std::vector<int>& slots, int place, int microbatch) const {
+    return static_cast<size_t>(slots[static_cast<size_t>(place)]) * static_cast<size_t>(microbatches_) +
+           static_cast<size_t>(microbatch);
+  }
+  Found& pass(Part part, int place, int microbatch) { return passes_[part][cell(place_slots_, place, microbatch)]; }
+  Found& transfer(ActionKind kind, int stage, int microbatch) {
+    const size_t which = static_cast<size_t>(kind) - static_cast<size_t>(ActionKind::kSendForward);
+    return transfers_[which][cell(stage_slots_, stage, microbatch)];
+  }
+
+  void collect(const Action& action, int position) {
+    const auto add = [&](Found& found) {
+      found.at = position;
+      found.times += 1;
+    };
+    if (action.kind == ActionKind::kLoss) loss_ = position;
+    if (is_transfer(action.kind)) {
+      if (stage_slots_[static_cast<size_t>(action.stage)] < 0)
+        return problem("match", cat(text(position), " is not of a stage of this rank"));
+      return add(transfer(action.kind, action.stage, action.microbatch));
+    }
+    if (action.kind > ActionKind::kBackwardWeight) return;
+    const int place = after_ == Pass::kSchedule ? action.stage : action.layer, m = action.microbatch;
+    if (place_slots_[static_cast<size_t>(place)] < 0)
+      return problem("once", cat(text(position), " is not of what this rank holds"));
+    if (action.kind == ActionKind::kForward) return add(pass(kF, place, m));
+    if (action.kind != ActionKind::kBackwardWeight) add(pass(kI, place, m));
+    if (action.kind != ActionKind::kBackwardInput) add(pass(kW, place, m));
+  }
+
+  // Of a grid from a file: which microbatch stands before which, by stage.
+  void follow_grid() {
+    const std::vector<Action> actions = read_grid(layout_.pipeline.grid).ranks.at(static_cast<size_t>(layout_.pipeline_rank(rank_)));
+    for (const Part part : {kI, kW}) {
+      std::vector<int>& before = before_[part];
+      before.resize(stages_.size() * static_cast<size_t>(microbatches_), -1);
+      std::vector<int> last(static_cast<size_t>(layout_.pipeline.stages()), -1);
+      for (const Action& action : actions)
+        if (action.kind == ActionKind::kBackward || action.kind == (part == kI ? ActionKind::kBackwardInput : ActionKind::kBackwardWeight))
+          before.at(cell(stage_slots_, action.stage, action.microbatch)) =
+              std::exchange(last[static_cast<size_t>(action.stage)], action.microbatch);
+    }
+  }
+  // The microbatch whose backward (or W) at the same place stands before that of m in the schedule; -1: none.
+  int previous(Part part, int place, int m) const {
+    if (before_[part].empty()) return m - 1;
+    return before_[part][cell(stage_slots_, after_ == Pass::kSchedule ? place : layout_.pipeline.stage_of(place), m)];
+  }
+
+  bool sound(int place, int m) {
+    return pass(kF, place, m).times == 1 && pass(kI, place, m).times == 1 && pass(kW, place, m).times == 1;
+  }
+
+  void check_place(int place, int m) {
+    const Found forward = pass(kF, place, m), input = pass(kI, place, m), weight = pass(kW, place, m);
+    if (forward.times == 1 && input.times == 1 && weight.times != 1)
+      return problem("free", cat("what F ", name(place, m), " keeps is freed ", weight.times, " times"));
+    if (!sound(place, m))
+      return problem("once", cat(name(place, m), " has ", forward.times, " F, ", input.times, " I and ", weight.times,
+                                 " W (a B is one of each)"));
+    if (input.at < forward.at) problem("order", cat(text(input.at), " before its F"));
+    if (weight.at < input.at) problem("order", cat("W before I of ", name(place, m)));
+    // Otherwise sums over microbatches would be in another order than the schedule states.
+    for (const Part part : {kI, kW}) {
+      const int before = previous(part, place, m);
+      if (before >= 0 && sound(place, before) && pass(part, place, m).at < pass(part, place, before).at)
+        problem("order", cat(text(pass(part, place, m).at), " before that of m", before));
+    }
+    const bool has_below = place > 0 && place_slots_[static_cast<size_t>(place) - 1] >= 0;
+    if (!has_below || !sound(place - 1, m)) return;
+    if (pass(kF, place - 1, m).at > forward.at) problem("order", cat(text(forward.at), " before F of the layer below"));
+    if (pass(kI, place - 1, m).at < input.at)
+      problem("order", cat(text(pass(kI, place - 1, m).at), " before the backward of the layer above"));
+  }
+
+  // One of what the neighbour wants or has, at the right side of the action that makes or uses it.
+  void check_transfers(int stage, int m) {
+    const auto [begin, end] = layout_.stage_layers(stage);
+    check_transfer(ActionKind::kRecvForward, stage, m, stage - 1, {kF, begin});
+    check_transfer(ActionKind::kSendForward, stage, m, stage + 1, {kF, end - 1});
+    check_transfer(ActionKind::kRecvBackward, stage, m, stage + 1, {kI, end - 1});
+    check_transfer(ActionKind::kSendBackward, stage, m, stage - 1, {kI, begin});
+  }
+  void check_transfer(ActionKind kind, int stage, int m, int neighbour, std::pair<Part, int> use) {
+    const Found found = transfer(kind, stage, m);
+    const bool exists = neighbour >= 0 && neighbour < layout_.pipeline.stages();
+    const int wanted = exists && layout_.pipeline.rank_of(neighbour) != layout_.pipeline_rank(rank_) ? 1 : 0;
+    if (found.times != wanted)
+      return problem("match", cat(action_name(kind), " stage ", stage, " m", m, " is there ", found.times,
+                                  " times; should be ", wanted));
+    const Found computes = pass(use.first, use.second, m);
+    if (wanted == 0 || computes.times != 1) return;
+    if (is_send(kind) ? found.at < computes.at : found.at > computes.at)
+      problem("order", cat(text(found.at), is_send(kind) ? " before " : " after ", text(computes.at)));
+    if (is_send(kind) && loss_ >= 0 && found.at > loss_) problem("order", cat(text(found.at), " after LOSS"));
+  }
+
+  const Program& program_;
+  const Layout& layout_;
+  const int rank_;
+  const Pass after_;
+  const std::vector<Action>& actions_;
+  const int microbatches_;
+  const std::vector<int> stages_, places_;  // that this rank holds; places: stages or layers
+  std::vector<int> place_slots_, stage_slots_;  // where a place or stage is among those, or -1
+  std::array<std::vector<Found>, 3> passes_;     // by part, place and microbatch
+  std::array<std::vector<int>, 3> before_;       // by part (kI, kW), stage and microbatch; empty = ascending
+  std::array<std::vector<Found>, 4> transfers_;  // by kind, stage and microbatch
+  int loss_ = -1;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+std::vector<std::string> check_passes(const Program& program, const Layout& layout, int rank, Pass after) {
+  return PassCheck(program, layout, rank, after).run();
+}
+
+}  // namespace lockstep::program

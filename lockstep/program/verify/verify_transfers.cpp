@@ -1,0 +1,104 @@
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/base/text.h"
+#include "lockstep/program/names.h"
+#include "lockstep/program/passes/pipeline_walk.h"
+#include "lockstep/program/verify/rules.h"
+
+namespace lockstep::program {
+namespace {
+
+constexpr mesh::Axis kPipelineAxis[] = {mesh::Axis::kPp};
+
+// The ranks of one copy of a stage each, that hand over to each other.
+class PipelineCheck {
+ public:
+  PipelineCheck(const Program& program, const Layout& layout, Pass after, std::vector<int> ranks)
+      : program_(program), layout_(layout), after_(after), ranks_(std::move(ranks)) {}
+
+  std::vector<std::string> run() {
+    if (after_ >= Pass::kTransferActivations) {
+      check_channels(ActionKind::kSendForward, ActionKind::kRecvForward, +1);
+      check_channels(ActionKind::kSendBackward, ActionKind::kRecvBackward, -1);
+    }
+    if (problems_.empty()) check_ends();
+    return std::move(problems_);
+  }
+
+ private:
+  const std::vector<Action>& list(size_t at) const { return program_.ranks[static_cast<size_t>(ranks_[at])]; }
+  std::string text(const Action& action) const { return action_text(action, {}, layout_.num_layers()); }
+
+  // By peer, what a rank sends or receives, in its order. `towards`: from a stage to that of the peer.
+  std::vector<std::vector<Action>> transfers(size_t at, ActionKind kind, int towards) const {
+    std::vector<std::vector<Action>> by_peer(ranks_.size());
+    for (const Action& action : list(at))
+      if (action.kind == kind)
+        by_peer[static_cast<size_t>(layout_.pipeline.rank_of(action.stage + towards))].push_back(action);
+    return by_peer;
+  }
+
+  // `step`: from the stage that sends to the one that receives.
+  void check_channels(ActionKind send, ActionKind receive, int step) {
+    std::vector<std::vector<std::vector<Action>>> received;  // by rank and sender
+    for (size_t to = 0; to < ranks_.size(); ++to) received.push_back(transfers(to, receive, -step));
+    for (size_t from = 0; from < ranks_.size(); ++from) {
+      const std::vector<std::vector<Action>> sent = transfers(from, send, step);
+      for (size_t to = 0; to < ranks_.size(); ++to) check_channel(from, to, sent[to], received[to][from], step);
+    }
+  }
+
+  void check_channel(size_t from, size_t to, const std::vector<Action>& sent, const std::vector<Action>& received,
+                     int step) {
+    const std::string channel = cat("[match] from rank ", ranks_[from], " to rank ", ranks_[to], ": ");
+    if (sent.size() != received.size()) {
+      problems_.push_back(cat(channel, sent.size(), " sends and ", received.size(), " receives"));
+      return;
+    }
+    for (size_t i = 0; i < sent.size(); ++i)
+      if (sent[i].stage + step != received[i].stage || sent[i].microbatch != received[i].microbatch) {
+        problems_.push_back(cat(channel, "number ", i, " is ", text(sent[i]), " here and ", text(received[i]), " there"));
+        return;
+      }
+  }
+
+  void check_ends() {
+    WalkInput input{.pipeline = layout_.pipeline,
+                    .microbatches = static_cast<int>(layout_.num_microbatches()),
+                    .layers = after_ > Pass::kSchedule,
+                    .transfers = after_ >= Pass::kTransferActivations,
+                    .channel_depth = program_.channel_depth,
+                    .ranks = ranks_};
+    for (size_t at = 0; at < ranks_.size(); ++at) input.lists.push_back(&list(at));
+    const std::vector<std::string> circle = find_deadlock(input);
+    if (!circle.empty()) problems_.push_back(cat("[deadlock] ", join(circle, "\n    ")));
+  }
+
+  const Program& program_;
+  const Layout& layout_;
+  const Pass after_;
+  const std::vector<int> ranks_;  // by coordinate on pp
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+std::vector<std::string> check_pipelines(const Program& program, const Layout& layout, Pass after) {
+  std::vector<std::string> problems;
+  if (layout.pipeline.stages() == 1) return problems;
+  std::vector<int> checked;  // most pipelines run the same lists
+  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
+    if (layout.pipeline_rank(rank) != 0) continue;
+    const std::vector<int> ranks = layout.mesh.group(rank, kPipelineAxis);
+    const auto same = [&](int a, int b) {
+      return program.ranks[static_cast<size_t>(a)] == program.ranks[static_cast<size_t>(b)];
+    };
+    if (!checked.empty() && std::ranges::equal(checked, ranks, same)) continue;
+    for (std::string& problem : PipelineCheck(program, layout, after, ranks).run()) problems.push_back(std::move(problem));
+    checked = ranks;
+  }
+  return problems;
+}
+
+}  // namespace lockstep::program
