@@ -46,7 +46,7 @@ OrderedJson timeline_json(const Shown& shown, int rank) {
   const int num_layers = static_cast<int>(arch::layer_table(shown.layout.model).size());
   OrderedJson json = OrderedJson::array();
   for (size_t i = 0; i < timeline.points.size(); ++i) {
-    const program::Action& action = shown.program.ranks[static_cast<size_t>(rank)][i];
+    const program::Action& action = shown.program.list(rank)[i];
     json.push_back({{"action", program::action_text(action, shown.program.buckets, num_layers)},
                     {"within", categories_json(timeline.points[i].within)},
                     {"after", categories_json(timeline.points[i].after)}});
@@ -59,7 +59,7 @@ OrderedJson rank_json(const Shown& shown, int rank, const std::string& what) {
   const int num_layers = static_cast<int>(arch::layer_table(layout.model).size());
   OrderedJson json = {{"rank", rank}};
   if (what == "program") {
-    for (const program::Action& action : shown.program.ranks[static_cast<size_t>(rank)]) {
+    for (const program::Action& action : shown.program.list(rank)) {
       json["actions"].push_back(program::action_text(action, shown.program.buckets, num_layers));
     }
   } else if (what == "layout" || what == "traffic") {

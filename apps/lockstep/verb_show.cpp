@@ -87,9 +87,9 @@ std::string bucket_list(const Shown& shown, bool full) {
 std::string program_page(const Shown& shown, const CommandLine& command_line) {
   std::string text = header(shown);
   for (size_t i = 0; i < shown.ranks.size();) {
-    const auto& actions = shown.program.ranks[static_cast<size_t>(shown.ranks[i])];
+    const auto& actions = shown.program.list(shown.ranks[i]);
     size_t end = i + 1;
-    while (end < shown.ranks.size() && shown.program.ranks[static_cast<size_t>(shown.ranks[end])] == actions) ++end;
+    while (end < shown.ranks.size() && shown.program.list(shown.ranks[end]) == actions) ++end;
     const bool compact = !command_line.has("full") && actions.size() > kMaxActionsInFull;
     text += cat(
         ranks_text(shown.ranks[i], shown.ranks[end - 1]), "\n  ",

@@ -117,7 +117,7 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
 
 void Executor::run_list() {
   const MemoryScope scope(memory_, kStepMemory);
-  const std::vector<Action>& actions = program_.ranks.at(static_cast<size_t>(groups_.rank()));
+  const std::vector<Action>& actions = program_.list(groups_.rank());
   for (size_t i = 0; i < actions.size(); ++i) {
     const Action& action = actions[i];
     try {

@@ -44,7 +44,7 @@ ParameterStore& Executor::store() {
 std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) {
   LOCKSTEP_CHECK(!pending_, "the update of step ", pending_->step, " is not final");
   const MemoryScope scope(memory_, MemoryCategory::kActivations);
-  for (const Action& action : evaluation_.ranks.at(static_cast<size_t>(groups_.rank()))) {
+  for (const Action& action : evaluation_.list(groups_.rank())) {
     if (action.kind == ActionKind::kUnshard) gather_.unshard(action.unit);
     if (action.kind == ActionKind::kReshard) gather_.reshard(action.unit);
     if (action.kind == ActionKind::kFetch) gather_.fetch(action.unit);

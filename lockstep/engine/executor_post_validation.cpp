@@ -87,7 +87,7 @@ void Executor::update_again() {
   before_->restore();
   const int64_t step = std::exchange(step_, pending_->step);
   const double lr = std::exchange(lr_, pending_->lr);
-  const std::vector<Action>& actions = program_.ranks.at(static_cast<size_t>(groups_.rank()));
+  const std::vector<Action>& actions = program_.list(groups_.rank());
   const auto first = std::ranges::find(actions, ActionKind::kStep, &Action::kind);
   for (auto action = first; action != actions.end(); ++action) handle(*action);
   step_ = step;

@@ -42,7 +42,7 @@ StepRecorder::StepRecorder(const program::Layout& layout, const program::Program
   for (const auto& [name, group] : groups_.all()) group->time_calls();
   trace_.rank = groups_.rank();
   trace_.world_size = layout.mesh.world_size();
-  trace_.actions = static_cast<int>(program.ranks.at(static_cast<size_t>(trace_.rank)).size());
+  trace_.actions = static_cast<int>(program.list(trace_.rank).size());
   trace_.records.reserve(static_cast<size_t>(trace_.actions));
 }
 
@@ -61,7 +61,7 @@ void StepRecorder::ready() {
 
 void StepRecorder::end(size_t action) {
   const Clock::time_point now = Clock::now();
-  const bool hands_over = program::is_transfer(program_.ranks[static_cast<size_t>(trace_.rank)][action].kind);
+  const bool hands_over = program::is_transfer(program_.list(trace_.rank)[action].kind);
   if (hands_over) waited_ = waits_.total() - waited_before_;
   const double own = seconds(hands_over ? now : begun_) - seconds(entered_) - waited_;
   const double on_core = (hands_over ? seconds_on_core() : begun_cpu_) - entered_cpu_;
@@ -79,7 +79,7 @@ plan::StepTrace StepRecorder::finish(int64_t step) {
   std::map<std::string, std::deque<comm::TimedCall>> calls;
   for (const auto& [name, group] : groups_.all())
     for (comm::TimedCall& call : group->take_times()) calls[call.site].push_back(std::move(call));
-  const std::vector<Action>& actions = program_.ranks[static_cast<size_t>(trace_.rank)];
+  const std::vector<Action>& actions = program_.list(trace_.rank);
   for (plan::ActionRecord& record : trace_.records) {
     bool first = true;
     for (const std::string& site : sites_of(layout_, program_, trace_.rank, actions[static_cast<size_t>(record.action)])) {

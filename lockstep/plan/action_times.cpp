@@ -27,8 +27,8 @@ ActionTimes times_of(const Program& program, const Function& seconds) {
   ActionTimes times;
   for (int rank = 0; rank < static_cast<int>(program.ranks.size()); ++rank) {
     std::vector<double>& row = times.seconds.emplace_back();
-    row.reserve(program.ranks[static_cast<size_t>(rank)].size());
-    for (const Action& action : program.ranks[static_cast<size_t>(rank)]) row.push_back(seconds(rank, action));
+    row.reserve(program.list(rank).size());
+    for (const Action& action : program.list(rank)) row.push_back(seconds(rank, action));
   }
   return times;
 }

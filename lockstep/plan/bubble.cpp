@@ -60,7 +60,7 @@ program::Row row_of(const ScheduleInput& input) {
   const Utilisation use = simulate(program, layout, unit_times(program, layout)).use;
   int most = 0, bound = 0;
   for (int rank = 0; rank < input.ranks; ++rank) {
-    most = std::max(most, count_in_flight(program.ranks[static_cast<size_t>(rank)]));
+    most = std::max(most, count_in_flight(program.list(rank)));
     bound = std::max(bound, most_in_flight(input, rank).value_or(0));
   }
   const std::string share = bubble_share(input) ? percent(*bubble_share(input)) : "-";

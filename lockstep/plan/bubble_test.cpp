@@ -60,7 +60,7 @@ TEST(Bubble, NoMoreMicrobatchesInFlightThanTheFormulasSay) {
     for (const PipelineCase& of : cases(kind)) {
       const program::Program program = stage_program(of);
       for (int rank = 0; rank < of.ranks; ++rank) {
-        const int counted = count_in_flight(program.ranks[static_cast<size_t>(rank)]);
+        const int counted = count_in_flight(program.list(rank));
         const int formula = most_in_flight(input(of), rank).value();
         EXPECT_LE(counted, formula) << name(of) << ", rank " << rank;
         if (program::splits_backward(kind)) continue;

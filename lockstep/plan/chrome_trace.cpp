@@ -43,7 +43,7 @@ class Events {
 
  private:
   const Action& action(const ActionRef& ref) const {
-    return program_.ranks[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+    return program_.list(ref.rank)[static_cast<size_t>(ref.index)];
   }
   const Span& span(const ActionRef& ref) const { return spans_[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)]; }
 
@@ -81,7 +81,7 @@ class Events {
     end("f", transfer.recv.rank, to.start + to.seconds() * 0.001);
   }
   int computing(const ActionRef& ref, int step) const {
-    const std::vector<Action>& actions = program_.ranks[static_cast<size_t>(ref.rank)];
+    const std::vector<Action>& actions = program_.list(ref.rank);
     int i = ref.index;
     while (i >= 0 && i < static_cast<int>(actions.size()) && !program::computes(actions[static_cast<size_t>(i)].kind)) i += step;
     return i < static_cast<int>(actions.size()) ? i : -1;
@@ -90,7 +90,7 @@ class Events {
     const Action& recv = action(ref);
     const auto [begin, end] = layout_.stage_layers(recv.stage);
     const bool forward = recv.kind == ActionKind::kRecvForward;
-    const std::vector<Action>& actions = program_.ranks[static_cast<size_t>(ref.rank)];
+    const std::vector<Action>& actions = program_.list(ref.rank);
     for (int i = ref.index; i < static_cast<int>(actions.size()); ++i) {
       const Action& next = actions[static_cast<size_t>(i)];
       if (next.microbatch != recv.microbatch || next.layer != (forward ? begin : end - 1)) continue;

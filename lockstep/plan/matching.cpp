@@ -44,14 +44,14 @@ class Matcher {
   Matching run() {
     const int ranks = static_cast<int>(program_.ranks.size());
     for (int rank = 0; rank < ranks; ++rank) {
-      const std::vector<Action>& actions = program_.ranks[static_cast<size_t>(rank)];
+      const std::vector<Action>& actions = program_.list(rank);
       result_.transfer_of.emplace_back(actions.size(), -1);
       result_.meeting_of.emplace_back(actions.size(), -1);
     }
     for (int rank = 0; rank < ranks; ++rank) {
       known_.clear();
       called_.clear();
-      const std::vector<Action>& actions = program_.ranks[static_cast<size_t>(rank)];
+      const std::vector<Action>& actions = program_.list(rank);
       for (int i = 0; i < static_cast<int>(actions.size()); ++i) {
         const Action& action = actions[static_cast<size_t>(i)];
         if (is_transfer(action.kind)) transfer({rank, i}, action);

@@ -35,7 +35,7 @@ class Simulator {
   Simulator(const program::Program& program, const program::Layout& layout, const ActionTimes& times)
       : program_(program), layout_(layout), times_(times), matching_(match(program, layout)) {
     for (int rank = 0; rank < static_cast<int>(program.ranks.size()); ++rank) {
-      const size_t actions = program.ranks[static_cast<size_t>(rank)].size();
+      const size_t actions = program.list(rank).size();
       result_.spans.emplace_back(actions);
       causes_.emplace_back(actions);
       walkers_.push_back({.uses = {layout, rank}});
@@ -63,7 +63,7 @@ class Simulator {
   }
 
  private:
-  const std::vector<Action>& actions(int rank) const { return program_.ranks[static_cast<size_t>(rank)]; }
+  const std::vector<Action>& actions(int rank) const { return program_.list(rank); }
   Span& span(const ActionRef& ref) { return result_.spans[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)]; }
   double seconds(const ActionRef& ref) const {
     return times_.seconds[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];

@@ -52,7 +52,7 @@ StepCost step_cost(const Layout& layout, const Program& program, int rank) {
   const std::vector<arch::LayerCost> costs = layer_costs(layout, rank);
   const arch::FlatLayout flat = layout.flat_layout(rank);
   StepCost sum;
-  for (const Action& action : program.ranks.at(static_cast<size_t>(rank))) {
+  for (const Action& action : program.list(rank)) {
     const arch::LayerCost* cost = action.layer >= 0 ? &costs.at(static_cast<size_t>(action.layer)) : nullptr;
     sum.actions += 1;
     if (action.kind == ActionKind::kForward) sum.flops += cost->forward_flops();

@@ -83,7 +83,7 @@ std::vector<StepTrace> read_step(const std::filesystem::path& folder, int64_t st
   for (int rank = 0; rank < ranks; ++rank) {
     const std::filesystem::path path = folder / step_trace_name(step, rank);
     StepTrace trace = parse_step_trace(read_file(path), path.string());
-    const int actions = static_cast<int>(program.ranks[static_cast<size_t>(rank)].size());
+    const int actions = static_cast<int>(program.list(rank).size());
     if (trace.step != step || trace.rank != rank)
       refuse(path.string(), cat("it is of step ", trace.step, ", rank ", trace.rank));
     if (trace.world_size != ranks || trace.actions != actions)

@@ -238,7 +238,7 @@ std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& prog
 std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& program, int rank) {
   Planner planner(layout, program, rank);
   std::vector<PlannedCall> calls;
-  for (const Action& action : program.ranks.at(static_cast<size_t>(rank)))
+  for (const Action& action : program.list(rank))
     for (PlannedCall& planned : planner.of(action)) calls.push_back(std::move(planned));
   return calls;
 }

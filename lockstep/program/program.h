@@ -77,6 +77,7 @@ struct Bucket {
 
 struct Program {
   std::vector<std::vector<Action>> ranks;
+  const std::vector<Action>& list(int rank) const { return ranks.at(static_cast<size_t>(rank)); }
   std::vector<Bucket> buckets;  // of every coordinate on pp in turn; of one of them in the order in which backward fills them
   // Tensors that may be on their way in a channel between two pipeline ranks at once: a SEND waits for the one this many
   // before it. Until then the sender keeps what it sent.

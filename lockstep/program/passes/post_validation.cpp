@@ -29,14 +29,14 @@ std::set<Message> sent(const std::vector<Action>& actions, size_t count) {
 
 // The first RECV_F among the first `count` actions of `rank` that is not sent as early; `count` where there is none.
 size_t first_not_sent(const Program& program, const Layout& layout, int rank, const std::vector<size_t>& counts) {
-  const std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
+  const std::vector<Action>& actions = program.list(rank);
   const size_t count = counts[static_cast<size_t>(rank)];
   std::map<int, std::set<Message>> by_sender;
   for (size_t i = 0; i < count; ++i) {
     if (actions[i].kind != ActionKind::kRecvForward) continue;
     const int sender = layout.rank_at(rank, actions[i].stage - 1);
     const auto [messages, fresh] = by_sender.try_emplace(sender);
-    if (fresh) messages->second = sent(program.ranks[static_cast<size_t>(sender)], counts[static_cast<size_t>(sender)]);
+    if (fresh) messages->second = sent(program.list(sender), counts[static_cast<size_t>(sender)]);
     if (!messages->second.contains({actions[i].stage, actions[i].microbatch})) return i;
   }
   return count;
@@ -99,10 +99,10 @@ int validate_position(const std::vector<Action>& actions) {
 
 std::vector<Action> unreceived(const Program& program, const Layout& layout, int rank) {
   std::vector<Action> found;
-  const std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
+  const std::vector<Action>& actions = program.list(rank);
   for (size_t i = static_cast<size_t>(validate_position(actions)); i < actions.size(); ++i) {
     if (actions[i].kind != ActionKind::kRecvForward) continue;
-    const std::vector<Action>& sender = program.ranks[static_cast<size_t>(layout.rank_at(rank, actions[i].stage - 1))];
+    const std::vector<Action>& sender = program.list(layout.rank_at(rank, actions[i].stage - 1));
     const std::set<Message> messages = sent(sender, static_cast<size_t>(validate_position(sender)));
     if (messages.contains({actions[i].stage, actions[i].microbatch})) found.push_back(actions[i]);
   }
@@ -129,7 +129,7 @@ std::vector<std::string> check_validation(const Program& program, const Layout& 
   for (int rank = 0; problems.empty() && wanted && rank < static_cast<int>(counts.size()); ++rank)
     if (const size_t at = first_not_sent(program, layout, rank, counts); at != counts[static_cast<size_t>(rank)])
       problem(static_cast<size_t>(rank),
-              cat(action_text(program.ranks[static_cast<size_t>(rank)][at], program.buckets, layout.num_layers()),
+              cat(action_text(program.list(rank)[at], program.buckets, layout.num_layers()),
                   " before VALIDATE, but sent after it"));
   return problems;
 }

@@ -65,7 +65,7 @@ std::vector<arch::LayerCost> layer_costs(const Layout& layout, int rank) {
 MemoryTimeline memory_timeline(const Layout& layout, const Program& program, int rank) {
   MemoryWalk walk(layout, program, rank);
   MemoryTimeline timeline{.before = walk.live(), .points = {}};
-  for (const Action& action : program.ranks.at(static_cast<size_t>(rank))) timeline.points.push_back(walk.step(action));
+  for (const Action& action : program.list(rank)) timeline.points.push_back(walk.step(action));
   walk.check_end();
   return timeline;
 }

@@ -81,7 +81,7 @@ class Counting {
 
 Moves predict_moves(const Layout& layout, const Program& program, int rank) {
   Counting counting(layout, program, rank);
-  for (const Action& action : program.ranks.at(static_cast<size_t>(rank))) counting.count(action);
+  for (const Action& action : program.list(rank)) counting.count(action);
   return counting.result();
 }
 

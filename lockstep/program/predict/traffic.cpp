@@ -17,7 +17,7 @@ namespace {
 // What the rank sends for actions of these kinds.
 int64_t sent_for(const Program& program, const Layout& layout, int rank, std::initializer_list<ActionKind> kinds) {
   Program part{.ranks = std::vector<std::vector<Action>>(program.ranks.size()), .buckets = program.buckets};
-  for (const Action& action : program.ranks.at(static_cast<size_t>(rank)))
+  for (const Action& action : program.list(rank))
     for (ActionKind kind : kinds)
       if (action.kind == kind) part.ranks[static_cast<size_t>(rank)].push_back(action);
   return predict_ledger(layout, part, rank).sent_total();
@@ -37,7 +37,7 @@ bool has_root(Collective collective) {
 CallKinds call_kinds(const Program& program, const Layout& layout, int rank, bool numbered) {
   std::vector<std::pair<Action, int64_t>> actions;
   std::map<std::array<int, 5>, size_t> known;
-  for (Action action : program.ranks.at(static_cast<size_t>(rank))) {
+  for (Action action : program.list(rank)) {
     action.microbatch = 0;
     const std::array<int, 5> key = {static_cast<int>(action.kind), action.stage, action.layer, action.bucket, action.unit};
     const auto [entry, is_new] = known.try_emplace(key, actions.size());
@@ -86,7 +86,7 @@ std::vector<std::vector<int>> alike_ranks(const Program& program, const Layout& 
     const bool root = layout.mesh.group_rank(rank, mesh::kDataAxes) == kServerRank;
     const auto part = parts.find({at[mesh::Axis::kPp], at[mesh::Axis::kTp], root});
     size_t group = 0;
-    if (part != parts.end() && program.ranks[static_cast<size_t>(part->second.first)] == program.ranks[static_cast<size_t>(rank)]) {
+    if (part != parts.end() && program.list(part->second.first) == program.list(rank)) {
       group = part->second.second;
     } else {
       group = known.try_emplace(call_kinds(program, layout, rank, numbered), groups.size()).first->second;

@@ -73,7 +73,7 @@ std::string microbatch_marks(const std::vector<Column>& columns) {
 }  // namespace
 
 std::string draw_memory(const Program& program, const Layout& layout, int rank, int columns) {
-  const std::vector<Action>& actions = program.ranks.at(static_cast<size_t>(rank));
+  const std::vector<Action>& actions = program.list(rank);
   const MemoryTimeline timeline = memory_timeline(layout, program, rank);
   const std::vector<Column> stacks = columns_of(actions, timeline, static_cast<size_t>(columns));
   const MemoryBytes bytes = predict_memory(layout, program, rank);

@@ -74,7 +74,7 @@ std::string where_peak(const Program& program, const Layout& layout, int rank, c
   const auto action = static_cast<size_t>(most - timeline.points.begin());
   const int num_layers = layout.num_layers();
   return cat("most of all together at one time: in ",
-             action_text(program.ranks.at(static_cast<size_t>(rank))[action], program.buckets, num_layers));
+             action_text(program.list(rank)[action], program.buckets, num_layers));
 }
 
 }  // namespace

@@ -169,7 +169,7 @@ std::string wrapped(const std::vector<std::string>& texts, const ProgramTextOpti
 
 std::string program_text(const Program& program, const Layout& layout, int rank, const ProgramTextOptions& options) {
   const int num_layers = layout.num_layers();
-  const std::vector<Action>& actions = program.ranks.at(static_cast<size_t>(rank));
+  const std::vector<Action>& actions = program.list(rank);
   if (options.compact && std::any_of(actions.begin(), actions.end(), comes_and_goes))
     return wrapped(folded_texts(actions, program.buckets, num_layers), options);
   if (options.compact) return wrapped(compact_texts(runs_of_layers(actions, program.buckets, num_layers)), options);

@@ -15,7 +15,7 @@ namespace {
 std::string gathers_text(const Program& program, const Layout& layout, int rank) {
   const int num_layers = layout.num_layers();
   std::map<int, int> times;
-  for (const Action& action : program.ranks.at(static_cast<size_t>(rank)))
+  for (const Action& action : program.list(rank))
     if (action.kind == ActionKind::kUnshard) times[action.unit] += 1;
   std::vector<std::string> texts;
   for (auto unit = times.begin(); unit != times.end();) {

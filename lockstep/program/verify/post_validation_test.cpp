@@ -47,7 +47,7 @@ TEST(PostValidation, LeavesRoomForWhatTheLastRankIsBehind) {
     const Layout layout = layout_of(ScheduleKind::kZbH2, p, 3 * p);
     const Program program = build_program(layout);
     for (int rank = 0; rank < p; ++rank)
-      EXPECT_GE(forwards_ahead(program.ranks[static_cast<size_t>(rank)], layout.stage_layers(rank).begin), p - 1 - rank) << p;
+      EXPECT_GE(forwards_ahead(program.list(rank), layout.stage_layers(rank).begin), p - 1 - rank) << p;
   }
 }
 
@@ -69,7 +69,7 @@ TEST(PostValidation, UnreceivedIsWhatIsMissing) {
   const Program program = build_program(layout);
   for (int rank = 1; rank < 4; ++rank) {
     const auto ahead = [&](int of, ActionKind kind) {
-      const std::vector<Action>& actions = program.ranks[static_cast<size_t>(of)];
+      const std::vector<Action>& actions = program.list(of);
       return std::count_if(actions.begin(), actions.begin() + validate_position(actions),
                            [&](const Action& action) { return action.kind == kind; });
     };

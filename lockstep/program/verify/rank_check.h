@@ -15,7 +15,7 @@ class RankCheck {
       : program_(program),
         layout_(layout),
         rank_(rank),
-        actions_(program.ranks[static_cast<size_t>(rank)]),
+        actions_(program.list(rank)),
         table_(layout.param_table(rank)),
         num_layers_(layout.num_layers()) {}
 

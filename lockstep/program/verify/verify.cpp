@@ -88,7 +88,7 @@ class Verifier {
   }
 
  private:
-  const std::vector<Action>& actions() const { return program_.ranks[static_cast<size_t>(rank_)]; }
+  const std::vector<Action>& actions() const { return program_.list(rank_); }
   std::string text(int position) const {
     return action_text(actions()[static_cast<size_t>(position)], program_.buckets, model_layers_);
   }
@@ -214,7 +214,7 @@ class Verifier {
     using Call = std::tuple<ActionKind, int, int, int>;
     const auto over_data = [&](int rank) {
       std::vector<Call> list;
-      for (const Action& action : program_.ranks[static_cast<size_t>(rank)]) {
+      for (const Action& action : program_.list(rank)) {
         // Over tp alone; servers and workers of a group differ there.
         if (action.kind == ActionKind::kReducePartial) continue;
         if (is_communication(action.kind)) list.emplace_back(action.kind, action.bucket, action.unit, action.microbatch);
@@ -223,7 +223,7 @@ class Verifier {
     };
     // Layers communicate too: the whole list counts.
     const auto same_list = [&](int a, int b) {
-      return program_.ranks[static_cast<size_t>(a)] == program_.ranks[static_cast<size_t>(b)];
+      return program_.list(a) == program_.list(b);
     };
     for (int rank = 0; rank < layout_.mesh.world_size(); ++rank) {
       for (const auto& [axes, name] : {std::pair(std::span<const mesh::Axis>(kShardAxis), "dp_shard"),

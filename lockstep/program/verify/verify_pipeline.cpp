@@ -28,7 +28,7 @@ class PassCheck {
         layout_(layout),
         rank_(rank),
         after_(after),
-        actions_(program.ranks[static_cast<size_t>(rank)]),
+        actions_(program.list(rank)),
         microbatches_(static_cast<int>(layout.num_microbatches())),
         stages_(layout.pipeline.stages_of(layout.pipeline_rank(rank))),
         places_(after == Pass::kSchedule ? stages_ : layout.layers_of(rank)) {

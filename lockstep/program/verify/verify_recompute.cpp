@@ -13,7 +13,7 @@ class RecomputeCheck {
   RecomputeCheck(const Program& program, const Layout& layout, int rank)
       : layout_(layout),
         rank_(rank),
-        actions_(program.ranks[static_cast<size_t>(rank)]),
+        actions_(program.list(rank)),
         layers_(layout.layers_of(rank)),
         num_layers_(layout.num_layers()),
         microbatches_(static_cast<int>(layout.num_microbatches())),

@@ -27,7 +27,7 @@ class PipelineCheck {
   }
 
  private:
-  const std::vector<Action>& list(size_t at) const { return program_.ranks[static_cast<size_t>(ranks_[at])]; }
+  const std::vector<Action>& list(size_t at) const { return program_.list(ranks_[at]); }
   std::string text(const Action& action) const { return action_text(action, {}, layout_.num_layers()); }
 
   // By peer, what a rank sends or receives, in its order. `towards`: from a stage to that of the peer.
@@ -92,7 +92,7 @@ std::vector<std::string> check_pipelines(const Program& program, const Layout& l
     if (layout.pipeline_rank(rank) != 0) continue;
     const std::vector<int> ranks = layout.mesh.group(rank, kPipelineAxis);
     const auto same = [&](int a, int b) {
-      return program.ranks[static_cast<size_t>(a)] == program.ranks[static_cast<size_t>(b)];
+      return program.list(a) == program.list(b);
     };
     if (!checked.empty() && std::ranges::equal(checked, ranks, same)) continue;
     for (std::string& problem : PipelineCheck(program, layout, after, ranks).run()) problems.push_back(std::move(problem));

@@ -19,7 +19,7 @@ class UpdateCheck {
         rank_(rank),
         after_(after),
         owner_(layout.owns_optimizer(rank)),
-        actions_(program.ranks[static_cast<size_t>(rank)]),
+        actions_(program.list(rank)),
         num_layers_(layout.num_layers()) {}
 
   std::vector<std::string> run() {
