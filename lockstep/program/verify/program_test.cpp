@@ -204,7 +204,7 @@ size_t find(const std::vector<Action>& actions, ActionKind kind, int layer = -1,
   throw std::runtime_error("no such action");
 }
 std::vector<Action>& rank(Program& program, int r) {
-  return program.list(r);
+  return program.ranks[static_cast<size_t>(r)];
 }
 void erase(std::vector<Action>& actions, size_t i) {
   actions.erase(actions.begin() + static_cast<int64_t>(i));
