@@ -9,8 +9,7 @@
 #include "lockstep/plan/cost_file.h"
 #include "lockstep/plan/matching.h"
 #include "lockstep/plan/median.h"
-#include "lockstep/plan/uses.h"
-#include "lockstep/program/effects.h"
+#include "lockstep/program/pending.h"
 #include "lockstep/program/planned_calls.h"
 #include "lockstep/program/predict/memory.h"
 
@@ -130,19 +129,20 @@ std::vector<double> transfer_ends(const Program& program, const Layout& layout, 
   for (const Transfer& transfer : matching.transfers)
     ends.push_back(measured[static_cast<size_t>(transfer.recv.rank)][static_cast<size_t>(transfer.recv.index)].end);
   for (size_t rank = 0; rank < measured.size(); ++rank) {
-    Uses uses(layout, static_cast<int>(rank));
+    program::EffectTable effects(layout, program.buckets, static_cast<int>(rank));
+    program::Pending<size_t> pending;  // RECVs, by their positions
     double clock = 0;  // end of what was computed before
     for (size_t i = 0; i < measured[rank].size(); ++i) {
       const Action& action = program.ranks[rank][i];
       const int transfer = matching.transfer_of[rank][i];
       if (transfer >= 0 && matching.transfers[static_cast<size_t>(transfer)].recv.rank == static_cast<int>(rank))
-        uses.start({static_cast<int>(rank), static_cast<int>(i)}, action);
+        pending.start(effects.of(action), action, i);
       if (!program::computes(action.kind)) continue;
-      for (const ActionRef& used : uses.of(action)) {
-        double& end = ends[static_cast<size_t>(matching.transfer_of[rank][static_cast<size_t>(used.index)])];
+      for (const size_t recv : pending.of(effects.of(action), action)) {
+        double& end = ends[static_cast<size_t>(matching.transfer_of[rank][recv])];
         if (end > clock) end = std::max(end, measured[rank][i].start);
       }
-      uses.used(action);
+      pending.join(effects.of(action), action);
       clock = measured[rank][i].end;
     }
   }

@@ -14,29 +14,6 @@ namespace {
 using program::Action;
 using program::ActionKind;
 
-bool is_transfer(ActionKind kind) {
-  return kind == ActionKind::kSendForward || kind == ActionKind::kRecvForward || kind == ActionKind::kSendBackward ||
-         kind == ActionKind::kRecvBackward;
-}
-
-bool may_meet(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kUnshard:
-    case ActionKind::kReduceGrad:
-    case ActionKind::kReduceShard:
-    case ActionKind::kPush:
-    case ActionKind::kPull:
-    case ActionKind::kReduceTied:
-    case ActionKind::kLoss:
-    case ActionKind::kReducePartial:
-    case ActionKind::kNorm:
-    case ActionKind::kTokens:
-      return true;
-    default:
-      return false;
-  }
-}
-
 class Matcher {
  public:
   Matcher(const program::Program& program, const program::Layout& layout) : program_(program), layout_(layout) {}
@@ -51,11 +28,14 @@ class Matcher {
     for (int rank = 0; rank < ranks; ++rank) {
       known_.clear();
       called_.clear();
+      program::EffectTable effects(layout_, program_.buckets, rank);
       const std::vector<Action>& actions = program_.list(rank);
       for (int i = 0; i < static_cast<int>(actions.size()); ++i) {
         const Action& action = actions[static_cast<size_t>(i)];
-        if (is_transfer(action.kind)) transfer({rank, i}, action);
-        if (may_meet(action.kind)) meeting({rank, i}, action);
+        if (program::computes(action.kind)) continue;
+        const program::Effects& of = effects.of(action);
+        if (of.lane == program::Lane::kChannel) transfer({rank, i}, action);
+        if (of.collective) meeting({rank, i}, action);
       }
     }
     check();

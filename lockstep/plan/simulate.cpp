@@ -5,15 +5,19 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/plan/uses.h"
+#include "lockstep/plan/matching.h"
 #include "lockstep/program/names.h"
 #include "lockstep/program/passes/post_validation.h"
+#include "lockstep/program/pending.h"
 
 namespace lockstep::plan {
 namespace {
 
 using program::Action;
 using program::ActionKind;
+using program::Effects;
+using program::Join;
+using program::Lane;
 
 // When something can begin, and what it would have waited for last.
 struct Moment {
@@ -27,7 +31,7 @@ struct Walker {
   Moment clock{};        // what it computes is done up to here
   Moment copies{};       // the lane of FETCH and EVICT
   bool arrived = false;  // at the collective that it waits for
-  Uses uses;             // what was started and not yet used
+  program::Pending<ActionRef> pending{};
 };
 
 class Simulator {
@@ -38,9 +42,11 @@ class Simulator {
       const size_t actions = program.list(rank).size();
       result_.spans.emplace_back(actions);
       causes_.emplace_back(actions);
-      walkers_.push_back({.uses = {layout, rank}});
+      walkers_.emplace_back();
       ready_.push_back(rank);
     }
+    for (int coordinate = 0; coordinate < layout.pipeline.ranks; ++coordinate)
+      effects_.emplace_back(layout, program.buckets, coordinate * static_cast<int>(copies()));
     sent_.resize(matching_.transfers.size());
     receiver_.resize(matching_.transfers.size(), -1);
     calls_.resize(matching_.meetings.size());
@@ -83,37 +89,34 @@ class Simulator {
   bool step(int rank, Walker& walker) {
     const ActionRef ref{rank, static_cast<int>(walker.next)};
     const Action& action = actions(rank)[walker.next];
-    switch (action.kind) {
-      case ActionKind::kSendForward:
-      case ActionKind::kSendBackward:
+    if (const int transfer = id(matching_.transfer_of, ref); transfer >= 0) {
+      if (ref == matching_.transfers[static_cast<size_t>(transfer)].send) {
         send(ref, walker);
-        return true;
-      case ActionKind::kRecvForward:
-      case ActionKind::kRecvBackward:
+      } else {
         span(ref) = {walker.clock.time, walker.clock.time};
-        walker.uses.start(ref, action);
-        return true;
-      case ActionKind::kFetch:
-      case ActionKind::kEvict:
-        return copy(ref, action, walker);
-      default:
-        break;
+        walker.pending.start(effects(ref), action, ref);
+      }
+      return true;
     }
+    if (effects(ref).lane == Lane::kCopies) return copy(ref, action, walker);
     return id(matching_.meeting_of, ref) >= 0 ? collective(ref, action, walker) : local(ref, action, walker);
+  }
+  const Effects& effects(const ActionRef& ref) {
+    return effects_[static_cast<size_t>(layout_.pipeline_rank(ref.rank))].of(actions(ref.rank)[static_cast<size_t>(ref.index)]);
   }
 
   bool local(const ActionRef& ref, const Action& action, Walker& walker) {
     Moment begin = walker.clock;
     if (!wait(ref, action, walker, begin)) return false;
     walker.clock = record(ref, begin, seconds(ref));
-    walker.uses.used(action);
+    walker.pending.join(effects(ref), action);
     if (action.layer < 0 && action.stage >= 0) finish_stage(ref, action);
     return true;
   }
 
   // Moves `begin` behind all that the action uses. False: something of it is not there yet.
   bool wait(const ActionRef& ref, const Action& action, Walker& walker, Moment& begin) {
-    for (const ActionRef& used : walker.uses.of(action)) {
+    for (const ActionRef& used : walker.pending.of(effects(ref), action)) {
       if (const int transfer = id(matching_.transfer_of, used); transfer >= 0) {
         if (!arrive(transfer, used)) {
           receiver_[static_cast<size_t>(transfer)] = ref.rank;
@@ -147,7 +150,7 @@ class Simulator {
     Moment begin = walker.clock;
     if (!channel.empty()) after(begin, channel.back());
     channel.push_back(record(ref, begin, seconds(ref)));
-    walker.uses.start(ref, actions(ref.rank)[static_cast<size_t>(ref.index)]);
+    walker.pending.start(effects(ref), actions(ref.rank)[static_cast<size_t>(ref.index)], ref);
     sent_[static_cast<size_t>(transfer)] = true;
     wake(receiver_[static_cast<size_t>(transfer)]);
   }
@@ -173,8 +176,7 @@ class Simulator {
 
   bool collective(const ActionRef& ref, const Action& action, Walker& walker) {
     const int meeting = id(matching_.meeting_of, ref);
-    const bool waits = waits_for_result(action.kind, layout_);
-    const bool stands = waits || action.kind == ActionKind::kLoss || action.kind == ActionKind::kNorm;  // until it can begin
+    const bool waits = effects(ref).join == Join::kAtOnce, stands = waits || effects(ref).host_reads;  // until it can begin
     if (!walker.arrived) {
       Moment begin = walker.clock;
       if (!wait(ref, action, walker, begin)) return false;
@@ -187,9 +189,12 @@ class Simulator {
       call(meeting).waiting.push_back(ref.rank);
       return false;
     }
-    walker.uses.start(ref, action);
-    if (waits) walker.clock = end_of(ref);
-    if (stands) walker.uses.used(action);
+    if (waits) {
+      walker.clock = end_of(ref);
+      walker.pending.join(effects(ref), action);
+    } else {
+      walker.pending.start(effects(ref), action, ref);
+    }
     return true;
   }
   void complete(int meeting) {
@@ -209,7 +214,7 @@ class Simulator {
     if (!wait(ref, action, walker, begin)) return false;
     after(begin, walker.copies);
     walker.copies = record(ref, begin, seconds(ref));
-    walker.uses.start(ref, action);
+    walker.pending.start(effects(ref), action, ref);
     return true;
   }
 
@@ -274,6 +279,7 @@ class Simulator {
   const program::Layout& layout_;
   const ActionTimes& times_;
   const Matching matching_;
+  std::vector<program::EffectTable> effects_;  // by coordinate on pp
   Simulation result_;
   std::vector<std::vector<ActionRef>> causes_;
   std::vector<Walker> walkers_;

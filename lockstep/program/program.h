@@ -11,12 +11,7 @@
 
 namespace lockstep::program {
 
-// An asynchronous action (UNSHARD, REDUCE_GRAD, REDUCE_SHARD, PUSH, PULL, FETCH, EVICT) starts where it stands and is
-// waited for at the first action that uses its result: REDUCE_PARTIAL, NORM and STEP use every reduced bucket, SHARD_GRAD
-// and REDUCE_SHARD that of their bucket, a layer's F, RECOMPUTE, B or I its gathered parameters - also in the next step,
-// for those after STEP and for what was pulled. SEND_F and SEND_B start likewise and are waited for at LOSS; RECV_F and
-// RECV_B at the F, B or I that takes what they bring. With post-validation LOSS and NORM start likewise and are waited for
-// at VALIDATE in the next step, TOKENS at NORM.
+// What each touches, when it starts and who waits for it: effects.h.
 enum class ActionKind {
   kForward,         // F   forward of a layer (of a whole stage before expand_layers) for a microbatch
   kBackward,        // B   = I then W

@@ -2,28 +2,11 @@
 #include <map>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/effects.h"
+#include "lockstep/program/pending.h"
 #include "lockstep/program/render/render.h"
 
 namespace lockstep::program {
 namespace {
-
-bool on_network(ActionKind kind) {
-  return kind == ActionKind::kUnshard || kind == ActionKind::kReduceGrad || kind == ActionKind::kReduceShard ||
-         kind == ActionKind::kPush || kind == ActionKind::kLoss || kind == ActionKind::kReducePartial ||
-         kind == ActionKind::kPull || kind == ActionKind::kTokens;
-}
-
-// Parameters did not change: their EVICT moves nothing.
-bool is_copy(const Action& action) {
-  return action.kind == ActionKind::kFetch ||
-         (action.kind == ActionKind::kEvict && action.moved != Moved::kParameters);
-}
-
-// Waits for everything that was communicated before it.
-bool waits(ActionKind kind) {
-  return kind == ActionKind::kLoss || kind == ActionKind::kReducePartial || kind == ActionKind::kNorm;
-}
 
 std::string short_label(int layer, int num_layers) {
   if (layer == 0) return "e";
@@ -72,16 +55,15 @@ std::string cell_text(const Action& action, const std::vector<Bucket>& buckets, 
 }
 
 // A lane: slot -> text.
-using Lane = std::map<int, std::string>;
+using Slots = std::map<int, std::string>;
 
 struct RankLanes {
-  Lane compute, network, copies;
+  Slots compute, network, copies;
   size_t next = 0;       // action
   int compute_free = 0;  // first slot
   int network_free = 0;
   int copies_free = 0;
-  // The slot behind what was started and not yet waited for: of units, of their state on the host, of inputs, of buckets.
-  std::map<int, int> unit_ready, state_ready, input_ready, bucket_ready;
+  Pending<int> pending{};  // the slot behind what was started and not yet joined
 };
 
 class Drawing {
@@ -89,7 +71,7 @@ class Drawing {
   Drawing(const Program& program, const Layout& layout)
       : program_(program),
         num_layers_(static_cast<int>(arch::layer_table(layout.model).size())),
-        table_(layout.param_table(0)),
+        effects_(layout, program.buckets, 0),
         ranks_(program.ranks.size()) {
     while (advance()) communicate();
     if (!microbatch_starts_.contains(1)) microbatch_starts_.clear();
@@ -99,7 +81,7 @@ class Drawing {
     const size_t shown = std::min(max_ranks, ranks_.size());
     std::vector<size_t> widths;
     for (size_t r = 0; r < shown; ++r) {
-      for (const Lane* lane : {&ranks_[r].compute, &ranks_[r].network, &ranks_[r].copies}) {
+      for (const Slots* lane : {&ranks_[r].compute, &ranks_[r].network, &ranks_[r].copies}) {
         for (const auto& [slot, label] : *lane) {
           widths.resize(std::max(widths.size(), static_cast<size_t>(slot) + 1), 1);
           widths[static_cast<size_t>(slot)] = std::max(widths[static_cast<size_t>(slot)], label.size() + 1);
@@ -109,7 +91,7 @@ class Drawing {
     const size_t margin = cat("rank ", shown - 1, " compute  ").size();
     std::string result;
     if (!microbatch_starts_.empty()) {
-      Lane starts;
+      Slots starts;
       for (const auto& [microbatch, slot] : microbatch_starts_) starts[slot] = cat("m", microbatch);
       result += line(std::string(margin, ' '), starts, widths);
     }
@@ -134,13 +116,16 @@ class Drawing {
     bool more = false;
     for (size_t r = 0; r < ranks_.size(); ++r) {
       RankLanes& lanes = ranks_[r];
-      for (; lanes.next < actions(r).size() && !on_network(actions(r)[lanes.next].kind); ++lanes.next) {
+      for (; lanes.next < actions(r).size(); ++lanes.next) {
         const Action& action = actions(r)[lanes.next];
-        if (is_copy(action)) {
+        const Effects& effects = effects_.of(action);
+        if (effects.lane == Lane::kNetwork) break;
+        if (effects.lane == Lane::kCopies) {
           copy(lanes, action);
           continue;
         }
         lanes.compute_free = std::max(lanes.compute_free, ready(lanes, action));
+        lanes.pending.join(effects, action);
         if (r == 0 && action.kind == ActionKind::kForward && action.layer == 0) {
           microbatch_starts_[action.microbatch] = lanes.compute_free;
         }
@@ -152,27 +137,17 @@ class Drawing {
   }
 
   // The first slot in which all is there that the action uses.
-  int ready(RankLanes& lanes, const Action& action) const {
-    if (waits(action.kind)) return lanes.network_free;
+  int ready(RankLanes& lanes, const Action& action) {
     int slot = 0;
-    const auto after = [&](std::map<int, int>& started, int key) {
-      if (const auto found = started.find(key); found != started.end()) slot = std::max(slot, found->second);
-    };
-    for (int unit : units_read(action, table_)) after(lanes.unit_ready, unit);
-    if (action.kind == ActionKind::kRecompute) after(lanes.input_ready, action.layer);
-    if (action.kind == ActionKind::kStep) after(lanes.state_ready, action.unit);
-    if (action.bucket >= 0) after(lanes.bucket_ready, action.bucket);
+    for (const int started : lanes.pending.of(effects_.of(action), action)) slot = std::max(slot, started);
     return slot;
   }
 
   void copy(RankLanes& lanes, const Action& action) {
-    const int slot = std::max(lanes.compute_free, lanes.copies_free);
+    const int slot = std::max({lanes.compute_free, lanes.copies_free, ready(lanes, action)});
     lanes.copies[slot] = cell_text(action, program_.buckets, num_layers_);
     lanes.copies_free = slot + 1;
-    if (action.kind == ActionKind::kEvict) return;
-    if (action.moved == Moved::kParameters) lanes.unit_ready[action.unit] = slot + 1;
-    if (action.moved == Moved::kOptimizer) lanes.state_ready[action.unit] = slot + 1;
-    if (action.moved == Moved::kActivation) lanes.input_ready[action.layer] = slot + 1;
+    lanes.pending.start(effects_.of(action), action, slot + 1);
   }
 
   // The next call of every rank: all of them come to the same one (the verifier's rule [deadlock]).
@@ -189,13 +164,17 @@ class Drawing {
       const Action& action = actions(r)[lanes.next++];
       lanes.network[start] = cell_text(action, program_.buckets, num_layers_);
       lanes.network_free = start + 1;
-      if (action.kind == ActionKind::kUnshard) lanes.unit_ready[action.unit] = start + 1;
-      if (action.kind == ActionKind::kReduceGrad) lanes.bucket_ready[action.bucket] = start + 1;
-      if (waits(action.kind)) lanes.compute_free = start + 1;
+      const Effects& effects = effects_.of(action);
+      if (effects.join == Join::kAtTouch) {
+        lanes.pending.start(effects, action, start + 1);
+      } else {
+        lanes.pending.join(effects, action);
+        lanes.compute_free = start + 1;
+      }
     }
   }
 
-  static std::string line(std::string text, const Lane& lane, const std::vector<size_t>& widths) {
+  static std::string line(std::string text, const Slots& lane, const std::vector<size_t>& widths) {
     for (size_t slot = 0; slot < widths.size(); ++slot) {
       const auto found = lane.find(static_cast<int>(slot));
       text += pad_right(found == lane.end() ? "" : found->second, widths[slot]);
@@ -205,7 +184,7 @@ class Drawing {
 
   const Program& program_;
   const int num_layers_;
-  const std::vector<arch::ParamSpec> table_;
+  EffectTable effects_;
   std::vector<RankLanes> ranks_;
   std::map<int, int> microbatch_starts_;  // of rank 0; empty where there is one
 };
