@@ -8,6 +8,7 @@
 
 #include "lockstep/engine/exposed_waits.h"
 #include "lockstep/engine/groups.h"
+#include "lockstep/engine/joins.h"
 #include "lockstep/program/program.h"
 
 namespace lockstep::engine {
@@ -28,21 +29,21 @@ class ActivationLinks {
   ActivationLinks(const program::Layout& layout, int depth, Groups& groups, ExposedWaits& waits);
 
   // SEND_*: of the action's stage on this rank.
-  void send(const program::Action& action, at::Tensor tensor);
+  Started send(const program::Action& action, at::Tensor tensor);
   // RECV_*: begins to fill `tensor`, which take() hands out to the layer of the stage that needs it.
-  void recv(const program::Action& action, at::Tensor tensor);
-  // Once it is there; undefined where nothing was asked for.
+  Started recv(const program::Action& action, at::Tensor tensor);
+  // What was received, once it was joined; undefined where nothing was asked for.
   at::Tensor take(const Flow& flow);
-  // What was sent has arrived.
-  void flush();
-  // What was asked for is waited for and thrown away; then flush().
-  void drop();
+  // Throws away what was received and nobody took.
+  void drop() { coming_.clear(); }
 
  private:
   struct OnItsWay {
     at::Tensor tensor;
     comm::Work work;
   };
+  void flush();
+
   const program::Layout& layout_;
   const int depth_;
   Groups& groups_;

@@ -3,12 +3,9 @@
 #include <algorithm>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
 #include "lockstep/engine/out_of_memory.h"
-#include "lockstep/model/model.h"
-#include "lockstep/optim/adamw.h"
-#include "lockstep/program/effects.h"
 #include "lockstep/program/passes/build.h"
-#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/placement.h"
 #include "lockstep/program/verify/build.h"
 
@@ -63,30 +60,43 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
       groups_(groups),
       program_(program::build_program(options_.layout)),
       evaluation_(program::evaluation_program(options_.layout)),
+      effects_(options_.layout, program_.buckets, groups.rank()),
+      evaluation_effects_(options_.layout, evaluation_.buckets, groups.rank()),
       memory_(std::make_shared<MemoryAccount>(options_.layout.device_limit)),
-      store_(options_.layout.param_table(groups.rank()), store_options(options_, groups, memory_)),
+      store_(options_.layout.param_table(groups.rank()), store_options(options_, groups, memory_.account())),
       copies_(copy_queue(options_.layout)),
-      activations_(options_.layout.offload.activations ? std::make_unique<ActivationOffload>(*copies_, memory_) : nullptr),
+      tensor_(tensor_group(options_.layout, groups)),
       gather_(options_.layout, store_, groups, waits_, copies_.get()),
       gradients_(options_.layout, program_.buckets, store_, groups, waits_),
       links_(options_.layout, program_.channel_depth, groups, waits_),
-      tensor_(tensor_group(options_.layout, groups)),
-      layers_(model::build_layers(options_.layout.model, store_,
-                                  {.seed = options_.seed,
-                                   .training = true,
-                                   .tensor = tensor_.get(),
-                                   .layers = options_.layout.layers_of(groups.rank())})),
-      evaluation_layers_(model::build_layers(options_.layout.model, store_,
-                                             {.seed = options_.seed,
-                                              .training = false,
-                                              .tensor = tensor_.get(),
-                                              .layers = options_.layout.layers_of(groups.rank())})) {
+      layers_({.layout = options_.layout,
+               .state = state_,
+               .store = store_,
+               .links = links_,
+               .memory = memory_,
+               .copies = copies_.get(),
+               .tensor = tensor_.get(),
+               .rank = groups.rank(),
+               .seed = options_.seed}),
+      end_({.layout = options_.layout,
+            .program = program_,
+            .state = state_,
+            .store = store_,
+            .groups = groups,
+            .gradients = gradients_,
+            .layers = layers_,
+            .links = links_,
+            .joins = joins_,
+            .waits = waits_},
+           {.adamw = options_.adamw, .max_grad_norm = options_.max_grad_norm, .skip_nonfinite = options_.skip_nonfinite}) {
   store_.initialize(options_.seed);
   gradients_.watch().mark_by(options_.mark_nonfinite);
-  if (!options_.layout.pipeline.post_validation) return;
-  LOCKSTEP_CHECK(!options_.skip_nonfinite, "a step cannot be left out once the next one has begun");
-  before_ = std::make_unique<StateCopy>(store_);
-  clipped_ = options_.max_grad_norm > 0;
+  layers_.add_handlers(handlers_);
+  gather_.add_handlers(handlers_, program_.buckets);
+  gradients_.add_handlers(handlers_);
+  end_.add_handlers(handlers_);
+  handlers_.add({ActionKind::kFetch}, [this](const Action& action) { return fetch(action); });
+  handlers_.add_prompt({ActionKind::kEvict}, [this](const Action& action) { evict(action); });
 }
 
 Executor::~Executor() = default;
@@ -97,26 +107,21 @@ bool Executor::is_server() const {
 
 StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr, bool may_pend) {
   LOCKSTEP_CHECK_EQ(static_cast<int64_t>(microbatches.size()), options_.layout.num_microbatches());
-  microbatches_ = &microbatches;
-  step_ = step;
-  lr_ = lr;
-  result_ = {};
+  state_ = {.microbatches = &microbatches, .step = step, .lr = lr, .losses = std::vector<at::Tensor>(microbatches.size())};
   if (tensor_) tensor_->take_exposed();  // what layers waited for in an evaluation is not this step's
-  losses_.assign(microbatches.size(), at::Tensor());
-  pends_ = may_pend && before_ && !clipped_;
-  if (!before_) gradients_.start_step();  // else VALIDATE does, which may still need those of the step before
+  end_.begin(may_pend);
   run_list();
   note_waits();
-  if (copies_) result_.copies = copies_->take_totals();
-  if (store_.host() && store_.host()->disk()) result_.disk = store_.host()->disk()->take_totals();
-  LOCKSTEP_CHECK(saved_.empty() && inputs_.empty() && flowing_.empty(), "activations left after the last action");
-  microbatches_ = nullptr;
-  result_.pending = pends_;
-  return result_;
+  if (copies_) state_.result.copies = copies_->take_totals();
+  if (store_.host() && store_.host()->disk()) state_.result.disk = store_.host()->disk()->take_totals();
+  layers_.check_empty();
+  state_.microbatches = nullptr;
+  state_.result.pending = state_.pends;
+  return state_.result;
 }
 
 void Executor::run_list() {
-  const MemoryScope scope(memory_, kStepMemory);
+  const MemoryScope scope = memory_.scope();
   const std::vector<Action>& actions = program_.list(groups_.rank());
   for (size_t i = 0; i < actions.size(); ++i) {
     const Action& action = actions[i];
@@ -128,191 +133,116 @@ void Executor::run_list() {
     } catch (...) {
       rethrow_out_of_memory(options_.layout, groups_.rank(), describe(action, options_.layout), measured_memory());
     }
-    if (!result_.skipped.empty()) return;  // on all ranks after the same action: none waits for the rest of the list
-    if (std::exchange(begins_again_, false)) return run_list();
+    switch (std::exchange(state_.outcome, Outcome::kGoesOn)) {
+      case Outcome::kGoesOn:
+        break;
+      case Outcome::kLeftOut:
+        return;
+      case Outcome::kTakenBack:
+        redo();
+        return run_list();
+    }
   }
 }
 
 void Executor::run(const Action& action) {
-  read_parameters(action);
-  memory_->restart_peak(kStepMemory);
-  const int64_t before = memory_->live(kStepMemory);
-  handle(action);
-  // Actions that compute have told what of it they leave behind.
-  if (action.kind > ActionKind::kRecompute) note_workspace(std::max(before, memory_->live(kStepMemory)));
-}
-
-void Executor::handle(const Action& action) {
-  switch (action.kind) {
-    case ActionKind::kForward:
-      return forward(action);
-    case ActionKind::kRecompute:
-      return recompute(action);
-    case ActionKind::kBackward:
-    case ActionKind::kBackwardInput:
-    case ActionKind::kBackwardWeight:
-      return backward(action);
-    case ActionKind::kSendForward:
-    case ActionKind::kSendBackward:
-      return send(action);
-    case ActionKind::kRecvForward:
-    case ActionKind::kRecvBackward:
-      receive(action, microbatches_->at(static_cast<size_t>(action.microbatch)));
-      return note_activations();
-    case ActionKind::kUnshard:
-      return gather_.unshard(action.unit);
-    case ActionKind::kReshard:
-      return gather_.reshard(action.unit);
-    case ActionKind::kFetch:
-      return fetch(action);
-    case ActionKind::kEvict:
-      return evict(action);
-    case ActionKind::kReduceGrad:
-      return gradients_.reduce(action);
-    case ActionKind::kShardGrad:
-      return gradients_.shard(action);
-    case ActionKind::kReduceShard:
-      return gradients_.reduce_shard(action);
-    case ActionKind::kPush:
-      return gradients_.push(action);
-    case ActionKind::kReduceTied:
-      return gradients_.reduce_tied(action);
-    case ActionKind::kLoss:
-      links_.flush();
-      return reduce_loss();
-    case ActionKind::kReducePartial:
-      return gradients_.reduce_partial();
-    case ActionKind::kNorm:
-      return norm();
-    case ActionKind::kStep:
-      return update(action);
-    case ActionKind::kTokens:
-      return start_tokens();
-    case ActionKind::kValidate:
-      return validate();
-    case ActionKind::kPull:
-      return gather_.pull(program_.buckets.at(static_cast<size_t>(action.bucket)), action.bucket);
-    default:
-      break;
+  const program::Effects& effects = (state_.training ? effects_ : evaluation_effects_).of(action);
+  joins_.join(effects, action);
+  const bool computes = program::computes(action.kind);
+  if (recorder_ && computes) recorder_->ready();
+  gradients_.open(effects);
+  memory_.restart_peak();
+  const int64_t before = memory_.live();
+  if (Started started = handlers_.run(action)) {
+    LOCKSTEP_CHECK(effects.join == program::Join::kAtTouch, program::action_name(action.kind), " goes on behind its end");
+    joins_.start(effects, action, std::move(started));
   }
-  LOCKSTEP_CHECK(false, "no handler for ", program::action_name(action.kind));
+  // What computes has told itself what it leaves behind.
+  if (!computes && state_.training) memory_.note_workspace(std::max(before, memory_.live()));
 }
 
-// What the action reads has come, and what it adds to is there.
-void Executor::read_parameters(const Action& action) {
-  if (action.kind > ActionKind::kRecompute) return;
-  const Units& touched = units(action);
-  gather_.ready(touched.read);
-  if (recorder_) recorder_->ready();
-  gradients_.open(touched.written);
+// The update of the step before: all from its STEP on.
+void Executor::redo() {
+  end_.begin_redo();
+  const std::vector<Action>& actions = program_.list(groups_.rank());
+  const auto first = std::ranges::find(actions, ActionKind::kStep, &Action::kind);
+  for (auto action = first; action != actions.end(); ++action) run(*action);
+  end_.end_redo();
 }
 
-const Executor::Units& Executor::units(const Action& action) {
-  const auto [place, fresh] = units_.try_emplace({action.kind, action.layer});
-  if (fresh)
-    place->second = {program::units_read(action, store_.table()), program::units_written(action, store_.table(), options_.layout.num_layers() - 1)};
-  return place->second;
-}
-
-void Executor::forward(const Action& action) {
-  const nn::Microbatch& microbatch = microbatches_->at(static_cast<size_t>(action.microbatch));
-  const Key key{action.layer, action.microbatch};
-  nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
-  const arch::Recompute recompute = options_.layout.recompute_of(action.layer);
-  const at::Tensor x = take_input(action);
-  at::Tensor output;
-  if (recompute == arch::Recompute::kFull) {
-    output = layer.forward(x, microbatch, nullptr);
-    inputs_[key] = x;
-  } else {
-    std::unique_ptr<nn::Saved>& saved = saved_[key];
-    output = layer.forward(x, microbatch, &saved);
-    if (recompute == arch::Recompute::kSelective) layer.forget(*saved);
-  }
-  note_workspace(memory_->live(kStepMemory));
-  if (output.defined()) flowing_[{action.layer + 1, action.microbatch, false}] = std::move(output);  // the head has none
-  note_activations();
-}
-
-void Executor::recompute(const Action& action) {
-  const Key key{action.layer, action.microbatch};
-  nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
-  if (activations_ && activations_->fetched(key)) inputs_[key] = activations_->take(key);
-  memory_->restart_peak(kStepMemory);
-  if (const auto input = inputs_.extract(key))
-    saved_[key] = layer.recompute(input.mapped(), microbatches_->at(static_cast<size_t>(action.microbatch)));
+std::optional<StepResult> Executor::settle() {
+  if (!end_.pending()) return std::nullopt;
+  const MemoryScope scope = memory_.scope();
+  const StepResult found = end_.outcome();
+  if (found.clip_factor < 1)
+    redo();
   else
-    layer.restore(*saved_.at(key));
-  note_workspace(memory_->live(kStepMemory));
-  note_activations();
+    end_.accept();
+  state_.result = found;
+  return found;
 }
 
-void Executor::backward(const Action& action) {
-  const auto saved = saved_.find({action.layer, action.microbatch});
-  LOCKSTEP_CHECK(saved != saved_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
-  nn::Layer& layer = *layers_[static_cast<size_t>(action.layer)];
-  int64_t baseline = memory_->live(kStepMemory);
-  at::Tensor dy = action.kind == ActionKind::kBackwardWeight ? at::Tensor() : take_input(action);
-  at::Tensor dx;
-  if (action.kind == ActionKind::kBackward) dx = layer.backward(dy, *saved->second);
-  if (action.kind == ActionKind::kBackwardInput) dx = layer.backward_input(dy, *saved->second);
-  if (action.kind == ActionKind::kBackwardWeight) layer.backward_weight(*saved->second);
-  if (dx.defined()) {
-    baseline += static_cast<int64_t>(dx.nbytes());
-    flowing_[{action.layer - 1, action.microbatch, true}] = std::move(dx);
-  }
-  dy.reset();
-  if (at::Tensor& loss = saved->second->loss; loss.defined())
-    losses_[static_cast<size_t>(action.microbatch)] = std::exchange(loss, {});
-  if (action.kind != ActionKind::kBackwardInput) saved_.erase(saved);
-  note_workspace(baseline);
-  note_activations();
+std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) {
+  LOCKSTEP_CHECK(!end_.pending(), "the update of step ", end_.pending_step(), " is not final");
+  const MemoryScope scope = memory_.scope();
+  const std::vector<nn::Microbatch> one = {microbatch};
+  state_.microbatches = &one;
+  state_.training = false;
+  for (const Action& action : evaluation_.list(groups_.rank())) run(action);
+  joins_.join(program::Resource::kSent);
+  state_.training = true;
+  state_.microbatches = nullptr;
+  const at::Tensor loss = layers_.take_output();
+  if (!layers_.counts_loss()) return {0, 0};
+  return {loss.item<double>(), valid_targets(microbatch)};
 }
 
-void Executor::fetch(const Action& action) {
+Started Executor::fetch(const Action& action) {
   switch (action.moved) {
     case program::Moved::kParameters:
       return gather_.fetch(action.unit);
     case program::Moved::kActivation:
-      activations_->fetch({action.layer, action.microbatch});
-      return note_activations();
-    case program::Moved::kOptimizer:
-      return store_.host()->disk()->fetch(store_.unit_of(action.unit));
+      layers_.fetch(action);
+      return {};
+    case program::Moved::kOptimizer: {
+      DiskStates& disk = *store_.host()->disk();
+      const size_t unit = store_.unit_of(action.unit);
+      disk.fetch(unit);
+      return [&disk, unit] { disk.ready(unit); };
+    }
   }
+  throw InternalError("FETCH of nothing");
 }
 
 void Executor::evict(const Action& action) {
   switch (action.moved) {
     case program::Moved::kParameters:
       return gather_.evict(action.unit);
-    case program::Moved::kActivation: {
-      auto input = inputs_.extract({action.layer, action.microbatch});
-      LOCKSTEP_CHECK(!input.empty(), "layer ", action.layer, " kept no input of microbatch ", action.microbatch);
-      activations_->evict({action.layer, action.microbatch}, std::move(input.mapped()));
-      return note_activations();
-    }
+    case program::Moved::kActivation:
+      return layers_.evict(action);
     case program::Moved::kOptimizer:
       return store_.host()->disk()->evict(store_.unit_of(action.unit));
   }
 }
 
-void Executor::update(const Action& action) {
-  DiskStates* disk = store_.host() ? store_.host()->disk() : nullptr;
-  if (disk && action.unit >= 0 && store_.host()->on_disk(store_.unit_of(action.unit))) disk->ready(store_.unit_of(action.unit));
-  optim::adamw_step(updated(action.unit), options_.adamw, lr_, step_, gradient_scale_);
+void Executor::note_waits() {
+  std::map<std::string, double> waits = waits_.take();
+  if (tensor_)
+    for (const auto& [what, seconds] : tensor_->take_exposed()) waits["tp " + what] += seconds;
+  for (const auto& [what, seconds] : waits) {
+    state_.result.exposed_by[what] += seconds;
+    state_.result.exposed_comm_seconds += seconds;
+  }
 }
 
-// Of one unit (the layer that owns it), or of all. A GPU stands still while they are put together, so views that stay are
-// made once; what is offloaded may lie elsewhere each time.
-const std::vector<optim::AdamWParameter>& Executor::updated(int layer) {
-  const auto [place, fresh] = updated_.try_emplace(layer);
-  std::vector<optim::AdamWParameter>& parameters = place->second;
-  if (!fresh && !store_.host()) return parameters;
-  parameters.clear();
-  for (size_t unit = 0; unit < store_.layout().units.size(); ++unit)
-    if (layer < 0 || store_.layout().units[unit].layer == layer)
-      for (optim::AdamWParameter& parameter : store_.adamw_parameters(unit)) parameters.push_back(std::move(parameter));
-  return parameters;
+void Executor::trace_next_step(std::chrono::steady_clock::time_point start) {
+  recorder_ = std::make_unique<StepRecorder>(options_.layout, program_, groups_, waits_, start);
+}
+
+plan::StepTrace Executor::take_trace() {
+  plan::StepTrace trace = recorder_->finish(state_.step);
+  recorder_.reset();
+  return trace;
 }
 
 }  // namespace lockstep::engine

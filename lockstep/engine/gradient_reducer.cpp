@@ -16,6 +16,7 @@
 namespace lockstep::engine {
 
 using program::Action;
+using program::ActionKind;
 using program::Algorithm;
 using program::Bucket;
 
@@ -23,17 +24,27 @@ GradientReducer::GradientReducer(const program::Layout& layout, const std::vecto
                                  ParameterStore& store, Groups& groups, ExposedWaits& waits)
     : layout_(layout), buckets_(buckets), store_(store), groups_(groups), waits_(waits), watch_(store.options().memory) {}
 
+void GradientReducer::add_handlers(Handlers& handlers) {
+  handlers.add({ActionKind::kReduceGrad}, [this](const Action& action) { return reduce(action); });
+  handlers.add({ActionKind::kPush}, [this](const Action& action) { return push(action); });
+  handlers.add_prompt({ActionKind::kShardGrad}, [this](const Action& action) { shard(action); });
+  handlers.add({ActionKind::kReduceShard}, [this](const Action& action) { return reduce_shard(action); });
+  handlers.add({ActionKind::kReduceTied}, [this](const Action& action) { return reduce_tied(action); });
+  handlers.add_prompt({ActionKind::kReducePartial}, [this](const Action&) { reduce_partial(); });
+}
+
 void GradientReducer::start_step() {
   watch_.start_step();
   kept_.assign(store_.layout().units.size(), false);
   if (!store_.gradients().transient()) store_.zero_grad();
 }
 
-void GradientReducer::open(std::span<const int> layers) {
+void GradientReducer::open(const program::Effects& effects) {
   UnitBuffers& gradients = store_.gradients();
   if (!gradients.transient()) return;
-  for (const int layer : layers) {
-    const size_t unit = store_.unit_of(layer);
+  for (const program::Touch& touch : effects.touches) {
+    if (touch.what != program::Resource::kGradients || touch.how != program::Access::kAdd) continue;
+    const size_t unit = store_.unit_of(touch.index);
     if (gradients.held(unit)) continue;
     gradients.hold(unit);
     gradients.unit(unit).zero_();
@@ -77,7 +88,7 @@ void GradientReducer::finish_wire(size_t unit) {
   wire_.erase(found);
 }
 
-void GradientReducer::reduce(const Action& action) {
+Started GradientReducer::reduce(const Action& action) {
   const std::string site = cat("reduce_grad bucket ", action.bucket);
   // Before the reduction: afterwards every rank has the same non-finite sum, and nobody knows whose it was.
   check_finite(units(bucket(action)));
@@ -85,16 +96,18 @@ void GradientReducer::reduce(const Action& action) {
   if (!groups_.shard()) {
     works.push_back(groups_.data().all_reduce(store_.grad_slice(bucket(action).begin, bucket(action).end),
                                               {.site = site, .algorithm = Algorithm::kRing}));
-    return;
+  } else {
+    for (const size_t unit : units(bucket(action))) works.push_back(reduce_unit(unit, site));
   }
-  for (const size_t unit : units(bucket(action))) works.push_back(reduce_unit(unit, site));
+  return [this, index = action.bucket] { wait(index); };
 }
 
-void GradientReducer::push(const Action& action) {
+Started GradientReducer::push(const Action& action) {
   check_finite(units(bucket(action)));
   in_flight_[action.bucket].push_back(
       groups_.data().reduce(store_.grad_slice(bucket(action).begin, bucket(action).end), program::kServerRank,
                             {.site = cat("push bucket ", action.bucket), .algorithm = Algorithm::kDirect}));
+  return [this, index = action.bucket] { wait(index); };
 }
 
 void GradientReducer::wait(int bucket) {
@@ -105,16 +118,7 @@ void GradientReducer::wait(int bucket) {
   for (const size_t unit : units(buckets_.at(static_cast<size_t>(bucket)))) finish_wire(unit);
 }
 
-void GradientReducer::wait() {
-  wait_for_host_sums();
-  for (const Action& action : std::exchange(later_, {})) reduce_shard(action);
-  while (!in_flight_.empty()) wait(in_flight_.begin()->first);
-  waits_.wait(tied_, "tied gradients");
-  tied_ = {};
-}
-
 void GradientReducer::shard(const Action& action) {
-  wait(action.bucket);
   for (const size_t unit : units(bucket(action))) {
     if (!groups_.shard()) check_finite({unit});
     keep(unit);
@@ -144,24 +148,36 @@ void GradientReducer::wait_for_host_sums() {
   arriving_ = false;
 }
 
-void GradientReducer::reduce_shard(const Action& action) {
-  if (arriving_) return later_.push_back(action);
-  wait(action.bucket);
+// Sums that are still on their way to the host begin when the first of them is asked for, all together.
+Started GradientReducer::reduce_shard(const Action& action) {
+  if (arriving_)
+    later_.push_back(action);
+  else
+    start_shard_sums(action);
+  return [this, index = action.bucket] {
+    if (!later_.empty()) wait_for_host_sums();
+    for (const Action& later : std::exchange(later_, {})) start_shard_sums(later);
+    wait(index);
+  };
+}
+
+void GradientReducer::start_shard_sums(const Action& action) {
   for (const size_t unit : units(bucket(action)))
     in_flight_[action.bucket].push_back(groups_.replicas()->all_reduce(
         store_.grad_part(unit), {.site = cat("reduce_shard bucket ", action.bucket), .algorithm = Algorithm::kRing}));
 }
 
-void GradientReducer::reduce_tied(const Action& action) {
-  wait();
+Started GradientReducer::reduce_tied(const Action& action) {
+  wait_for_host_sums();
   const size_t unit = store_.unit_of(action.unit);
   const bool parts = store_.options().shards > 1 || store_.gradients().transient();
   const at::Tensor gradient = parts ? store_.grad_part(unit) : store_.grad_unit(unit);
-  tied_ = groups_.tied()->all_reduce(gradient, {.site = "reduce_tied", .algorithm = Algorithm::kRing});
+  return waiting_for(groups_.tied()->all_reduce(gradient, {.site = "reduce_tied", .algorithm = Algorithm::kRing}), waits_,
+                     "tied gradients");
 }
 
 void GradientReducer::reduce_partial() {
-  wait();
+  wait_for_host_sums();
   sum_over(groups_.tensor(), false);
   if (groups_.shared_heads()) sum_over(groups_.shared_heads(), true);
 }
@@ -187,6 +203,7 @@ void GradientReducer::sum_over(comm::Communicator* group, bool shared_heads) {
 // A piece that several ranks of tp hold counts on the first of them, a part on the first of its replicas, a tied unit
 // where its layer is.
 GradientReducer::Norm GradientReducer::start_norm(bool blocking) {
+  wait_for_host_sums();
   std::vector<at::Tensor> gradients;
   for (const ParameterStore::Piece& piece : store_.gradient_pieces())
     if (const arch::ParamSpec& spec = store_.table()[static_cast<size_t>(piece.param)];
@@ -197,15 +214,12 @@ GradientReducer::Norm GradientReducer::start_norm(bool blocking) {
   if (!ranks) return norm;
   const bool first = !groups_.shard() || !groups_.replicas() || groups_.replicas()->rank() == 0;
   norm.square = at::full({1}, first ? norm.here * norm.here : 0, at::kDouble);
-  norm.work = ranks->all_reduce(norm.square, {.site = "norm", .algorithm = Algorithm::kDirect, .blocking = blocking});
+  norm.joined = waiting_for(
+      ranks->all_reduce(norm.square, {.site = "norm", .algorithm = Algorithm::kDirect, .blocking = blocking}), waits_, "norm");
   return norm;
 }
 
-double GradientReducer::finish(Norm& norm) {
-  if (!norm.square.defined()) return norm.here;
-  waits_.wait(norm.work, "norm");
-  return std::sqrt(norm.square.item<double>());
-}
+double GradientReducer::Norm::value() const { return square.defined() ? std::sqrt(square.item<double>()) : here; }
 
 void GradientReducer::check_finite(const std::vector<size_t>& units) {
   std::vector<FiniteWatch::Gradients> gradients;
@@ -232,7 +246,7 @@ void GradientReducer::check_finite() {
 }
 
 void GradientReducer::abandon() {
-  wait();
+  wait_for_host_sums();
   for (size_t unit = 0; store_.gradients().transient() && unit < kept_.size(); ++unit)
     if (store_.gradients().held(unit)) store_.gradients().drop(unit);
 }

@@ -8,6 +8,7 @@
 #include "lockstep/engine/exposed_waits.h"
 #include "lockstep/engine/finite_watch.h"
 #include "lockstep/engine/groups.h"
+#include "lockstep/engine/handlers.h"
 #include "lockstep/engine/parameter_store.h"
 #include "lockstep/program/program.h"
 
@@ -19,31 +20,20 @@ class GradientReducer {
   GradientReducer(const program::Layout& layout, const std::vector<program::Bucket>& buckets, ParameterStore& store,
                   Groups& groups, ExposedWaits& waits);
 
+  void add_handlers(Handlers& handlers);
   // Forgets the step before.
   void start_step();
-  // Memory for transient gradients of these units (the layers that own them), zeros where there was none.
-  void open(std::span<const int> layers);
-  // Starts to sum a bucket over the ranks (and is waited for in shard, reduce_shard or wait).
-  void reduce(const program::Action& action);
-  void push(const program::Action& action);
-  // Adds this rank's part of a transient bucket to what is kept, and drops the rest.
-  void shard(const program::Action& action);
-  // Starts to sum this rank's part of a bucket over the ranks that hold the same part.
-  void reduce_shard(const program::Action& action);
-  void wait();
-  // The unit that another pipeline rank holds as well: the sum over the two.
-  void reduce_tied(const program::Action& action);
-  // Gradients that are parts of a sum over tp, or among the ranks that share key/value heads.
-  void reduce_partial();
+  // Memory for transient gradients of units that an action adds to, zeros where there was none.
+  void open(const program::Effects& effects);
   // L2 norm of the summed gradients of the whole model, every parameter counted once. The same on all ranks. Waits for the
-  // device; `blocking` as comm::CallOptions has it; finish() waits for the ranks.
+  // device; `blocking` as comm::CallOptions has it.
   struct Norm {
     double here = 0;
     at::Tensor square{};  // over the ranks; undefined where there is one
-    comm::Work work{};
+    Started joined{};     // waits for it
+    double value() const; // once it was joined
   };
   Norm start_norm(bool blocking);
-  double finish(Norm& norm);
 
   // Whose gradient was not finite before it was reduced.
   FiniteWatch& watch() { return watch_; }
@@ -51,10 +41,23 @@ class GradientReducer {
   void check_finite();
   // The host has waited for all that the device had to do.
   void device_waited_for() { arriving_ = false; }
-  // Drops what a step that is broken off has left.
+  // Drops what a step that is broken off has left, once its reductions are joined.
   void abandon();
 
  private:
+  // Sums a bucket over the ranks.
+  Started reduce(const program::Action& action);
+  Started push(const program::Action& action);
+  // Adds this rank's part of a transient bucket to what is kept, and drops the rest.
+  void shard(const program::Action& action);
+  // Sums this rank's part of a bucket over the ranks that hold the same part.
+  Started reduce_shard(const program::Action& action);
+  void start_shard_sums(const program::Action& action);
+  // The unit that another pipeline rank holds as well: the sum over the two.
+  Started reduce_tied(const program::Action& action);
+  // Gradients that are parts of a sum over tp, or among the ranks that share key/value heads.
+  void reduce_partial();
+
   void check_finite(const std::vector<size_t>& units);
   const FiniteWatch::Gradients& whole_gradients(size_t unit);
   void keep(size_t unit);
@@ -72,7 +75,6 @@ class GradientReducer {
   Groups& groups_;
   ExposedWaits& waits_;
   std::map<int, std::vector<comm::Work>> in_flight_;  // by bucket
-  comm::Work tied_;                                   // REDUCE_TIED
   struct OnWire {
     at::Tensor rounded;   // goes out: kept until the sum is made
     at::Tensor received;  // parts of all ranks, to be summed

@@ -1,4 +1,4 @@
-// What is asked of an executor between steps: whole parameters and gradients, and the loss without gradients.
+// What is asked of an executor between steps: whole parameters and gradients.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -8,9 +8,6 @@
 
 namespace lockstep::engine {
 namespace {
-
-using program::Action;
-using program::ActionKind;
 
 // The pieces of the ranks of tp, side by side.
 at::Tensor whole_of_pieces(const arch::ParamSpec& spec, const at::Tensor& piece, comm::Communicator& ranks) {
@@ -36,30 +33,9 @@ at::Tensor whole_of_pieces(const arch::ParamSpec& spec, const at::Tensor& piece,
 }  // namespace
 
 ParameterStore& Executor::store() {
-  LOCKSTEP_CHECK(!pending_, "the update of step ", pending_->step, " is not final");
-  gather_.ready();
+  LOCKSTEP_CHECK(!end_.pending(), "the update of step ", end_.pending_step(), " is not final");
+  joins_.join(program::Resource::kParameters);
   return store_;
-}
-
-std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) {
-  LOCKSTEP_CHECK(!pending_, "the update of step ", pending_->step, " is not final");
-  const MemoryScope scope(memory_, MemoryCategory::kActivations);
-  for (const Action& action : evaluation_.list(groups_.rank())) {
-    if (action.kind == ActionKind::kUnshard) gather_.unshard(action.unit);
-    if (action.kind == ActionKind::kReshard) gather_.reshard(action.unit);
-    if (action.kind == ActionKind::kFetch) gather_.fetch(action.unit);
-    if (action.kind == ActionKind::kEvict) gather_.evict(action.unit);
-    if (action.kind == ActionKind::kRecvForward) receive(action, microbatch);
-    if (action.kind == ActionKind::kSendForward) send(action);
-    if (action.kind != ActionKind::kForward) continue;
-    gather_.ready(units(action).read);
-    at::Tensor x = evaluation_layers_[static_cast<size_t>(action.layer)]->forward(take_input(action), microbatch, nullptr);
-    flowing_[{action.layer + 1, 0, false}] = std::move(x);
-  }
-  links_.flush();
-  const auto loss = flowing_.extract({static_cast<int>(layers_.size()), 0, false});
-  if (!counts_loss()) return {0, 0};
-  return {loss.mapped().item<double>(), valid_targets(microbatch)};
 }
 
 // `part`: this rank's part of the parameter's unit.
@@ -78,13 +54,13 @@ at::Tensor Executor::whole(int param, const at::Tensor& part) {
 
 at::Tensor Executor::whole_gradient(int param) {
   const size_t unit = store_.unit_of(store_.table().at(static_cast<size_t>(param)).layer);
-  return whole(param, store_.grad_part(unit)).div(static_cast<double>(result_.tokens));
+  return whole(param, store_.grad_part(unit)).div(static_cast<double>(state_.result.tokens));
 }
 
 at::Tensor Executor::whole_value(int param) { return whole_state(param, StateKind::kMaster); }
 
 at::Tensor Executor::whole_state(int param, StateKind kind) {
-  gather_.ready();
+  joins_.join(program::Resource::kParameters);
   return whole(param, store_.state_part(store_.unit_of(store_.table().at(static_cast<size_t>(param)).layer), kind));
 }
 

@@ -1,0 +1,153 @@
+#include "lockstep/engine/step_end.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "lockstep/base/check.h"
+#include "lockstep/optim/adamw.h"
+
+namespace lockstep::engine {
+
+using program::Action;
+using program::ActionKind;
+using program::Algorithm;
+
+StepEnd::StepEnd(const Parts& parts, const Options& options) : with_(parts), options_(options) {
+  if (!with_.layout.pipeline.post_validation) return;
+  LOCKSTEP_CHECK(!options_.skip_nonfinite, "a step cannot be left out once the next one has begun");
+  before_ = std::make_unique<StateCopy>(with_.store);
+  clipped_ = options_.max_grad_norm > 0;
+}
+
+void StepEnd::add_handlers(Handlers& handlers) {
+  handlers.add({ActionKind::kLoss}, [this](const Action&) { return loss(); });
+  handlers.add({ActionKind::kNorm}, [this](const Action&) { return norm(); });
+  handlers.add({ActionKind::kTokens}, [this](const Action&) { return tokens(); });
+  handlers.add_prompt({ActionKind::kStep}, [this](const Action& action) { update(action); });
+  handlers.add_prompt({ActionKind::kValidate}, [this](const Action&) { validate(); });
+}
+
+void StepEnd::begin(bool may_pend) {
+  with_.state.pends = may_pend && before_ && !clipped_;
+  if (!before_) with_.gradients.start_step();  // else VALIDATE does, which may still need those of the step before
+}
+
+int64_t StepEnd::tokens_here() const {
+  int64_t tokens = 0;
+  for (const nn::Microbatch& microbatch : *with_.state.microbatches) tokens += valid_targets(microbatch);
+  return tokens;
+}
+
+// The sum of this rank's losses. They come over together with the flags of gradients, in one copy; fp64 holds both exactly.
+double StepEnd::read_device() {
+  FiniteWatch& watch = with_.gradients.watch();
+  const std::vector<at::Tensor>& of_microbatches = with_.state.losses;
+  const size_t losses = with_.layers.counts_loss() ? of_microbatches.size() : 0;
+  std::vector<at::Tensor> told;
+  if (losses > 0) told.push_back(at::stack(of_microbatches).to(at::kDouble));
+  if (const at::Tensor flags = watch.unread(); flags.defined()) told.push_back(flags.to(at::kDouble));
+  if (told.empty()) return 0;
+  const at::Tensor here = at::cat(told).cpu();
+  with_.gradients.device_waited_for();
+  const double* values = here.const_data_ptr<double>();
+  watch.read({values + losses, static_cast<size_t>(here.numel()) - losses});
+  double loss = 0;
+  for (size_t i = 0; i < losses; ++i) loss += values[i];
+  return loss;
+}
+
+StepEnd::LossSums StepEnd::start_loss(bool blocking) {
+  const double loss = read_device();
+  const auto tokens = static_cast<double>(with_.layers.counts_loss() ? tokens_here() : 0);
+  LossSums all{.sums = at::tensor({loss, tokens, with_.gradients.watch().first() >= 0 ? 1.0 : 0.0}, at::kDouble)};
+  all.work = with_.groups.replica().all_reduce(all.sums, {.site = "loss", .algorithm = Algorithm::kDirect, .blocking = blocking});
+  return all;
+}
+
+Started StepEnd::loss() {
+  StepState& state = with_.state;
+  LossSums all = start_loss(!state.pends);
+  if (state.pends) {
+    pending_ = Pending{.step = state.step, .lr = state.lr, .loss = all};
+    return waiting_for(all.work, with_.waits, "loss");
+  }
+  with_.waits.wait(all.work, "loss");
+  const double* values = all.sums.const_data_ptr<double>();
+  if (values[2] > 0) {
+    nonfinite(state.step);
+    return {};
+  }
+  state.result.tokens = std::llround(values[1]);
+  LOCKSTEP_CHECK(state.result.tokens > 0, "a step without a single valid target");
+  state.result.loss = values[0] / values[1];
+  return {};
+}
+
+double StepEnd::norm_of_ranks() {
+  const at::Tensor norm = at::zeros({1}, at::kDouble);
+  if (with_.layout.owns_optimizer(with_.groups.rank())) {
+    const GradientReducer::Norm mine = with_.gradients.start_norm(true);
+    if (mine.joined) mine.joined();
+    norm.fill_(mine.value());
+  }
+  if (with_.layout.server_mode()) {
+    comm::Work work = with_.groups.data().broadcast(norm, program::kServerRank,
+                                                    {.site = "norm", .algorithm = Algorithm::kDirect, .blocking = true});
+    with_.waits.wait(work, "norm");
+  }
+  return norm.item<double>();
+}
+
+// The one division by the global token count, and the clipping.
+Started StepEnd::norm() {
+  StepState& state = with_.state;
+  if (state.pends) {
+    pending_->norm = with_.gradients.start_norm(false);
+    with_.groups.world().confirm();
+    state.gradient_scale = 1 / tokens_of_ranks();
+    before_->take();
+    return pending_->norm.joined;
+  }
+  const double norm = norm_of_ranks();
+  // The device has come past all reductions: one that was aborted is known by now, and must reach no weight.
+  with_.groups.world().confirm();
+  scale(norm, state.result);
+  if (std::isfinite(state.result.grad_norm)) return {};
+  with_.gradients.check_finite();
+  nonfinite(state.step);
+  return {};
+}
+
+// By the norm of the summed gradients and the tokens of the step.
+void StepEnd::scale(double norm, StepResult& result) {
+  const auto tokens = static_cast<double>(result.tokens);
+  result.grad_norm = norm / tokens;
+  if (!std::isfinite(result.grad_norm)) return;
+  result.clip_factor = optim::clip_factor(result.grad_norm, options_.max_grad_norm);
+  clipped_ = result.clip_factor < 1;
+  with_.state.gradient_scale = result.clip_factor / tokens;
+}
+
+void StepEnd::update(const Action& action) {
+  optim::adamw_step(updated(action.unit), options_.adamw, with_.state.lr, with_.state.step, with_.state.gradient_scale);
+}
+
+// Of one unit (the layer that owns it), or of all. A GPU stands still while they are put together, so views that stay are
+// made once; what is offloaded may lie elsewhere each time.
+const std::vector<optim::AdamWParameter>& StepEnd::updated(int layer) {
+  const auto [place, fresh] = updated_.try_emplace(layer);
+  std::vector<optim::AdamWParameter>& parameters = place->second;
+  ParameterStore& store = with_.store;
+  if (!fresh && !store.host()) return parameters;
+  parameters.clear();
+  for (size_t unit = 0; unit < store.layout().units.size(); ++unit)
+    if (layer < 0 || store.layout().units[unit].layer == layer)
+      for (optim::AdamWParameter& parameter : store.adamw_parameters(unit)) parameters.push_back(std::move(parameter));
+  return parameters;
+}
+
+}  // namespace lockstep::engine

@@ -1,0 +1,92 @@
+// The end of a step: LOSS, NORM, STEP, and with post-validation (program/passes/post_validation.h) TOKENS and VALIDATE.
+// LOSS and NORM are the two places at which the host waits for a device, once each.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lockstep/engine/gradient_reducer.h"
+#include "lockstep/engine/layer_runner.h"
+#include "lockstep/engine/state_copy.h"
+
+namespace lockstep::engine {
+
+class StepEnd {
+ public:
+  struct Options {
+    optim::AdamWOptions adamw{};
+    double max_grad_norm = 1.0;
+    bool skip_nonfinite = false;
+  };
+  // What it works with; all outlive it.
+  struct Parts {
+    const program::Layout& layout;
+    const program::Program& program;
+    StepState& state;
+    ParameterStore& store;
+    Groups& groups;
+    GradientReducer& gradients;
+    LayerRunner& layers;
+    ActivationLinks& links;
+    Joins& joins;
+    ExposedWaits& waits;
+  };
+  StepEnd(const Parts& parts, const Options& options);
+
+  void add_handlers(Handlers& handlers);
+  // A step begins. It will be pending at its end where it may, and nothing says that it will be wrong.
+  void begin(bool may_pend);
+
+  // The step that was begun and not validated.
+  bool pending() const { return pending_.has_value(); }
+  int64_t pending_step() const { return pending_->step; }
+  // Its result, once the other ranks have theirs: the same on all of them. With clip_factor below 1 its update was wrong and
+  // is made again between begin_redo() and end_redo(), else it is final with accept().
+  StepResult outcome();
+  void accept() { pending_.reset(); }
+  void begin_redo();
+  void end_redo();
+  // What VALIDATE has found of the step before.
+  std::optional<StepResult> take_validated() { return std::exchange(validated_, std::nullopt); }
+
+ private:
+  struct LossSums {
+    at::Tensor sums{};  // loss, tokens, ranks with a gradient that is not finite
+    comm::Work work{};
+  };
+  struct Pending {
+    int64_t step = 0;
+    double lr = 0;
+    LossSums loss{};
+    GradientReducer::Norm norm{};
+  };
+  Started loss();
+  Started norm();
+  void update(const program::Action& action);
+  Started tokens();
+  void validate();
+
+  double read_device();
+  LossSums start_loss(bool blocking);
+  double norm_of_ranks();
+  void scale(double norm, StepResult& result);
+  int64_t tokens_here() const;
+  double tokens_of_ranks() const;
+  const std::vector<optim::AdamWParameter>& updated(int layer);
+  void forget_forward();
+  void nonfinite(int64_t step);
+  int64_t row_of_model(int param) const;
+
+  const Parts with_;
+  const Options options_;
+  std::map<int, std::vector<optim::AdamWParameter>> updated_;  // by the unit of STEP
+  std::unique_ptr<StateCopy> before_;  // null without post-validation
+  at::Tensor tokens_;                  // the sum over the ranks of TOKENS
+  std::optional<Pending> pending_;
+  std::optional<StepResult> validated_;
+  bool clipped_ = true;  // so was the last step that is known: the next one will hardly be right
+};
+
+}  // namespace lockstep::engine

@@ -1,0 +1,54 @@
+// The step that runs, as its handlers share it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lockstep/engine/copy_queue.h"
+#include "lockstep/nn/layer.h"
+
+namespace lockstep::engine {
+
+struct StepResult {
+  bool pending = false;     // begun and not yet validated: loss, tokens and norm are not known (Executor::settle)
+  double loss = 0;          // mean over the valid tokens of the global batch
+  int64_t tokens = 0;       // valid ones, of all ranks
+  double grad_norm = 0;     // of the mean loss, before clipping
+  double clip_factor = 1;
+  double exposed_comm_seconds = 0;  // this rank waited for communication
+  std::map<std::string, double> exposed_by{};  // the same by what it waited for: "tp all_reduce", "dp reduce_grad"
+  CopyTotals copies{};  // between host and device
+  CopyTotals disk{};    // of states on disk
+  std::string skipped{};  // where the step was left out: whose gradient was not finite, "rank 1: norm.weight"
+};
+
+// What the interpreter does behind an action.
+enum class Outcome {
+  kGoesOn,     // the next action of the list
+  kLeftOut,    // the step ends here; on all ranks after the same action, so that none waits for the rest
+  kTakenBack,  // the update of the step before is made again, then this list is begun again
+};
+
+struct StepState {
+  const std::vector<nn::Microbatch>* microbatches = nullptr;
+  int64_t step = 0;  // from 1
+  double lr = 0;
+  bool training = true;         // false: an evaluation, nothing is kept for backward
+  bool pends = false;           // it will be validated in the next one
+  double gradient_scale = 1;    // what STEP multiplies the summed gradients with
+  Outcome outcome = Outcome::kGoesOn;
+  StepResult result{};
+  std::vector<at::Tensor> losses{};  // per microbatch, 0-d: the sum of valid targets' losses
+
+  const nn::Microbatch& microbatch(int index) const { return microbatches->at(static_cast<size_t>(index)); }
+};
+
+// Counted by whoever made the microbatch.
+inline int64_t valid_targets(const nn::Microbatch& microbatch) {
+  LOCKSTEP_CHECK(microbatch.valid_targets >= 0, "a microbatch whose valid targets nobody has counted");
+  return microbatch.valid_targets;
+}
+
+}  // namespace lockstep::engine
