@@ -4,6 +4,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/json.h"
+#include "lockstep/config/check.h"
 #include "lockstep/plan/simulate.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/predict/memory.h"
@@ -23,8 +24,10 @@ program::Layout layout_of(const OrderedJson& request) {
   config.train.micro_batch = 1;
   config.train.seq_len = 16;
   config.parallel.pp = request.at("ranks");
-  config.parallel.schedule = "file:" + request.at("file").get<std::string>();
-  config.parallel.post_validation = request.value("post_validation", "off");
+  config.parallel.schedule = {.kind = config::ScheduleKind::kFile, .file = request.at("file").get<std::string>()};
+  config.parallel.post_validation =
+      request.value("post_validation", "off") == "on" ? config::PostValidation::kOn : config::PostValidation::kOff;
+  config::read_schedule(config);
   return program::make_layout(config, arch::resolve_model(config.model), config.parallel.pp);
 }
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "apps/lockstep/command_line.h"
-#include "lockstep/plan/host_room.h"
+#include "lockstep/plan/room.h"
 
 namespace lockstep::apps {
 

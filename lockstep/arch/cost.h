@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/arch/params.h"
+#include "lockstep/config/run_config.h"
 
 namespace lockstep::arch {
 
@@ -49,13 +50,7 @@ struct LayerCost {
   double recompute_flops() const;
 };
 
-// What of a block is computed again in backward instead of being kept (Chen et al. 2016; Korthikanti et al. 2022). In
-// ascending order of work.
-enum class Recompute {
-  kNone,
-  kSelective,  // norms, activations and pointwise work: GEMM and attention outputs are kept
-  kFull,       // everything: the layer's input alone is kept
-};
+using config::Recompute;
 
 struct CostInput {
   int64_t batch = 1;         // B: sequences of the microbatch

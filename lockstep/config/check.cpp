@@ -7,6 +7,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/check_parts.h"
+#include "lockstep/config/fields.h"
 
 namespace lockstep::config {
 namespace {
@@ -68,23 +69,22 @@ void sharding_problems(const RunConfig& config, int64_t dp, const Expect& expect
   }
 }
 
-// memory.offload with a word more or less.
-Suggestion offload_with(const std::vector<std::string>& words, std::string text) {
+// memory.offload with one more or less.
+Suggestion offload_with(const std::vector<Offloaded>& kinds, std::string text) {
+  std::vector<std::string> words;
+  for (const Offloaded kind : kinds) words.push_back(name_of(kind));
   return {.changes = {{"memory.offload", words.empty() ? "\"\"" : join(words, ",")}}, .text = std::move(text)};
 }
 
 // What may live on the host, and what must come with it.
 void offload_problems(const RunConfig& config, int64_t dp, const Expect& expect) {
   const MemorySection& memory = config.memory;
-  const auto has = [](const Words& words, const char* word) {
-    return std::find(words.list.begin(), words.list.end(), word) != words.list.end();
-  };
-  const bool optimizer = has(memory.offload, "optimizer"), parameters = has(memory.offload, "parameters");
-  const bool activations = has(memory.offload, "activations");
+  const bool optimizer = memory.offload.has(Offloaded::kOptimizer), parameters = memory.offload.has(Offloaded::kParameters);
+  const bool activations = memory.offload.has(Offloaded::kActivations);
   const int zero = zero_stage(config);
-  std::vector<std::string> more = memory.offload.list, less = memory.offload.list;
-  more.emplace_back("optimizer");
-  std::erase(less, "activations");
+  std::vector<Offloaded> more = memory.offload.list, less = memory.offload.list;
+  more.push_back(Offloaded::kOptimizer);
+  std::erase(less, Offloaded::kActivations);
   expect(!parameters || optimizer, "memory.offload", "parameters on the host without the optimizer state",
          {offload_with(more, "add \"optimizer\": the update runs where the parameters live")});
   expect(!parameters || zero == 0 || zero == 3 || dp == 1, "memory.offload",
@@ -92,7 +92,7 @@ void offload_problems(const RunConfig& config, int64_t dp, const Expect& expect)
          values_of("parallel.zero", {"3"}));
   expect(memory.offload.list.empty() || config.parallel.data_parallel == DataParallel::kRing, "memory.offload",
          "a parameter server that offloads", {kRing});
-  expect(!activations || has(memory.recompute, "full"), "memory.offload",
+  expect(!activations || memory.recompute.has(Recompute::kFull), "memory.offload",
          "offload moves the inputs of layers that full recomputation keeps, but no block has recompute full",
          {Suggestion{.changes = {{"memory.recompute", "full"}}}, offload_with(less, "leave \"activations\" out")});
   if (config.model.layers && memory.recompute.list.size() != 1)
@@ -104,7 +104,7 @@ void offload_problems(const RunConfig& config, int64_t dp, const Expect& expect)
          {{.changes = {{"memory.host_limit", "64GiB"}}, .text = "set memory.host_limit"}, left_out("memory.disk_path")});
   expect(memory.host_limit.count == 0 || !memory.offload.list.empty(), "memory.host_limit",
          "host_limit bounds what is offloaded, and nothing is",
-         {offload_with({"optimizer"}, "set memory.offload"),
+         {offload_with({Offloaded::kOptimizer}, "set memory.offload"),
           {.changes = {{.key = "memory.host_limit"}, {.key = "memory.disk_path"}}, .text = "leave host_limit and disk_path out"}});
 }
 
@@ -157,10 +157,13 @@ int64_t microbatches(const RunConfig& config, int world_size) {
   return config.train.global_batch / saturating_mul(data_parallel_size(config, world_size), config.train.micro_batch);
 }
 
-// Interleaved takes its microbatches in groups of pp.
+int64_t microbatch_group(const RunConfig& config) {
+  return config.parallel.schedule.kind == ScheduleKind::kInterleaved ? config.parallel.pp : 1;
+}
+
 int64_t batch_unit(const RunConfig& config, int world_size) {
   const int64_t per_pass = saturating_mul(data_parallel_size(config, world_size), config.train.micro_batch);
-  return saturating_mul(per_pass, config.parallel.schedule == "interleaved" ? config.parallel.pp : 1);
+  return saturating_mul(per_pass, microbatch_group(config));
 }
 
 std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_size) {

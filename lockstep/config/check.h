@@ -26,11 +26,13 @@ DataDegrees data_degrees(const RunConfig& config, int world_size);
 // 0 to 3; parallel.fsdp counts as 3.
 int zero_stage(const RunConfig& config);
 
-// What parallel.schedule, virtual_stages and layers_per_stage say. check_layout has found them sound.
+// Reads the grid of schedule = "file:PATH" where a pipeline uses it, the file is there and it has not been read: once, where a
+// job starts. Without it the relations below say that there is no such file. DataError LS1203 where it cannot be read.
+void read_schedule(RunConfig& config);
+
+// What virtual_stages, layers_per_stage and post_validation come to. check_layout has found them sound.
 struct PipelineChoice {
-  int schedule = 0;         // place in kPipelineSchedules, or behind them: file:PATH
-  std::string file{};       // of schedule file:PATH
-  int virtual_stages = 1;   // 0 = as the grid of the file has it
+  int virtual_stages = 1;     // 0 = as the grid of the file has it
   std::vector<int> blocks{};  // of every stage; empty = balanced
   bool post_validation = false;
 };
@@ -44,9 +46,11 @@ struct TracedSteps {
 };
 TracedSteps traced_steps(const RunConfig& config);
 
+// Microbatches come in groups of so many: with schedule interleaved of pp.
+int64_t microbatch_group(const RunConfig& config);
 // Forward passes of one rank per optimizer step: global_batch / (dp * micro_batch).
 int64_t microbatches(const RunConfig& config, int world_size);
-// Sequences of which train.global_batch is a multiple: dp * micro_batch, with schedule interleaved * pp.
+// Sequences of which train.global_batch is a multiple: dp * micro_batch * microbatch_group.
 int64_t batch_unit(const RunConfig& config, int world_size);
 
 // Every relation that does not hold between the configuration and a world of `world_size` ranks; empty = all well. The ways

@@ -3,19 +3,20 @@
 #include <numeric>
 
 #include "lockstep/base/checked.h"
+#include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
 #include "lockstep/config/check_parts.h"
+#include "lockstep/config/fields.h"
 
 namespace lockstep::config {
 namespace {
 
-bool is_one_of(const std::string& schedule, std::initializer_list<std::string_view> names) {
-  return std::find(names.begin(), names.end(), schedule) != names.end();
+// Stages of a rank where virtual_stages does not say; 0 = as the grid of the file has it.
+int stages_of_rank(ScheduleKind kind) {
+  if (kind == ScheduleKind::kFile) return 0;
+  return kind == ScheduleKind::kInterleaved || v_shaped(kind) ? 2 : 1;
 }
-
-// The stages lie on the ranks in a V: two for each.
-bool is_v_shaped(const std::string& schedule) { return is_one_of(schedule, {"zb-v", "dualpipe-v"}); }
 
 // The first and the last stage have the embedding and the head beside their blocks.
 int least_blocks(size_t stage, size_t stages) { return stage == 0 || stage + 1 == stages ? 0 : 1; }
@@ -78,11 +79,11 @@ void stage_problems(const RunConfig& config, const Expect& expect) {
   const std::string product = each == 1 ? cat("pp(", pp, ")") : cat("pp(", pp, ") x virtual_stages(", each, ")");
   const int64_t layers = saturating_add(config.model.layers.value_or(stages), 2);
   const int64_t fewer_each = layers / pp, fewer_ranks = layers / each;
-  const bool grid = parallel.schedule.starts_with(kScheduleFile);  // it has as many stages as it has
+  const bool grid = parallel.schedule.kind == ScheduleKind::kFile;  // it has as many stages as it has
   std::vector<Suggestion> fits;
   if (grid) fits = values_of("model.layers", {cat(stages - 2)});
   if (!grid && fewer_ranks >= 1) fits = from_above("parallel.pp", fewer_ranks);
-  if (parallel.virtual_stages > 1 && !grid && !is_v_shaped(parallel.schedule) && fewer_each > 1)
+  if (parallel.virtual_stages > 1 && !grid && !v_shaped(parallel.schedule.kind) && fewer_each > 1)
     fits = fits + from_above("parallel.virtual_stages", fewer_each);
   fits = fits + values_of("parallel.schedule", {"1f1b"});
   const bool enough = stages <= layers;
@@ -93,18 +94,17 @@ void stage_problems(const RunConfig& config, const Expect& expect) {
 }
 
 void schedule_key_problems(const ParallelSection& parallel, const Expect& expect) {
-  const std::string& schedule = parallel.schedule;
+  const PipelineSchedule& schedule = parallel.schedule;
+  const std::string name = name_of(schedule);
   const int each = parallel.virtual_stages;
-  expect(each <= 1 || !is_one_of(schedule, {"naive", "gpipe", "1f1b", "zb-h1", "zb-h2"}), "parallel.virtual_stages",
-         cat("virtual_stages(", each, "), but schedule ", schedule, " has one stage of a rank"),
+  expect(each <= 1 || stages_of_rank(schedule.kind) != 1, "parallel.virtual_stages",
+         cat("virtual_stages(", each, "), but schedule ", name, " has one stage of a rank"),
          {{.changes = {{"parallel.virtual_stages", "1"}}}, {.changes = {{"parallel.schedule", "interleaved"}}}});
-  expect(each == 0 || each == 2 || !is_v_shaped(schedule), "parallel.virtual_stages",
-         cat("virtual_stages(", each, "), but schedule ", schedule, " has two stages of a rank"),
+  expect(each == 0 || each == 2 || !v_shaped(schedule.kind), "parallel.virtual_stages",
+         cat("virtual_stages(", each, "), but schedule ", name, " has two stages of a rank"),
          values_of("parallel.virtual_stages", {"2"}));
-  const std::string file = schedule.starts_with(kScheduleFile) ? schedule.substr(kScheduleFile.size()) : "";
-  std::error_code unreadable;
-  expect(file.empty() || std::filesystem::is_regular_file(file, unreadable), "parallel.schedule",
-         cat("schedule ", schedule, ": there is no file ", file),
+  expect(schedule.kind != ScheduleKind::kFile || schedule.grid, "parallel.schedule",
+         cat("schedule ", name, ": there is no file ", schedule.file),
          Ways({left_out("parallel.schedule")}, "name a CSV file; the path starts in the working directory"));
 }
 
@@ -121,7 +121,7 @@ std::vector<std::pair<std::string, std::string>> against_post_validation(const R
 }
 
 void post_validation_problems(const RunConfig& config, const Expect& expect) {
-  if (config.parallel.post_validation != "on") return;
+  if (config.parallel.post_validation != PostValidation::kOn) return;
   for (const auto& [key, why] : against_post_validation(config))
     expect(false, "parallel.post_validation", cat("post_validation = \"on\" beside ", key, ": ", why),
            values_of("parallel.post_validation", {"auto", "off"}));
@@ -132,7 +132,7 @@ void unused_key_problems(const ParallelSection& parallel, const Expect& expect) 
   const ParallelSection unset{};
   const auto cut_or_unset = [](const char* key) { return values_of("parallel.pp", {"2", "3", "4"}) + std::vector{left_out(key)}; };
   expect(parallel.schedule == unset.schedule, "parallel.schedule",
-         cat("schedule ", parallel.schedule, " is of a pipeline, but pp = 1"),
+         cat("schedule ", name_of(parallel.schedule), " is of a pipeline, but pp = 1"),
          cut_or_unset("parallel.schedule"));
   expect(parallel.virtual_stages <= 1, "parallel.virtual_stages",
          cat("virtual_stages(", parallel.virtual_stages, ") are of a pipeline rank, but pp = 1"),
@@ -141,7 +141,7 @@ void unused_key_problems(const ParallelSection& parallel, const Expect& expect) 
          cat("layers_per_stage = ", blocks_text(parallel.layers_per_stage.list), " cuts a pipeline, but pp = 1"),
          cut_or_unset("parallel.layers_per_stage"));
   expect(parallel.post_validation == unset.post_validation, "parallel.post_validation",
-         cat("post_validation = \"", parallel.post_validation, "\" is of a pipeline, but pp = 1"),
+         cat("post_validation = \"", name_of(parallel.post_validation), "\" is of a pipeline, but pp = 1"),
          cut_or_unset("parallel.post_validation"));
 }
 
@@ -172,16 +172,22 @@ std::string blocks_text(const std::vector<int>& blocks) {
 
 PipelineChoice pipeline_choice(const RunConfig& config) {
   const ParallelSection& parallel = config.parallel;
-  const auto& names = kPipelineSchedules;
-  const auto found = std::find(names.begin(), names.end(), parallel.schedule);
+  const ScheduleKind kind = parallel.schedule.kind;
   // The others end on all ranks at once: there is nothing to gain.
-  const bool wanted = parallel.post_validation == "auto" && is_one_of(parallel.schedule, {"zb-h2", "zb-v"});
-  const bool two = parallel.pp > 1 && is_one_of(parallel.schedule, {"interleaved", "zb-v", "dualpipe-v"});
-  return {.schedule = static_cast<int>(found - names.begin()),
-          .file = found == names.end() ? parallel.schedule.substr(kScheduleFile.size()) : "",
-          .virtual_stages = parallel.virtual_stages > 0 ? parallel.virtual_stages : found == names.end() ? 0 : two ? 2 : 1,
+  const bool gains = kind == ScheduleKind::kZbH2 || kind == ScheduleKind::kZbV;
+  const bool chosen = parallel.post_validation == PostValidation::kAuto && gains && against_post_validation(config).empty();
+  const int stages = parallel.pp > 1 ? stages_of_rank(kind) : std::min(1, stages_of_rank(kind));
+  return {.virtual_stages = parallel.virtual_stages > 0 ? parallel.virtual_stages : stages,
           .blocks = parallel.layers_per_stage.list,
-          .post_validation = parallel.pp > 1 && (parallel.post_validation == "on" || (wanted && against_post_validation(config).empty()))};
+          .post_validation = parallel.pp > 1 && (parallel.post_validation == PostValidation::kOn || chosen)};
+}
+
+void read_schedule(RunConfig& config) {
+  PipelineSchedule& schedule = config.parallel.schedule;
+  std::error_code unreadable;
+  if (config.parallel.pp > 1 && schedule.kind == ScheduleKind::kFile && !schedule.grid &&
+      std::filesystem::is_regular_file(schedule.file, unreadable))
+    schedule.grid = read_file(schedule.file);
 }
 
 void pipeline_problems(const RunConfig& config, const Expect& expect) {

@@ -139,8 +139,6 @@ std::vector<Section> declare_sections() {
       .field("max_grad_norm", &OptimizerSection::max_grad_norm, zero_or_more, "clip the global norm to this; 0 = off");
 
   const Rule ranks_or_zero = bounded(0, kMostRanks + 1);
-  const Rule schedules{.choices = {kPipelineSchedules.begin(), kPipelineSchedules.end()},
-                       .or_begins = std::string(kScheduleFile)};
   Declare(table, "parallel", &RunConfig::parallel, "The layout: the product of the axes is the number of ranks.")
       .field("dp", &ParallelSection::dp, ranks_or_zero, "data-parallel ranks; 0 = all that were started / (tp * pp)")
       .field("zero", &ParallelSection::zero, {.least = 0, .below = 4},
@@ -162,13 +160,13 @@ std::vector<Section> declare_sections() {
              "with zero: of gradients on their way to the owner of a shard; they are summed in fp32 always")
       .field("tp", &ParallelSection::tp, bounded(1, kMostRanks + 1, "ranks"), "ranks that share one copy of the model, cut inside every layer")
       .field("pp", &ParallelSection::pp, bounded(1, kMostRanks + 1, "ranks"), "pipeline ranks: each holds one or several stretches of layers")
-      .field("schedule", &ParallelSection::schedule, schedules,
+      .field("schedule", &ParallelSection::schedule, any,
              "order in which a pipeline runs its stages; file:PATH = the one of a CSV grid")
       .field("virtual_stages", &ParallelSection::virtual_stages, bounded(0, 1 << 16),
              "stages of a pipeline rank; 0 = 2 with interleaved, zb-v and dualpipe-v, with file:PATH those of the grid, else 1")
       .field("layers_per_stage", &ParallelSection::layers_per_stage, zero_or_more,
              "blocks of every stage, in order; empty = balanced by cost")
-      .field("post_validation", &ParallelSection::post_validation, {.choices = {"auto", "on", "off"}},
+      .field("post_validation", &ParallelSection::post_validation, any,
              "of a pipeline: update before the gradient norm of all stages is known, take it back where it had to be clipped; "
              "auto = with zb-h2 and zb-v where nothing speaks against it")
       .field("sequence_parallel", &ParallelSection::sequence_parallel, any,
@@ -180,12 +178,10 @@ std::vector<Section> declare_sections() {
       .field("backend", &ParallelSection::backend, any,
              "what carries messages; auto = nccl on GPUs, shared_memory on one host, mpi on several under mpirun");
 
-  const Rule recompute{.choices = {"none", "selective", "full"}};
-  const Rule offload{.choices = {"optimizer", "parameters", "activations"}};
   Declare(table, "memory", &RunConfig::memory, "What a rank keeps, and where.")
-      .field("recompute", &MemorySection::recompute, recompute,
+      .field("recompute", &MemorySection::recompute, any,
              "what backward computes again instead of keeping it; one word for all blocks or one for each")
-      .field("offload", &MemorySection::offload, offload, "what lives on the host and comes to the device for its use")
+      .field("offload", &MemorySection::offload, any, "what lives on the host and comes to the device for its use")
       .field("device_limit", &MemorySection::device_limit, zero_or_more,
              "most memory of a rank's device; 0 = what there is")
       .field("host_limit", &MemorySection::host_limit, zero_or_more,

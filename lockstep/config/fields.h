@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -63,12 +64,24 @@ Complaint unknown_section(const std::string& section);
 // `text` of `--section.field=text` as a value: as it stands where the field is_text, else what TOML would make of it.
 Value parse_value(const Field& field, const std::string& text);
 
-// The names used in files.
-std::string name_of(Precision precision);
-std::string name_of(Device device);
-std::string name_of(LrSchedule schedule);
-std::string name_of(DataParallel kind);
-std::string name_of(Backend backend);
+// The names used in files: of an enum all of them, in the order of its values.
+std::vector<std::string> choices_of(Precision);
+std::vector<std::string> choices_of(Device);
+std::vector<std::string> choices_of(LrSchedule);
+std::vector<std::string> choices_of(DataParallel);
+std::vector<std::string> choices_of(NonFinite);
+std::vector<std::string> choices_of(Backend);
+std::vector<std::string> choices_of(PostValidation);
+std::vector<std::string> choices_of(Offloaded);
+std::vector<std::string> choices_of(Recompute);
+std::vector<std::string> choices_of(ScheduleKind);  // the last: "file"
+
+template <typename T>
+  requires std::is_enum_v<T>
+std::string name_of(T value) {
+  return choices_of(T{}).at(static_cast<size_t>(value));
+}
+std::string name_of(const PipelineSchedule& schedule);  // "1f1b", "file:PATH"
 
 // "field  TYPE  help (default ...)", one line each, for --help.
 std::string fields_help();

@@ -1,4 +1,8 @@
 // The keys of pipelines, and what is refused of them together.
+#include <filesystem>
+#include <utility>
+
+#include "lockstep/base/file.h"
 #include "lockstep/config/fields.h"
 #include "lockstep/config/suggestion.h"
 #include "lockstep/config/test_refusals.h"
@@ -19,12 +23,12 @@ TEST(PipelineConfig, ReadsTheKeys) {
   const RunConfig config = read("[parallel]\npp = 4\nschedule = \"interleaved\"\nvirtual_stages = 2\n"
                                 "layers_per_stage = [3, 4, 4, 3, 1, 1, 1, 1]\n");
   EXPECT_EQ(config.parallel.pp, 4);
-  EXPECT_EQ(config.parallel.schedule, "interleaved");
+  EXPECT_EQ(config.parallel.schedule.kind, ScheduleKind::kInterleaved);
   EXPECT_EQ(config.parallel.virtual_stages, 2);
   EXPECT_THAT(config.parallel.layers_per_stage.list, ElementsAre(3, 4, 4, 3, 1, 1, 1, 1));
   const RunConfig plain = read("");
   EXPECT_EQ(plain.parallel.pp, 1);
-  EXPECT_EQ(plain.parallel.schedule, "1f1b");
+  EXPECT_EQ(plain.parallel.schedule.kind, ScheduleKind::kOneFOneB);
   EXPECT_EQ(plain.parallel.virtual_stages, 0);
   EXPECT_THAT(plain.parallel.layers_per_stage.list, IsEmpty());
 }
@@ -62,9 +66,21 @@ TEST(PipelineConfig, ListsThatCannotBeRead) {
 }
 
 TEST(PipelineConfig, SchedulesByName) {
-  for (const std::string_view name : kPipelineSchedules)
-    EXPECT_EQ(read("[parallel]\nschedule = \"" + std::string(name) + "\"").parallel.schedule, name);
-  EXPECT_EQ(read("[parallel]\nschedule = \"file:grid.csv\"").parallel.schedule, "file:grid.csv");
+  const std::pair<const char*, ScheduleKind> all[] = {
+      {"naive", ScheduleKind::kNaive}, {"gpipe", ScheduleKind::kGPipe}, {"1f1b", ScheduleKind::kOneFOneB},
+      {"interleaved", ScheduleKind::kInterleaved}, {"zb-h1", ScheduleKind::kZbH1}, {"zb-h2", ScheduleKind::kZbH2},
+      {"zb-v", ScheduleKind::kZbV}, {"dualpipe-v", ScheduleKind::kDualPipeV}};
+  for (const auto& [name, kind] : all) {
+    const PipelineSchedule schedule = read(std::string("[parallel]\nschedule = \"") + name + "\"").parallel.schedule;
+    EXPECT_EQ(schedule.kind, kind) << name;
+    EXPECT_EQ(name_of(schedule), name);
+    EXPECT_EQ(name_of(kind), name);
+  }
+  const PipelineSchedule file = read("[parallel]\nschedule = \"file:grid.csv\"").parallel.schedule;
+  EXPECT_EQ(file.kind, ScheduleKind::kFile);
+  EXPECT_EQ(file.file, "grid.csv");
+  EXPECT_EQ(name_of(file), "file:grid.csv");
+  EXPECT_THAT(refusal("[parallel]\nschedule = \"file\"\n"), HasSubstr("LS1045"));
   EXPECT_EQ(refusal("[parallel]\nschedule = \"1f2b\"\n"),
             "run.toml:2:12: error LS1045: parallel.schedule = \"1f2b\" is none of naive, gpipe, 1f1b, interleaved, zb-h1, "
             "zb-h2, zb-v, dualpipe-v and no file:PATH\n"
@@ -83,7 +99,6 @@ TEST(PipelineConfig, RefusesValues) {
 
 TEST(PipelineConfig, WhatTheKeysChoose) {
   const PipelineChoice plain = pipeline_choice(read("[parallel]\npp = 2"));
-  EXPECT_EQ(kPipelineSchedules.at(static_cast<size_t>(plain.schedule)), "1f1b");
   EXPECT_EQ(plain.virtual_stages, 1);
   EXPECT_THAT(plain.blocks, IsEmpty());
   for (const char* two : {"interleaved", "zb-v", "dualpipe-v"})
@@ -102,9 +117,29 @@ TEST(PipelineConfig, WhatTheKeysChoose) {
                            "pp = 2\nschedule = \"zb-v\"\n[train]\nnonfinite = \"skip\"", "dp = 2"})
     EXPECT_FALSE(post_validation(keys)) << keys;
   EXPECT_TRUE(post_validation("pp = 2\npost_validation = \"on\""));
-  const PipelineChoice file = pipeline_choice(read("[parallel]\npp = 2\nschedule = \"file:a/b.csv\""));
-  EXPECT_EQ(file.schedule, static_cast<int>(kPipelineSchedules.size()));
-  EXPECT_EQ(file.file, "a/b.csv");
+  EXPECT_EQ(pipeline_choice(read("[parallel]\npp = 2\nschedule = \"file:a/b.csv\"")).virtual_stages, 0);
+}
+
+TEST(PipelineConfig, AGridIsReadOnceByThePipelineThatUsesIt) {
+  const std::string path = ::testing::TempDir() + "lockstep_pipeline_config_test.csv";
+  const auto config_with = [&](const std::string& pp) { return read("[parallel]\npp = " + pp + "\nschedule = \"file:" + path + "\""); };
+  write_file(path, "0F0,0B0\n1F0,1B0\n");
+  RunConfig config = config_with("2"), alone = config_with("1");
+  for (RunConfig* each : {&config, &alone}) read_schedule(*each);
+  EXPECT_EQ(config.parallel.schedule.grid, "0F0,0B0\n1F0,1B0\n");
+  EXPECT_FALSE(alone.parallel.schedule.grid);
+  EXPECT_EQ(config, config_with("2"));
+  write_file(path, "another");
+  read_schedule(config);
+  EXPECT_EQ(config.parallel.schedule.grid, "0F0,0B0\n1F0,1B0\n");
+  const Field& field = *find_field("parallel", "schedule");
+  EXPECT_FALSE(field.assign(config, Value("file:" + path)).has_value());  // as with any new value
+  read_schedule(config);
+  EXPECT_EQ(config.parallel.schedule.grid, "another");
+  std::filesystem::remove(path);
+  RunConfig missing = config_with("2");
+  read_schedule(missing);
+  EXPECT_FALSE(missing.parallel.schedule.grid);
 }
 
 TEST(CheckPipeline, RanksOfAllAxes) {

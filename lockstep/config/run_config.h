@@ -3,11 +3,10 @@
 // load.h reads them from files and overrides; check.h judges them together.
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace lockstep::config {
@@ -18,11 +17,31 @@ enum class LrSchedule { kCosine, kLinear, kWsd, kConstant };  // after the warm-
 enum class DataParallel { kRing, kParameterServer };
 enum class NonFinite { kStop, kSkip };  // what a step does whose gradient is not finite
 enum class Backend { kAuto, kSharedMemory, kMpi, kNccl };  // what carries the ranks' messages; launch/backend.h resolves kAuto
+enum class PostValidation { kAuto, kOn, kOff };
+enum class Offloaded { kOptimizer, kParameters, kActivations };  // what lives on the host
 
-// The values of parallel.schedule beside file:PATH, in the order of program::ScheduleKind.
-inline constexpr std::array<std::string_view, 8> kPipelineSchedules = {"naive", "gpipe", "1f1b", "interleaved",
-                                                                       "zb-h1", "zb-h2", "zb-v", "dualpipe-v"};
-inline constexpr std::string_view kScheduleFile = "file:";
+// What of a block is computed again in backward instead of being kept (Chen et al. 2016; Korthikanti et al. 2022). In
+// ascending order of work.
+enum class Recompute {
+  kNone,
+  kSelective,  // norms, activations and pointwise work: GEMM and attention outputs are kept
+  kFull,       // everything: the layer's input alone is kept
+};
+
+// The order in which the ranks of a pipeline run their stages: program/passes/schedules.h.
+enum class ScheduleKind { kNaive, kGPipe, kOneFOneB, kInterleaved, kZbH1, kZbH2, kZbV, kDualPipeV, kFile };
+// The second half of the stages comes back over the ranks: the last stage is on the first rank. Else stage s is on rank
+// s mod pp.
+constexpr bool v_shaped(ScheduleKind kind) { return kind == ScheduleKind::kZbV || kind == ScheduleKind::kDualPipeV; }
+
+// A schedule by name, or that of a CSV grid in a file.
+struct PipelineSchedule {
+  ScheduleKind kind = ScheduleKind::kOneFOneB;
+  std::string file{};                 // kFile: its path
+  std::optional<std::string> grid{};  // kFile: its text, once read_schedule() (check.h) has read it
+  // As written: what the file holds follows from its path.
+  bool operator==(const PipelineSchedule& other) const { return kind == other.kind && file == other.file; }
+};
 
 // How often: every so many steps, or every so many seconds of wall-clock time. Exactly one is set.
 struct Interval {
@@ -43,10 +62,12 @@ struct Bytes {
   bool operator==(const Bytes&) const = default;
 };
 
-// Several words, in the order given.
-struct Words {
-  std::vector<std::string> list{};
-  bool operator==(const Words&) const = default;
+// Several values of an enum, in the order given.
+template <typename T>
+struct List {
+  std::vector<T> list{};
+  bool has(T value) const { return std::find(list.begin(), list.end(), value) != list.end(); }
+  bool operator==(const List&) const = default;
 };
 
 // Several counts, in the order given.
@@ -136,10 +157,10 @@ struct ParallelSection {
   Precision reduce_precision = Precision::kFp32;  // of gradients on the wire, with zero; sums are fp32 always
   int tp = 1;  // ranks that hold one copy of the model together, each a part of every layer
   int pp = 1;                       // pipeline ranks: stretches of layers
-  std::string schedule = "1f1b";     // of a pipeline: one of kPipelineSchedules, or file:PATH
+  PipelineSchedule schedule{};      // of a pipeline
   int virtual_stages = 0;           // stages of a pipeline rank; 0 = as the schedule has it: 2 interleaved, zb-v, dualpipe-v, else 1
   Counts layers_per_stage{};        // blocks of every stage; empty = balanced by cost
-  std::string post_validation = "auto";  // of a pipeline: update ahead of the gradient norm, checked in the next step: on, off
+  PostValidation post_validation = PostValidation::kAuto;  // update ahead of the gradient norm, checked in the next step
   bool sequence_parallel = true;  // with tp: norms, dropout and sums of a layer are cut by rows
   DataParallel data_parallel = DataParallel::kRing;
   double bucket_mib = 25;  // MiB of fp32 gradients reduced as one
@@ -149,11 +170,11 @@ struct ParallelSection {
 };
 
 struct MemorySection {
-  Words recompute{{"none"}};  // one word for all blocks, or one per block: none, selective, full
-  Words offload{};            // what lives on the host: optimizer, parameters, activations
-  Bytes device_limit{0};      // of a rank; 0 = what there is
-  Bytes host_limit{0};        // of what a rank offloads to the host; 0 = none
-  std::string disk_path{};    // takes what the host has no room for; empty = nothing goes to disk
+  List<Recompute> recompute{{Recompute::kNone}};  // one value for all blocks, or one per block
+  List<Offloaded> offload{};
+  Bytes device_limit{0};    // of a rank; 0 = what there is
+  Bytes host_limit{0};      // of what a rank offloads to the host; 0 = none
+  std::string disk_path{};  // takes what the host has no room for; empty = nothing goes to disk
   bool operator==(const MemorySection&) const = default;
 };
 

@@ -38,16 +38,16 @@ disk_path = "/tmp/x"
   EXPECT_FALSE(config.parallel.reshard_after_forward);
   EXPECT_FALSE(config.parallel.reshard_after_microbatch);
   EXPECT_EQ(config.parallel.reduce_precision, Precision::kBf16);
-  EXPECT_THAT(config.memory.recompute.list, ElementsAre("none", "selective", "full"));
-  EXPECT_THAT(config.memory.offload.list, ElementsAre("optimizer", "parameters"));
+  EXPECT_THAT(config.memory.recompute.list, ElementsAre(Recompute::kNone, Recompute::kSelective, Recompute::kFull));
+  EXPECT_THAT(config.memory.offload.list, ElementsAre(Offloaded::kOptimizer, Offloaded::kParameters));
   EXPECT_EQ(config.memory.device_limit.count, int64_t{3} << 29);
   EXPECT_EQ(config.memory.host_limit.count, 4096);
   EXPECT_EQ(config.memory.disk_path, "/tmp/x");
-  EXPECT_THAT(read("[memory]\nrecompute = \"full\"").memory.recompute.list, ElementsAre("full"));
+  EXPECT_THAT(read("[memory]\nrecompute = \"full\"").memory.recompute.list, ElementsAre(Recompute::kFull));
   const LoadedConfig loaded =
       load_config({}, {{"memory.offload", "optimizer,activations"}, {"memory.recompute", "[none,full]"}});
-  EXPECT_THAT(loaded.config.memory.offload.list, ElementsAre("optimizer", "activations"));
-  EXPECT_THAT(loaded.config.memory.recompute.list, ElementsAre("none", "full"));
+  EXPECT_THAT(loaded.config.memory.offload.list, ElementsAre(Offloaded::kOptimizer, Offloaded::kActivations));
+  EXPECT_THAT(loaded.config.memory.recompute.list, ElementsAre(Recompute::kNone, Recompute::kFull));
   EXPECT_EQ(load_config_text(resolved_toml(loaded), "x").config, loaded.config);
 }
 

@@ -14,11 +14,15 @@ std::string kind_of(const Value& value) {
   return names[value.index()];
 }
 
-template <typename T>
-Complaint wrong_type(const std::string& key, const Value& value, const Rule& rule) {
+Complaint wrong_type(const std::string& key, const Value& value, const std::string& expected) {
   return {.code = "LS1043",
           .what = cat(key, " = ", print_value(value), " is ", kind_of(value)),
-          .hint = cat("expected: ", type_name(T{}, rule))};
+          .hint = cat("expected: ", expected)};
+}
+
+template <typename T>
+Complaint wrong_type(const std::string& key, const Value& value, const Rule& rule) {
+  return wrong_type(key, value, type_name(T{}, rule));
 }
 
 template <typename T>
@@ -47,6 +51,12 @@ std::optional<int64_t> whole_number(const std::string& word) {
   return integer ? std::optional(*integer) : std::nullopt;
 }
 
+Rule rule_of_schedules() {
+  Rule rule{.choices = choices_of(ScheduleKind{}), .or_begins = "file:"};
+  rule.choices.pop_back();  // kFile has a path
+  return rule;
+}
+
 // The shortest decimal text without an exponent that reads back as the same number.
 std::string fixed_text(double value) {
   char buffer[400];
@@ -62,12 +72,17 @@ std::vector<std::string> choices_of(LrSchedule) { return {"cosine", "linear", "w
 std::vector<std::string> choices_of(DataParallel) { return {"ring", "parameter_server"}; }
 std::vector<std::string> choices_of(NonFinite) { return {"stop", "skip"}; }
 std::vector<std::string> choices_of(Backend) { return {"auto", "shared_memory", "mpi", "nccl"}; }
+std::vector<std::string> choices_of(PostValidation) { return {"auto", "on", "off"}; }
+std::vector<std::string> choices_of(Offloaded) { return {"optimizer", "parameters", "activations"}; }
+std::vector<std::string> choices_of(Recompute) { return {"none", "selective", "full"}; }
+std::vector<std::string> choices_of(ScheduleKind) {
+  return {"naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v", "file"};
+}
 
-std::string name_of(Precision value) { return choices_of(value).at(static_cast<size_t>(value)); }
-std::string name_of(Device value) { return choices_of(value).at(static_cast<size_t>(value)); }
-std::string name_of(LrSchedule value) { return choices_of(value).at(static_cast<size_t>(value)); }
-std::string name_of(DataParallel value) { return choices_of(value).at(static_cast<size_t>(value)); }
-std::string name_of(Backend value) { return choices_of(value).at(static_cast<size_t>(value)); }
+std::string name_of(const PipelineSchedule& schedule) {
+  const std::string name = name_of(schedule.kind);
+  return schedule.kind == ScheduleKind::kFile ? cat(name, ":", schedule.file) : name;
+}
 
 std::string print_value(bool value) { return value ? "true" : "false"; }
 std::string print_value(int64_t value) { return std::to_string(value); }
@@ -122,9 +137,7 @@ std::string print_value(const std::vector<int64_t>& value) {
 std::string print_value(const Counts& value) {
   return print_value(std::vector<int64_t>(value.list.begin(), value.list.end()));
 }
-std::string print_value(const Words& value) {
-  return value.list.size() == 1 ? print_value(value.list[0]) : print_value(value.list);
-}
+std::string print_value(const PipelineSchedule& value) { return print_value(name_of(value)); }
 
 std::string print_value(const Value& value) {
   return std::visit([](const auto& plain) { return print_value(plain); }, value);
@@ -163,9 +176,8 @@ std::string type_name(const std::string&, const Rule& rule) {
 std::string type_name(const Interval&, const Rule&) { return "steps | duration"; }
 std::string type_name(const Duration&, const Rule&) { return "duration"; }
 std::string type_name(const Bytes&, const Rule&) { return "bytes"; }
-std::string type_name(const Words&, const Rule& rule) {
-  return rule.choices.empty() ? "texts" : cat(join(rule.choices, " | "), ", or a list");
-}
+std::string type_name(const PipelineSchedule&, const Rule&) { return type_name(std::string(), rule_of_schedules()); }
+std::string list_type_name(const Rule& rule) { return cat(join(rule.choices, " | "), ", or a list"); }
 
 std::string type_name(const Counts&, const Rule& rule) { return cat("integers", range_text(rule), ", as [3, 4, 4, 3] or \"3,4*2,3\""); }
 
@@ -254,21 +266,32 @@ Verdict read_value(const std::string& key, const Value& value, const Rule& rule,
   return std::nullopt;
 }
 
-// A list, or a text with commas: "optimizer,activations".
-Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Words& out) {
+Verdict read_value(const std::string& key, const Value& value, const Rule&, PipelineSchedule& out) {
+  std::string text;
+  const Rule rule = rule_of_schedules();
+  if (Verdict bad = read_value(key, value, rule, text)) return bad;
+  const auto named = std::find(rule.choices.begin(), rule.choices.end(), text);
+  if (named == rule.choices.end())
+    out = {.kind = ScheduleKind::kFile, .file = text.substr(rule.or_begins.size())};
+  else
+    out = {.kind = static_cast<ScheduleKind>(named - rule.choices.begin())};
+  return std::nullopt;
+}
+
+Verdict read_words(const std::string& key, const Value& value, const Rule& rule, std::vector<std::string>& out) {
   std::vector<std::string> words;
   if (const auto* list = std::get_if<std::vector<std::string>>(&value)) {
     words = *list;
   } else if (const auto* text = std::get_if<std::string>(&value)) {
     if (!text->empty()) words = split(*text, ',');
   } else {
-    return wrong_type<Words>(key, value, rule);
+    return wrong_type(key, value, list_type_name(rule));
   }
-  for (std::string& word : words) {
+  for (const std::string& word : words) {
     std::string checked;
     if (Verdict bad = read_value(key, Value(word), rule, checked)) return bad;
   }
-  out = {.list = std::move(words)};
+  out = std::move(words);
   return std::nullopt;
 }
 

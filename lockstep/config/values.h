@@ -31,15 +31,8 @@ struct Unwrapped<std::optional<T>> {
 };
 
 template <typename T>
-inline constexpr bool kIsText = std::is_enum_v<T> || std::is_same_v<typename Unwrapped<T>::Type, std::string>;
-
-// The choices of an enum, in the order of its values.
-std::vector<std::string> choices_of(Precision);
-std::vector<std::string> choices_of(Device);
-std::vector<std::string> choices_of(LrSchedule);
-std::vector<std::string> choices_of(DataParallel);
-std::vector<std::string> choices_of(NonFinite);
-std::vector<std::string> choices_of(Backend);
+inline constexpr bool kIsText = std::is_enum_v<T> || std::is_same_v<T, PipelineSchedule> ||
+                                std::is_same_v<typename Unwrapped<T>::Type, std::string>;
 
 // As TOML.
 std::string print_value(bool value);
@@ -49,7 +42,7 @@ std::string print_value(const std::string& value);
 std::string print_value(const Interval& value);
 std::string print_value(const Duration& value);
 std::string print_value(const Bytes& value);
-std::string print_value(const Words& value);
+std::string print_value(const PipelineSchedule& value);
 std::string print_value(const Counts& value);
 std::string print_value(const std::vector<std::string>& value);
 std::string print_value(const std::vector<int64_t>& value);
@@ -68,7 +61,7 @@ Verdict read_value(const std::string& key, const Value& value, const Rule& rule,
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Interval& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Duration& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Bytes& out);
-Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Words& out);
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, PipelineSchedule& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Counts& out);
 
 // "integer", "number", ... with the range.
@@ -79,14 +72,23 @@ std::string type_name(const std::string&, const Rule& rule);
 std::string type_name(const Interval&, const Rule& rule);
 std::string type_name(const Duration&, const Rule& rule);
 std::string type_name(const Bytes&, const Rule& rule);
-std::string type_name(const Words&, const Rule& rule);
+std::string type_name(const PipelineSchedule&, const Rule& rule);
 std::string type_name(const Counts&, const Rule& rule);
 
-// int, enums and optionals in terms of the ones above.
+// A list of choices, or a text with commas: "optimizer,activations".
+Verdict read_words(const std::string& key, const Value& value, const Rule& rule, std::vector<std::string>& out);
+std::string list_type_name(const Rule& rule);
+
+// int, enums, lists of these and optionals in terms of the ones above.
 template <typename T>
   requires std::is_enum_v<T>
 Rule rule_of_choices() {
   return {.choices = choices_of(T{})};
+}
+
+template <typename T>
+std::string type_name(const List<T>&, const Rule&) {
+  return list_type_name(rule_of_choices<T>());
 }
 
 template <typename T>
@@ -104,7 +106,14 @@ std::string type_text(const Rule& rule) {
 template <typename T>
   requires std::is_enum_v<T>
 std::string print_value(T value) {
-  return print_value(choices_of(T{}).at(static_cast<size_t>(value)));
+  return print_value(name_of(value));
+}
+
+template <typename T>
+std::string print_value(const List<T>& value) {
+  std::vector<std::string> words;
+  for (const T item : value.list) words.push_back(name_of(item));
+  return words.size() == 1 ? print_value(words[0]) : print_value(words);
 }
 
 inline std::string print_value(int value) { return print_value(static_cast<int64_t>(value)); }
@@ -122,6 +131,19 @@ Verdict read_value(const std::string& key, const Value& value, const Rule&, T& o
   if (Verdict bad = read_value(key, value, rule, text)) return bad;
   for (size_t i = 0; i < rule.choices.size(); ++i) {
     if (rule.choices[i] == text) out = static_cast<T>(i);
+  }
+  return std::nullopt;
+}
+
+template <typename T>
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, List<T>& out) {
+  std::vector<std::string> words;
+  if (Verdict bad = read_words(key, value, rule_of_choices<T>(), words)) return bad;
+  out.list.clear();
+  for (const std::string& word : words) {
+    T item{};
+    if (Verdict bad = read_value(key, Value(word), rule, item)) return bad;
+    out.list.push_back(item);
   }
   return std::nullopt;
 }

@@ -8,7 +8,6 @@
 #include "lockstep/base/text.h"
 #include "lockstep/plan/cost_file.h"
 #include "lockstep/plan/matching.h"
-#include "lockstep/plan/median.h"
 #include "lockstep/program/pending.h"
 #include "lockstep/program/planned_calls.h"
 #include "lockstep/program/predict/memory.h"

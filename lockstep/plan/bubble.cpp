@@ -65,7 +65,7 @@ program::Row row_of(const ScheduleInput& input) {
   }
   const std::string share = bubble_share(input) ? percent(*bubble_share(input)) : "-";
   const auto per_rank = [&](double stages) { return number_text(stages / input.virtual_stages); };
-  return {std::string(schedule_name(input.kind)), cat(input.virtual_stages),
+  return {program::schedule_name(input.kind), cat(input.virtual_stages),
           number_text(use.pipeline_seconds / input.virtual_stages), percent(use.bubble()), share, percent(use.idle()),
           per_rank(most), per_rank(bound)};
 }

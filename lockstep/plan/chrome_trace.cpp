@@ -1,4 +1,4 @@
-#include "lockstep/plan/chrome_trace.h"
+#include "lockstep/plan/drawing.h"
 
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"

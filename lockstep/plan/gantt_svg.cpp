@@ -1,4 +1,4 @@
-#include "lockstep/plan/gantt_svg.h"
+#include "lockstep/plan/drawing.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,6 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/plan/boxes.h"
-#include "lockstep/plan/memory_strip.h"
 #include "lockstep/plan/svg.h"
 #include "lockstep/program/render/render_text.h"
 

@@ -1,4 +1,4 @@
-#include "lockstep/plan/grid.h"
+#include "lockstep/plan/drawing.h"
 
 #include <algorithm>
 #include <cmath>

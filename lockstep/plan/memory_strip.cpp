@@ -1,5 +1,3 @@
-#include "lockstep/plan/memory_strip.h"
-
 #include <algorithm>
 
 #include "lockstep/base/text.h"

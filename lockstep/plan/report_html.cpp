@@ -7,9 +7,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/plan/boxes.h"
 #include "lockstep/plan/bubble.h"
-#include "lockstep/plan/gantt_svg.h"
-#include "lockstep/plan/grid.h"
-#include "lockstep/plan/memory_strip.h"
+#include "lockstep/plan/drawing.h"
 #include "lockstep/plan/svg.h"
 #include "lockstep/program/render/render_text.h"
 

@@ -5,6 +5,9 @@
 #include <tuple>
 
 #include "lockstep/base/text.h"
+#include "lockstep/launch/compute_threads.h"
+#include "lockstep/launch/host_memory.h"
+#include "lockstep/plan/ways_out.h"
 #include "lockstep/program/render/render_text.h"
 #include "lockstep/program/verify/build.h"
 
@@ -105,6 +108,33 @@ std::string shortage_line(const Layout& layout, const Need& need, const Room& ro
   const std::string who = room.ranks == 1 ? cat(rank, " would need ") : cat(room.ranks, " ranks of ", place, " would together need ");
   return cat(who, bytes_text(need.total), parts_text(need), ", but ", bytes_text(room.bytes), " are left on ", place, " (",
              room.source, ")");
+}
+
+std::vector<Room> rooms_here(const config::RunConfig& config, const HostRanks& ranks) {
+  std::vector<Room> rooms;
+  const Room limit = limit_of(config);
+  const bool limited = limit.kind == Room::Kind::kLimit;
+  if (limited) rooms.push_back(limit);
+  // On the CPU the limit is of the same memory, and whoever sets it has said what there is.
+  if (limited && config.train.device == config::Device::kCpu) return rooms;
+  const auto memory = launch::host_memory();
+  if (!memory) return rooms;
+  rooms.push_back({.kind = Room::Kind::kHost,
+                   .bytes = memory->available,
+                   .source = memory->source,
+                   .first_rank = ranks.first.rank,
+                   .ranks = std::max(1, ranks.first.local_size),
+                   .fewer_ranks = ranks.fewer_ranks});
+  return rooms;
+}
+
+void refuse_what_does_not_fit(const config::RunConfig& config, const Layout& layout, const HostRanks& ranks) {
+  Layout here = layout;
+  here.threads = launch::compute_threads(config.train.threads, ranks.first);
+  for (Room& room : rooms_here(config, ranks)) {
+    room.twin = ranks.twin;
+    check_room(config, here, room);
+  }
 }
 
 }  // namespace lockstep::plan

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "lockstep/base/check.h"
 #include "lockstep/program/effects.h"
 
 namespace lockstep::plan {
@@ -37,6 +38,14 @@ Utilisation utilisation(const program::Program& program, const Spans& spans) {
     result.longest_window = std::max(result.longest_window, last - std::max(first, 0.0));
   }
   return result;
+}
+
+double median(std::vector<double> values) {
+  LOCKSTEP_CHECK(!values.empty(), "the median of nothing");
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1) return *middle;
+  return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
 }  // namespace lockstep::plan

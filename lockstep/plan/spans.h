@@ -34,4 +34,7 @@ struct Utilisation {
 };
 Utilisation utilisation(const program::Program& program, const Spans& spans);
 
+// Of an even number of values the mean of both in the middle. There is at least one.
+double median(std::vector<double> values);
+
 }  // namespace lockstep::plan

@@ -9,7 +9,6 @@
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
 #include "lockstep/plan/matching.h"
-#include "lockstep/plan/median.h"
 
 namespace lockstep::plan {
 namespace {

@@ -40,11 +40,12 @@ struct Change {
   bool same_numbers = true;
 };
 
-bool has(const std::vector<std::string>& words, const char* word) {
-  return std::find(words.begin(), words.end(), word) != words.end();
+// As an override says it: "[optimizer,parameters]".
+std::string list_of(const config::List<config::Offloaded>& offloaded) {
+  std::vector<std::string> words;
+  for (const config::Offloaded one : offloaded.list) words.push_back(config::name_of(one));
+  return cat("[", join(words, ","), "]");
 }
-
-std::string list_of(const std::vector<std::string>& words) { return cat("[", join(words, ","), "]"); }
 
 const config::Field& field_of(const std::string& key) {
   const size_t dot = key.find('.');
@@ -72,10 +73,10 @@ std::string text_of(const RunConfig& config, const Change& change) {
 }
 
 void add_recompute(const RunConfig& config, std::vector<Change>& changes) {
-  for (const char* word : {"selective", "full"}) {
-    const std::vector<std::string>& now = config.memory.recompute.list;
-    if (std::all_of(now.begin(), now.end(), [&](const std::string& block) { return block == word; })) continue;
-    changes.push_back({.set = {{"memory.recompute", word}}});
+  for (const config::Recompute more : {config::Recompute::kSelective, config::Recompute::kFull}) {
+    const std::vector<config::Recompute>& now = config.memory.recompute.list;
+    if (std::all_of(now.begin(), now.end(), [&](config::Recompute block) { return block == more; })) continue;
+    changes.push_back({.set = {{"memory.recompute", config::name_of(more)}}});
   }
 }
 
@@ -96,23 +97,25 @@ void add_sizes(const RunConfig& config, std::vector<Change>& changes) {
 
 // To a GPU's host; on the CPU what is offloaded is on the same host.
 void add_offload(const RunConfig& config, std::vector<Change>& changes) {
-  std::vector<std::string> words = config.memory.offload.list;
+  using config::Offloaded;
+  const config::List<Offloaded>& now = config.memory.offload;
   if (config.train.device == config::Device::kCpu) {
-    if (words.empty()) return;
+    if (now.list.empty()) return;
     Change none{.set = {{"memory.offload", "[]"}}};
     if (config.memory.host_limit.count > 0) none.set.push_back({"memory.host_limit", "0"});
     if (!config.memory.disk_path.empty()) none.set.push_back({"memory.disk_path", ""});
     return changes.push_back(std::move(none));
   }
-  for (const char* word : {"optimizer", "parameters"}) {
-    if (has(words, word)) continue;
-    words.emplace_back(word);
-    changes.push_back({.set = {{"memory.offload", list_of(words)}}});
+  config::List<Offloaded> more = now;
+  for (const Offloaded next : {Offloaded::kOptimizer, Offloaded::kParameters}) {
+    if (more.has(next)) continue;
+    more.list.push_back(next);
+    changes.push_back({.set = {{"memory.offload", list_of(more)}}});
   }
-  if (has(config.memory.offload.list, "activations")) return;
-  words = config.memory.offload.list;
-  words.emplace_back("activations");
-  changes.push_back({.set = {{"memory.offload", list_of(words)}}});
+  if (now.has(Offloaded::kActivations)) return;
+  more = now;
+  more.list.push_back(Offloaded::kActivations);
+  changes.push_back({.set = {{"memory.offload", list_of(more)}}});
 }
 
 // Other degrees: the data axes give what tp and pp take, and with them the keys that were set.

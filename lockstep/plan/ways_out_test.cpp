@@ -219,7 +219,7 @@ TEST(HostRoom, IsTakenByAllRanksTogether) {
   Room verified = host(0, 2);
   verified.twin = true;  // on rank 0
   EXPECT_EQ(needed(layout_of(config, 2), verified), 2 * peak_of(config, 2) + peak_of(config, 1));
-  config.memory.offload.list = {"optimizer"};
+  config.memory.offload.list = {config::Offloaded::kOptimizer};
   const Layout layout = layout_of(config, 2);
   const int64_t offloaded = predict_memory(layout, build_program(layout), 0)[MemoryCategory::kHost];
   EXPECT_EQ(offloaded, 16 * parameters);
@@ -265,7 +265,7 @@ TEST(WaysOut, FitTheMachine) {
   EXPECT_THAT(of(fixed), Not(Contains(HasSubstr("-n"))));
   config.parallel.dp = 2;
   EXPECT_THAT(of(host(0, 2)), Contains("-n 1 and parallel.dp = 1"));
-  config.memory.offload.list = {"optimizer"};
+  config.memory.offload.list = {config::Offloaded::kOptimizer};
   EXPECT_THAT(of(host(0, 2)), Contains("memory.offload = []"));
   config.memory.offload.list = {};
   config.train.device = config::Device::kCuda;
@@ -349,12 +349,13 @@ TEST(StepCost, OfAPipelineHasTheTimeInWhichItFills) {
   config.parallel.pp = 2;
   config.train.micro_batch = 1;
   const auto cpu = config::Device::kCpu;
-  for (const auto& [schedule, fill] : {std::pair{"1f1b", 1.0 / 8}, {"zb-h1", 1.0 / 24}, {"zb-h2", 0.0}}) {
-    config.parallel.schedule = schedule;
+  using Kind = program::ScheduleKind;
+  for (const auto& [schedule, fill] : {std::pair{Kind::kOneFOneB, 1.0 / 8}, {Kind::kZbH1, 1.0 / 24}, {Kind::kZbH2, 0.0}}) {
+    config.parallel.schedule.kind = schedule;
     const Layout layout = layout_of(config, 2);
     const Program program = build_program(layout);
     const double slowest = std::max(seconds(step_cost(layout, program, 0), cpu), seconds(step_cost(layout, program, 1), cpu));
-    EXPECT_DOUBLE_EQ(step_seconds(layout, program, 0, cpu), slowest * (1 + fill)) << schedule;
+    EXPECT_DOUBLE_EQ(step_seconds(layout, program, 0, cpu), slowest * (1 + fill)) << program::schedule_name(schedule);
   }
   config = configuration();
   const Layout alone = layout_of(config, 2);

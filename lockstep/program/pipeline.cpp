@@ -1,18 +1,15 @@
 #include "lockstep/program/pipeline.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <map>
 #include <numeric>
 
 #include "lockstep/base/check.h"
+#include "lockstep/config/fields.h"
 
 namespace lockstep::program {
 namespace {
-
-constexpr std::array<std::string_view, 9> kNames = {"naive", "gpipe", "1f1b", "interleaved", "zb-h1",
-                                                    "zb-h2", "zb-v",  "dualpipe-v", "file"};
 
 // What one stretch of layers costs in all, by its first layer and the one behind it.
 class Costs {
@@ -34,9 +31,7 @@ class Costs {
 
 }  // namespace
 
-std::string_view schedule_name(ScheduleKind kind) { return kNames.at(static_cast<size_t>(kind)); }
-
-bool v_shaped(ScheduleKind kind) { return kind == ScheduleKind::kZbV || kind == ScheduleKind::kDualPipeV; }
+std::string schedule_name(ScheduleKind kind) { return config::name_of(kind); }
 
 bool splits_backward(ScheduleKind kind) {
   return kind == ScheduleKind::kZbH1 || kind == ScheduleKind::kZbH2 || v_shaped(kind);

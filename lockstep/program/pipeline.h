@@ -2,20 +2,17 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "lockstep/arch/cost.h"
 #include "lockstep/arch/model_config.h"
+#include "lockstep/config/run_config.h"
 
 namespace lockstep::program {
 
-// See schedules.h for what each does.
-enum class ScheduleKind { kNaive, kGPipe, kOneFOneB, kInterleaved, kZbH1, kZbH2, kZbV, kDualPipeV, kFile };
-std::string_view schedule_name(ScheduleKind kind);  // "naive", "gpipe", "1f1b", "interleaved", "zb-h1", ..., "file"
-// The second half of the stages comes back over the ranks: the last stage is on the first rank. Else stage s is on rank
-// s mod pp.
-bool v_shaped(ScheduleKind kind);
+using config::ScheduleKind;
+using config::v_shaped;
+std::string schedule_name(ScheduleKind kind);  // "naive", "gpipe", "1f1b", "interleaved", "zb-h1", ..., "file"
 // Backward runs in two parts, I and W.
 bool splits_backward(ScheduleKind kind);
 

@@ -70,11 +70,10 @@ void add_token_files(const std::string& name, const std::string& prefix, std::ve
     facts.push_back({.name = cat(name, ": ", path.extension().string()), .value = identity_of(path), .origin = path.string()});
 }
 
-// Without the "hf:" or "file:" before it.
+// Without the "hf:" before it.
 fs::path path_in(const std::string& value) {
-  for (const std::string_view prefix : {std::string_view("hf:"), config::kScheduleFile})
-    if (value.starts_with(prefix)) return value.substr(prefix.size());
-  return value;
+  constexpr std::string_view kPrefix = "hf:";
+  return value.starts_with(kPrefix) ? value.substr(kPrefix.size()) : value;
 }
 
 // What a rank says: its host, and the facts as [name, value, origin].
@@ -181,8 +180,8 @@ std::vector<Fact> config_facts(const config::LoadedConfig& loaded) {
     if (!prefix.empty()) add_token_files(name, prefix, facts);
   for (const auto& [name, value] : {std::pair{"data.tokenizer", config.data.tokenizer}, {"model.from", config.model.from}})
     if (!value.empty()) append(facts, content_facts(name, path_in(value)));
-  const std::string& schedule = config.parallel.schedule;
-  if (schedule.starts_with(config::kScheduleFile)) append(facts, content_facts("parallel.schedule: file", path_in(schedule)));
+  const config::PipelineSchedule& schedule = config.parallel.schedule;
+  if (schedule.kind == config::ScheduleKind::kFile) append(facts, content_facts("parallel.schedule: file", schedule.file));
   return facts;
 }
 

@@ -8,7 +8,7 @@
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
-#include "lockstep/plan/chrome_trace.h"
+#include "lockstep/plan/drawing.h"
 #include "lockstep/plan/report_html.h"
 #include "lockstep/plan/simulate.h"
 #include "lockstep/plan/step_trace.h"

@@ -7,7 +7,7 @@
 #include "apps/lockstep/runtime/job_facts.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/launch/compute_threads.h"
-#include "lockstep/plan/host_room.h"
+#include "lockstep/plan/room.h"
 #include "lockstep/program/passes/job.h"
 #include "lockstep/train/executor_options.h"
 

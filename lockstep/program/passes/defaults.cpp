@@ -1,4 +1,4 @@
-#include "lockstep/program/passes/defaults.h"
+#include "lockstep/program/passes/job.h"
 
 #include <algorithm>
 
@@ -22,14 +22,9 @@ void settle(LoadedConfig& loaded, const char* key, int64_t& field, int64_t value
   loaded.origin[key] = value == plain ? "default" : why;
 }
 
-// Microbatches come in groups of so many.
-int64_t group_of(const LoadedConfig& loaded) {
-  return loaded.config.parallel.schedule == "interleaved" ? loaded.config.parallel.pp : 1;
-}
-
 void settle_micro_batch(LoadedConfig& loaded, int64_t data_ranks) {
   TrainSection& train = loaded.config.train;
-  const int64_t plain = TrainSection{}.micro_batch, parts = saturating_mul(data_ranks, group_of(loaded));
+  const int64_t plain = TrainSection{}.micro_batch, parts = saturating_mul(data_ranks, config::microbatch_group(loaded.config));
   if (train.global_batch % parts != 0) return settle(loaded, "train.micro_batch", train.micro_batch, plain, plain, "");
   int64_t size = plain;
   while (train.global_batch / parts % size != 0) --size;

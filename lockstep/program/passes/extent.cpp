@@ -1,4 +1,4 @@
-#include "lockstep/program/passes/extent.h"
+#include "lockstep/program/passes/make_layout.h"
 
 #include <algorithm>
 

@@ -8,6 +8,7 @@
 #include "lockstep/arch/model_findings.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/config/check.h"
 #include "lockstep/config/suggestion.h"
 #include "lockstep/data/bpe_tokenizer.h"
 #include "lockstep/data/sampler.h"
@@ -109,6 +110,7 @@ Findings judge_sizes(config::LoadedConfig& loaded, int world_size, bool with_way
   arch::ModelFindings sizes = arch::judge_model(config.model, 1, with_ways);
   if (!sizes.model) return of_model(Step::kModel, sizes);
   settle_defaults(loaded, *sizes.model, world_size);
+  config::read_schedule(loaded.config);
   sizes.model->max_seq_len = config.model.max_seq_len.value_or(config.train.seq_len);
   return of_layout(Step::kLayout, layout_problems(config, *sizes.model, world_size));
 }

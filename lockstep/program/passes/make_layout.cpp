@@ -2,14 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <utility>
 
-#include "lockstep/base/file.h"
-#include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/config/suggestion.h"
-#include "lockstep/program/passes/extent.h"
 #include "lockstep/program/passes/schedules.h"
 
 namespace lockstep::program {
@@ -17,27 +13,24 @@ namespace lockstep::program {
 namespace {
 
 std::vector<arch::Recompute> recompute_of(const config::MemorySection& memory, int64_t layers) {
-  std::vector<arch::Recompute> blocks;
-  for (const std::string& word : memory.recompute.list)
-    blocks.push_back(word == "full"        ? arch::Recompute::kFull
-                     : word == "selective" ? arch::Recompute::kSelective
-                                           : arch::Recompute::kNone);
+  std::vector<arch::Recompute> blocks = memory.recompute.list;
   if (blocks.size() == 1) blocks.resize(static_cast<size_t>(layers), blocks[0]);
   return blocks;
 }
 
-// With what the configuration leaves to the grid of a file, whose text is the second.
-std::pair<config::PipelineChoice, std::string> schedule_choice(const config::RunConfig& config) {
+std::string grid_of(const config::RunConfig& config) { return config.parallel.schedule.grid.value_or(""); }
+
+// With what the configuration leaves to the grid of a file.
+config::PipelineChoice choice_of(const config::RunConfig& config) {
   config::PipelineChoice choice = config::pipeline_choice(config);
-  const std::string grid = choice.file.empty() ? "" : read_file(choice.file);
-  if (choice.virtual_stages == 0) choice.virtual_stages = std::max(1, grid_virtual_stages(grid));
-  return {std::move(choice), grid};
+  if (choice.virtual_stages == 0) choice.virtual_stages = std::max(1, grid_virtual_stages(grid_of(config)));
+  return choice;
 }
 
 Pipeline pipeline_of(const config::RunConfig& config, const arch::ModelConfig& model) {
-  const auto [choice, grid] = schedule_choice(config);
-  Pipeline pipeline{.kind = static_cast<ScheduleKind>(choice.schedule), .ranks = config.parallel.pp,
-                    .virtual_stages = choice.virtual_stages, .grid = grid};
+  const config::PipelineChoice choice = choice_of(config);
+  Pipeline pipeline{.kind = config.parallel.schedule.kind, .ranks = config.parallel.pp,
+                    .virtual_stages = choice.virtual_stages, .grid = grid_of(config)};
   pipeline.post_validation = choice.post_validation;
   pipeline.grid_in_v = pipeline.kind == ScheduleKind::kFile && grid_lies_in_v(pipeline.grid);
   if (!choice.blocks.empty())
@@ -59,12 +52,11 @@ std::vector<config::LayoutProblem> schedule_problems_of(const config::RunConfig&
   };
   std::vector<config::LayoutProblem> found;
   if (config.parallel.pp == 1 || wrong("parallel.schedule") || wrong("parallel.virtual_stages")) return found;
-  const auto [choice, grid] = schedule_choice(config);
-  const ScheduleInput input{.kind = static_cast<ScheduleKind>(choice.schedule),
+  const ScheduleInput input{.kind = config.parallel.schedule.kind,
                             .ranks = config.parallel.pp,
-                            .virtual_stages = choice.virtual_stages,
+                            .virtual_stages = choice_of(config).virtual_stages,
                             .microbatches = static_cast<int>(std::max(int64_t{1}, config::microbatches(config, world_size))),
-                            .grid = grid,
+                            .grid = grid_of(config),
                             .sequences = config.train.micro_batch * config::data_parallel_size(config, world_size)};
   for (config::LayoutProblem& problem : schedule_problems(input))
     if (!wrong(problem.key)) found.push_back(std::move(problem));
@@ -72,12 +64,9 @@ std::vector<config::LayoutProblem> schedule_problems_of(const config::RunConfig&
 }
 
 Offload offload_of(const config::MemorySection& memory) {
-  const auto has = [&](const char* word) {
-    return std::find(memory.offload.list.begin(), memory.offload.list.end(), word) != memory.offload.list.end();
-  };
-  return {.optimizer = has("optimizer"),
-          .parameters = has("parameters"),
-          .activations = has("activations"),
+  return {.optimizer = memory.offload.has(config::Offloaded::kOptimizer),
+          .parameters = memory.offload.has(config::Offloaded::kParameters),
+          .activations = memory.offload.has(config::Offloaded::kActivations),
           .host_limit = memory.host_limit.count,
           .disk = !memory.disk_path.empty()};
 }
@@ -95,9 +84,8 @@ std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& conf
   resolved.model.layers = model.layers;
   resolved.model.heads = model.heads;
   resolved.model.kv_heads = model.kv_heads;
-  if (const std::string file = config::pipeline_choice(config).file;
-      config.parallel.pp > 1 && config.parallel.virtual_stages == 0 && std::filesystem::is_regular_file(file))
-    resolved.parallel.virtual_stages = grid_virtual_stages(read_file(file));
+  if (const auto& grid = config.parallel.schedule.grid; config.parallel.pp > 1 && config.parallel.virtual_stages == 0 && grid)
+    resolved.parallel.virtual_stages = grid_virtual_stages(*grid);
   std::vector<config::LayoutProblem> problems = config::layout_problems(resolved, world_size);
   if (!problems.empty() && problems.front().depth < config::kRelationsDepth) return problems;
   // A schedule is read microbatch by microbatch: not of a job that is too large to be planned.

@@ -4,7 +4,6 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/program/names.h"
-#include "lockstep/program/render/render_folded.h"
 
 namespace lockstep::program {
 namespace {

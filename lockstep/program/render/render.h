@@ -15,11 +15,18 @@ struct ProgramTextOptions {
   int width = 0;   // wrap lines at " | " to this many columns; 0 = one line
   int indent = 0;  // of the lines after the first
   bool compact = false;  // neighbouring layers as one ("F embed..head m0"), repeated microbatches as one ("m0..m6 (...)");
-                         // with sharding, offload or recomputation see render_folded.h
+                         // with sharding, offload or recomputation folded_texts()
 };
 // "F embed m0 | F b0 m0 | ... | NORM | STEP" of one rank.
 std::string program_text(const Program& program, const Layout& layout, int rank,
                          const ProgramTextOptions& options = {});
+
+// The compact form of programs whose parameters, gradients or activations come and go: neighbouring rounds of actions that do
+// the same to the next layers as the first and the last of them, "(F b0, RESHARD b0, UNSHARD b2) .. (F b9, RESHARD b9,
+// UNSHARD b11) m0", one action alone as "F embed..head m0"; and microbatches that do the same once: "m = 0..6 (...)", where "m-1"
+// is the one before.
+std::vector<std::string> folded_texts(const std::vector<Action>& actions, const std::vector<Bucket>& buckets,
+                                      int num_layers);
 
 // The programs over time, a lane for computing and one for the network of each rank (of the first `max_ranks`):
 //                m0                m1

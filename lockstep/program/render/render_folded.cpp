@@ -1,4 +1,4 @@
-#include "lockstep/program/render/render_folded.h"
+#include "lockstep/program/render/render.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "lockstep/base/text.h"
+#include "lockstep/config/fields.h"
 #include "lockstep/program/names.h"
 #include "lockstep/program/planned_calls.h"
 #include "lockstep/program/predict/memory.h"
@@ -73,7 +74,8 @@ std::string kept_table(const Layout& layout, int rank) {
                               .element_size = layout.element_size(),
                               .threads = layout.threads,
                               .tensor = layout.tensor_shard(rank)};
-  std::vector<Row> rows = {{"a block keeps", "none", "selective", "full"}};
+  std::vector<Row> rows = {{"a block keeps"}};
+  for (const arch::Recompute choice : kChoices) rows[0].push_back(config::name_of(choice));
   int64_t sums[std::size(kChoices)] = {}, blocks[std::size(kChoices)] = {};
   for (const arch::KeptPart& part : arch::block_kept_parts(layout.model, input)) {
     Row& row = rows.emplace_back(Row{"  " + part.name});

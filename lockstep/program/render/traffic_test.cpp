@@ -27,7 +27,7 @@ struct Options {
   int pp = 1, dp = 1, tp = 1;
   int zero = 0;
   config::DataParallel data_parallel = config::DataParallel::kRing;
-  const char* schedule = "1f1b";
+  ScheduleKind schedule = ScheduleKind::kOneFOneB;
 };
 
 Layout layout_for(const Options& options) {
@@ -38,7 +38,7 @@ Layout layout_for(const Options& options) {
   config.parallel.tp = options.tp;
   config.parallel.zero = options.zero;
   config.parallel.data_parallel = options.data_parallel;
-  config.parallel.schedule = options.schedule;
+  config.parallel.schedule.kind = options.schedule;
   // The first and the last rank with as many blocks as the others.
   const int stages = config::pipeline_choice(config).virtual_stages * options.pp;
   if (options.pp > 1) config.parallel.layers_per_stage.list.assign(static_cast<size_t>(stages), kBlocks / stages);
@@ -76,8 +76,8 @@ TEST(AlikeRanks, MakeTheSameCallsAndOthersDoNot) {
                                     {.pp = 2, .dp = 2, .tp = 2, .zero = 1},
                                     {.pp = 2, .dp = 2, .tp = 3, .zero = 3},
                                     {.pp = 2, .dp = 3, .data_parallel = DataParallel::kParameterServer},
-                                    {.pp = 2, .dp = 2, .schedule = "interleaved"},
-                                    {.pp = 2, .tp = 2, .schedule = "zb-v"},
+                                    {.pp = 2, .dp = 2, .schedule = ScheduleKind::kInterleaved},
+                                    {.pp = 2, .tp = 2, .schedule = ScheduleKind::kZbV},
                                     {.dp = 3, .tp = 2},
                                     {.dp = 3, .data_parallel = DataParallel::kParameterServer},
                                     {.tp = 4}};

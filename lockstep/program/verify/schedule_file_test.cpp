@@ -5,12 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <random>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/passes/schedules.h"
@@ -51,8 +49,6 @@ std::vector<std::string> said(const ScheduleInput& input) {
 
 // gpt2 with a block more than stages need; parallel.virtual_stages is left to the grid.
 Layout layout_of(const std::string& text, int ranks, int microbatches, int blocks = 4) {
-  const std::string path = testing::TempDir() + "lockstep_schedule_file_test.csv";
-  write_file(path, text);
   config::RunConfig config;
   config.model.preset = "gpt2-test";
   config.model.layers = blocks;
@@ -60,10 +56,8 @@ Layout layout_of(const std::string& text, int ranks, int microbatches, int block
   config.train.micro_batch = 1;
   config.train.seq_len = 16;
   config.parallel.pp = ranks;
-  config.parallel.schedule = "file:" + path;
-  Layout layout = make_layout(config, arch::resolve_model(config.model), ranks);
-  std::filesystem::remove(path);
-  return layout;
+  config.parallel.schedule = {.kind = Kind::kFile, .file = "grid.csv", .grid = text};
+  return make_layout(config, arch::resolve_model(config.model), ranks);
 }
 
 TEST(ScheduleFileTest, RunsWhatPyTorchPrints) {

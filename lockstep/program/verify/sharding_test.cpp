@@ -139,7 +139,7 @@ TEST(ShardingLayoutTest, MadeFromTheConfiguration) {
   config.parallel.fsdp = true;
   config.parallel.dp_replicate = 2;
   config.parallel.tp = 2;
-  config.memory.recompute.list = {"full"};
+  config.memory.recompute.list = {arch::Recompute::kFull};
   const Layout layout = make_layout(config, arch::resolve_model(config.model), 8);
   EXPECT_EQ(describe(layout),
             "dp_replicate 2 x dp_shard 2 (zero 3) x tp 2 (sequence parallel), 4 microbatches x 2 sequences x 64 "
