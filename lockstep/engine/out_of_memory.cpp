@@ -11,26 +11,7 @@
 namespace lockstep::engine {
 namespace {
 
-using program::ActionKind;
-
 std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
-
-std::string verb_of(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kForward:
-      return "forward";
-    case ActionKind::kBackward:
-      return "backward";
-    case ActionKind::kBackwardInput:
-      return "backward of the input";
-    case ActionKind::kBackwardWeight:
-      return "backward of the weights";
-    case ActionKind::kRecompute:
-      return "recomputation";
-    default:
-      return std::string(program::action_name(kind));
-  }
-}
 
 }  // namespace
 
@@ -39,7 +20,8 @@ OutOfMemory::OutOfMemory(Message message, program::MemoryBytes measured)
 
 std::string describe(const program::Action& action, const program::Layout& layout) {
   const int layer = action.layer >= 0 ? action.layer : action.unit;
-  std::string text = verb_of(action.kind);
+  const program::KindWords& words = program::words_of(action.kind);
+  std::string text(words.verb.empty() ? words.name : words.verb);
   if (layer >= 0) text += cat(" of ", arch::layer_table(layout.model).at(static_cast<size_t>(layer)).name);
   if (action.bucket >= 0) text += cat(" of bucket ", action.bucket);
   if (action.microbatch >= 0) text += cat(", microbatch ", action.microbatch);

@@ -1,5 +1,6 @@
 #include "lockstep/plan/boxes.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "lockstep/base/error.h"
@@ -10,8 +11,9 @@ namespace {
 using program::Action;
 using program::ActionKind;
 
-// Nothing for what only waits or takes no time worth drawing.
-std::optional<BoxKind> kind_of(ActionKind kind) {
+// Nothing for what only waits or gives memory back.
+std::optional<BoxKind> kind_of(ActionKind kind, const program::Effects& effects) {
+  const auto all = [&](program::Access how) { return std::ranges::all_of(effects.touches, [&](const program::Touch& touch) { return touch.how == how; }); };
   switch (kind) {
     case ActionKind::kForward:
       return BoxKind::kForward;
@@ -21,21 +23,13 @@ std::optional<BoxKind> kind_of(ActionKind kind) {
       return BoxKind::kInput;
     case ActionKind::kBackwardWeight:
       return BoxKind::kWeight;
-    case ActionKind::kRecompute:
-      return BoxKind::kRecompute;
-    case ActionKind::kShardGrad:
-    case ActionKind::kStep:
-      return BoxKind::kUpdate;
-    case ActionKind::kFetch:
-    case ActionKind::kEvict:
-      return BoxKind::kCopy;
-    case ActionKind::kRecvForward:
-    case ActionKind::kRecvBackward:
-    case ActionKind::kReshard:
-      return std::nullopt;
     default:
-      return BoxKind::kNetwork;
+      break;
   }
+  if (program::computes(kind)) return BoxKind::kRecompute;
+  if (effects.lane == program::Lane::kCopies) return BoxKind::kCopy;
+  if (all(effects.lane == program::Lane::kChannel ? program::Access::kCreate : program::Access::kDrop)) return std::nullopt;
+  return effects.collective || effects.lane != program::Lane::kCompute ? BoxKind::kNetwork : BoxKind::kUpdate;
 }
 
 Box box_of(const Action& action, const program::Layout& layout, BoxKind kind, const Span& span, int index) {
@@ -83,10 +77,11 @@ std::vector<std::vector<Box>> boxes(const program::Program& program, const progr
   std::vector<std::vector<Box>> result;
   for (size_t rank = 0; rank < spans.size(); ++rank) {
     std::vector<Box>& row = result.emplace_back();
+    program::EffectTable effects(layout, program.buckets, static_cast<int>(rank));
     int computing = -1;  // the last box on the lane of computing
     for (size_t i = 0; i < spans[rank].size(); ++i) {
       const Action& action = program.ranks[rank][i];
-      const std::optional<BoxKind> kind = kind_of(action.kind);
+      const std::optional<BoxKind> kind = kind_of(action.kind, effects.of(action));
       if (!kind || spans[rank][i].seconds() <= 0) continue;
       Box box = box_of(action, layout, *kind, spans[rank][i], static_cast<int>(i));
       box.critical = critical[rank][i];

@@ -3,24 +3,20 @@
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/plan/matching.h"
-#include "lockstep/program/effects.h"
 #include "lockstep/program/names.h"
+#include "lockstep/program/pending.h"
 
 namespace lockstep::plan {
 namespace {
 
 using program::Action;
-using program::ActionKind;
 
 enum Thread { kCompute, kNetwork, kCopies };
 
-Thread thread_of(ActionKind kind) {
-  if (kind == ActionKind::kFetch || kind == ActionKind::kEvict) return kCopies;
-  const bool here = program::computes(kind) || kind == ActionKind::kStep || kind == ActionKind::kShardGrad || kind == ActionKind::kReshard;
-  return here ? kCompute : kNetwork;
+Thread thread_of(const program::Effects& effects) {
+  if (effects.lane == program::Lane::kCopies) return kCopies;
+  return effects.lane == program::Lane::kCompute && !effects.collective ? kCompute : kNetwork;
 }
-
-bool receives(ActionKind kind) { return kind == ActionKind::kRecvForward || kind == ActionKind::kRecvBackward; }
 
 class Events {
  public:
@@ -34,6 +30,7 @@ class Events {
       name("thread_name", rank, kCompute, "compute");
       name("thread_name", rank, kNetwork, "network");
       name("thread_name", rank, kCopies, "copies");
+      effects_.emplace_back(layout_, program_.buckets, rank);
       for (int i = 0; i < static_cast<int>(spans_[static_cast<size_t>(rank)].size()); ++i) complete({rank, i});
     }
     const Matching matching = match(program_, layout_);
@@ -50,9 +47,12 @@ class Events {
   void name(const char* what, int rank, Thread thread, const std::string& name) {
     events_.push_back({{"ph", "M"}, {"name", what}, {"pid", rank}, {"tid", static_cast<int>(thread)}, {"args", {{"name", name}}}});
   }
+  const program::Effects& effects(int rank, const Action& action) { return effects_[static_cast<size_t>(rank)].of(action); }
   void complete(const ActionRef& ref) {
     const Action& done = action(ref);
-    if (span(ref).seconds() <= 0 || receives(done.kind)) return;
+    const program::Effects& of = effects(ref.rank, done);
+    const bool receives = of.lane == program::Lane::kChannel && of.touches.front().how == program::Access::kCreate;
+    if (span(ref).seconds() <= 0 || receives) return;
     const int stage = done.layer >= 0 ? layout_.pipeline.stage_of(done.layer) : done.stage;
     OrderedJson args = OrderedJson::object();
     if (stage >= 0) args["stage"] = stage;
@@ -61,7 +61,7 @@ class Events {
                        {"name", program::action_text(done, program_.buckets, layout_.num_layers())},
                        {"cat", program::action_name(done.kind)},
                        {"pid", ref.rank},
-                       {"tid", static_cast<int>(thread_of(done.kind))},
+                       {"tid", static_cast<int>(thread_of(of))},
                        {"ts", span(ref).start * scale_},
                        {"dur", span(ref).seconds() * scale_},
                        {"args", args}});
@@ -86,17 +86,14 @@ class Events {
     while (i >= 0 && i < static_cast<int>(actions.size()) && !program::computes(actions[static_cast<size_t>(i)].kind)) i += step;
     return i < static_cast<int>(actions.size()) ? i : -1;
   }
-  int user(const ActionRef& ref) const {
-    const Action& recv = action(ref);
-    const auto [begin, end] = layout_.stage_layers(recv.stage);
-    const bool forward = recv.kind == ActionKind::kRecvForward;
+  // What takes what the RECV brings.
+  int user(const ActionRef& ref) {
+    program::Pending<bool> coming;
+    coming.start(effects(ref.rank, action(ref)), action(ref), true);
     const std::vector<Action>& actions = program_.list(ref.rank);
-    for (int i = ref.index; i < static_cast<int>(actions.size()); ++i) {
+    for (int i = ref.index + 1; i < static_cast<int>(actions.size()); ++i) {
       const Action& next = actions[static_cast<size_t>(i)];
-      if (next.microbatch != recv.microbatch || next.layer != (forward ? begin : end - 1)) continue;
-      const bool uses = forward ? next.kind == ActionKind::kForward
-                                : next.kind == ActionKind::kBackward || next.kind == ActionKind::kBackwardInput;
-      if (uses) return i;
+      if (program::computes(next.kind) && !coming.of(effects(ref.rank, next), next).empty()) return i;
     }
     return -1;
   }
@@ -105,6 +102,7 @@ class Events {
   const program::Layout& layout_;
   const Spans& spans_;
   const double scale_;
+  std::vector<program::EffectTable> effects_;  // by rank
   OrderedJson events_ = OrderedJson::array();
 };
 

@@ -138,6 +138,7 @@ Effects EffectTable::make(const Action& action) {
       touch_units(bucket(action), Resource::kParameters, Access::kUpdate, effects);
       break;
     case ActionKind::kValidate:
+      effects.lane = Lane::kNetwork;
       touch(Resource::kLosses, Access::kConsume, 0);
       touch(Resource::kNorm, Access::kConsume, 0);
       break;
@@ -160,10 +161,6 @@ void EffectTable::move(const Action& action, Effects& effects) const {
     case Moved::kActivation:
       return effects.touches.push_back({Resource::kSaved, Access::kUpdate, action.layer});
   }
-}
-
-bool computes(ActionKind kind) {
-  return kind <= ActionKind::kRecompute;
 }
 
 bool reduces(ActionKind kind) {

@@ -84,9 +84,6 @@ class EffectTable {
   std::map<std::tuple<ActionKind, int, int, int, int, Moved>, Effects> known_;
 };
 
-// F, B, I, W and RECOMPUTE.
-bool computes(ActionKind kind);
-
 // REDUCE_GRAD, SHARD_GRAD, REDUCE_SHARD, PUSH.
 bool reduces(ActionKind kind);
 // SEND_F, RECV_F, SEND_B, RECV_B: between the ranks of pp.

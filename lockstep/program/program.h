@@ -2,7 +2,9 @@
 // it, verify/ checks it, plan/ simulates it and engine/ interprets it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,7 +45,53 @@ enum class ActionKind {
   kTokens,          // TOKENS  with post-validation: all-reduce of the number of valid tokens over the data axes, for STEP
   kValidate,        // VALIDATE  with post-validation: was the STEP of the step before the right one? post_validation.h
 };
-std::string_view action_name(ActionKind kind);
+// What each is called, and how pages show it.
+struct KindWords {
+  ActionKind kind;
+  std::string_view name;
+  std::string_view letter{};    // in drawings, in front of its layer or unit; empty = the name
+  std::string_view verb{};      // in messages, of a layer; empty = the name
+  bool computes = false;        // a layer, for a microbatch
+  bool comes_and_goes = false;  // what is elsewhere between its uses, or made again: such lists are shown as rounds
+  bool opens_round = false;     // beside what computes
+};
+inline constexpr KindWords kActionKinds[] = {
+    {.kind = ActionKind::kForward, .name = "F", .verb = "forward", .computes = true},
+    {.kind = ActionKind::kBackward, .name = "B", .verb = "backward", .computes = true},
+    {.kind = ActionKind::kBackwardInput, .name = "I", .verb = "backward of the input", .computes = true},
+    {.kind = ActionKind::kBackwardWeight, .name = "W", .verb = "backward of the weights", .computes = true},
+    {.kind = ActionKind::kRecompute, .name = "RECOMPUTE", .letter = "f", .verb = "recomputation", .computes = true, .comes_and_goes = true},
+    {.kind = ActionKind::kSendForward, .name = "SEND_F"},
+    {.kind = ActionKind::kRecvForward, .name = "RECV_F"},
+    {.kind = ActionKind::kSendBackward, .name = "SEND_B"},
+    {.kind = ActionKind::kRecvBackward, .name = "RECV_B"},
+    {.kind = ActionKind::kUnshard, .name = "UNSHARD", .letter = "+", .comes_and_goes = true},
+    {.kind = ActionKind::kReshard, .name = "RESHARD", .letter = "-", .comes_and_goes = true},
+    {.kind = ActionKind::kFetch, .name = "FETCH", .letter = "+", .comes_and_goes = true},
+    {.kind = ActionKind::kEvict, .name = "EVICT", .letter = "-", .comes_and_goes = true},
+    {.kind = ActionKind::kReduceGrad, .name = "REDUCE_GRAD", .letter = "R"},
+    {.kind = ActionKind::kShardGrad, .name = "SHARD_GRAD", .letter = "S", .comes_and_goes = true},
+    {.kind = ActionKind::kReduceShard, .name = "REDUCE_SHARD", .letter = "A"},
+    {.kind = ActionKind::kPush, .name = "PUSH", .letter = ">"},
+    {.kind = ActionKind::kReduceTied, .name = "REDUCE_TIED"},
+    {.kind = ActionKind::kLoss, .name = "LOSS"},
+    {.kind = ActionKind::kReducePartial, .name = "REDUCE_PARTIAL"},
+    {.kind = ActionKind::kNorm, .name = "NORM"},
+    {.kind = ActionKind::kStep, .name = "STEP", .letter = "U", .opens_round = true},
+    {.kind = ActionKind::kPull, .name = "PULL", .letter = "<"},
+    {.kind = ActionKind::kTokens, .name = "TOKENS"},
+    {.kind = ActionKind::kValidate, .name = "VALIDATE"},
+};
+// Its row.
+constexpr const KindWords& words_of(ActionKind kind) { return kActionKinds[static_cast<size_t>(kind)]; }
+constexpr std::string_view action_name(ActionKind kind) { return words_of(kind).name; }
+// F, B, I, W and RECOMPUTE.
+constexpr bool computes(ActionKind kind) { return words_of(kind).computes; }
+static_assert([] {
+  for (size_t i = 0; i < std::size(kActionKinds); ++i)
+    if (static_cast<size_t>(kActionKinds[i].kind) != i) return false;
+  return true;
+}());
 
 // What FETCH and EVICT move.
 enum class Moved { kParameters, kOptimizer, kActivation };

@@ -15,33 +15,11 @@ std::string short_label(int layer, int num_layers) {
 
 // What stands in front of the layer.
 std::string letter(const Action& action) {
-  switch (action.kind) {
-    case ActionKind::kRecompute:
-      return "f";
-    case ActionKind::kUnshard:
-      return "+";
-    case ActionKind::kReshard:
-      return "-";
-    case ActionKind::kFetch:
-    case ActionKind::kEvict: {
-      const char* what = action.moved == Moved::kOptimizer ? "s" : action.moved == Moved::kActivation ? "x" : "";
-      return (action.kind == ActionKind::kFetch ? "+" : "-") + std::string(what);
-    }
-    case ActionKind::kReduceGrad:
-      return "R";
-    case ActionKind::kShardGrad:
-      return "S";
-    case ActionKind::kReduceShard:
-      return "A";
-    case ActionKind::kPush:
-      return ">";
-    case ActionKind::kPull:
-      return "<";
-    case ActionKind::kStep:
-      return action.unit < 0 ? "STEP" : "U";
-    default:
-      return std::string(action_name(action.kind));
-  }
+  const KindWords& words = words_of(action.kind);
+  const bool whole = action.layer < 0 && action.unit < 0 && action.bucket < 0;  // not of one layer
+  if (whole || words.letter.empty()) return std::string(words.name);
+  const char* what = action.moved == Moved::kOptimizer ? "s" : action.moved == Moved::kActivation ? "x" : "";
+  return std::string(words.letter) + what;
 }
 
 std::string cell_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers) {
@@ -119,7 +97,7 @@ class Drawing {
       for (; lanes.next < actions(r).size(); ++lanes.next) {
         const Action& action = actions(r)[lanes.next];
         const Effects& effects = effects_.of(action);
-        if (effects.lane == Lane::kNetwork) break;
+        if (effects.lane == Lane::kNetwork && effects.collective) break;
         if (effects.lane == Lane::kCopies) {
           copy(lanes, action);
           continue;

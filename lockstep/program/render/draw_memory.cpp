@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "lockstep/base/text.h"
+#include "lockstep/program/effects.h"
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/render/render.h"
 #include "lockstep/program/render/render_text.h"
@@ -40,21 +41,14 @@ std::optional<char> at_height(const MemoryArray& bytes, double height) {
   return std::nullopt;
 }
 
-char letter_of(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kForward:
-      return 'F';
-    case ActionKind::kBackward:
-    case ActionKind::kBackwardInput:
-    case ActionKind::kBackwardWeight:
-      return 'B';
-    case ActionKind::kRecompute:
-      return 'R';
-    case ActionKind::kStep:
-      return 'S';
-    default:
-      return '.';
-  }
+char letter_of(const Action& action, EffectTable& effects) {
+  if (action.kind == ActionKind::kForward) return 'F';
+  const std::vector<Touch>& touches = effects.of(action).touches;
+  const auto touched = [&](Resource what, Access how) {
+    return std::ranges::any_of(touches, [&](const Touch& touch) { return touch.what == what && touch.how == how; });
+  };
+  if (computes(action.kind)) return touched(Resource::kGradients, Access::kAdd) || touched(Resource::kOutputGrad, Access::kCreate) ? 'B' : 'R';
+  return effects.of(action).lane == Lane::kCompute && touched(Resource::kStates, Access::kUpdate) ? 'S' : '.';
 }
 
 // "m0    m1": where the first action of each microbatch stands, as far as there is room.
@@ -93,7 +87,8 @@ std::string draw_memory(const Program& program, const Layout& layout, int rank, 
     text += cat(pad_left(labelled ? bytes_text(label) : "", 10), " |", line.substr(0, line.find_last_not_of(' ') + 1), "\n");
   }
   std::string kinds;
-  for (const Column& stack : stacks) kinds += letter_of(stack.action.kind);
+  EffectTable effects(layout, program.buckets, rank);
+  for (const Column& stack : stacks) kinds += letter_of(stack.action, effects);
   text += cat(pad_left("0", 10), " +", kinds, "\n", pad_left("", 12), microbatch_marks(stacks), "\n");
   text += "p parameters, g gradients, o optimizer, a activations, b buffers; F forward, B backward, R recompute, S step\n";
   if (layout.device_limit > 0) text += cat("limit ", bytes_text(layout.device_limit), shows_limit ? ": the line of -" : "", "\n");

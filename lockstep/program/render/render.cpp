@@ -114,21 +114,6 @@ std::vector<std::string> compact_texts(const std::vector<Entry>& entries) {
   return texts;
 }
 
-// What is somewhere else between its uses, or made again.
-bool comes_and_goes(const Action& action) {
-  switch (action.kind) {
-    case ActionKind::kRecompute:
-    case ActionKind::kUnshard:
-    case ActionKind::kReshard:
-    case ActionKind::kFetch:
-    case ActionKind::kEvict:
-    case ActionKind::kShardGrad:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Pieces that fit a line: what is longer is cut behind its commas.
 std::vector<std::string> fitting(const std::vector<std::string>& texts, size_t width) {
   std::vector<std::string> pieces;
@@ -169,7 +154,7 @@ std::string wrapped(const std::vector<std::string>& texts, const ProgramTextOpti
 std::string program_text(const Program& program, const Layout& layout, int rank, const ProgramTextOptions& options) {
   const int num_layers = layout.num_layers();
   const std::vector<Action>& actions = program.list(rank);
-  if (options.compact && std::any_of(actions.begin(), actions.end(), comes_and_goes))
+  if (options.compact && std::ranges::any_of(actions, [](const Action& action) { return words_of(action.kind).comes_and_goes; }))
     return wrapped(folded_texts(actions, program.buckets, num_layers), options);
   if (options.compact) return wrapped(compact_texts(runs_of_layers(actions, program.buckets, num_layers)), options);
   std::vector<std::string> texts;

@@ -98,7 +98,7 @@ class Folding {
     while (i < end) {
       Repeat best;
       for (size_t length = 1; length <= kLongest && i + length <= end; ++length) {
-        if (length > 1 && !computes(actions_[i].kind) && actions_[i].kind != ActionKind::kStep) break;  // reads better
+        if (length > 1 && !computes(actions_[i].kind) && !words_of(actions_[i].kind).opens_round) break;  // reads better
         const size_t count = std::max(count_rounds(i, end, length, 1), count_rounds(i, end, length, -1));
         if (count >= kFewest && count * length > best.times * best.length) best = {.length = length, .times = count};
       }

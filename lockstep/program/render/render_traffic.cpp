@@ -2,6 +2,7 @@
 #include <map>
 
 #include "lockstep/base/text.h"
+#include "lockstep/program/effects.h"
 #include "lockstep/program/names.h"
 #include "lockstep/program/planned_calls.h"
 #include "lockstep/program/predict/traffic.h"
@@ -15,8 +16,12 @@ namespace {
 std::string gathers_text(const Program& program, const Layout& layout, int rank) {
   const int num_layers = layout.num_layers();
   std::map<int, int> times;
-  for (const Action& action : program.list(rank))
-    if (action.kind == ActionKind::kUnshard) times[action.unit] += 1;
+  EffectTable effects(layout, program.buckets, rank);
+  for (const Action& action : program.list(rank)) {
+    if (computes(action.kind) || !effects.of(action).collective) continue;
+    for (const Touch& touch : effects.of(action).touches)
+      if (touch.what == Resource::kParameters) times[touch.index] += 1;
+  }
   std::vector<std::string> texts;
   for (auto unit = times.begin(); unit != times.end();) {
     auto last = unit;
