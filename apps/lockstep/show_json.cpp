@@ -3,7 +3,6 @@
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/program/names.h"
-#include "lockstep/program/planned_calls.h"
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/predict/rank_map.h"
 #include "lockstep/program/predict/traffic.h"
@@ -70,10 +69,11 @@ OrderedJson rank_json(const Shown& shown, int rank, const std::string& what) {
   }
   if (what == "layout") {
     if (layout.shards() > 1) {
+      const program::Domain domain = layout.dense_domain();
       json["shard"] = {{"index", layout.shard(rank)},
                        {"of", layout.shards()},
-                       {"ranks", layout.mesh.group(rank, program::kShardAxis)},
-                       {"same_on", layout.mesh.group(rank, program::kReplicateAxis)}};
+                       {"ranks", layout.mesh.group(rank, domain.shard)},
+                       {"same_on", layout.mesh.group(rank, domain.copies)}};
     }
     json["sequences"] = {program::microbatch_samples(layout, rank, 0).begin,
                          program::microbatch_samples(layout, rank, layout.num_microbatches() - 1).end};
@@ -118,7 +118,7 @@ OrderedJson stages_json(const std::vector<program::StageTraffic>& stages) {
 // Of each rank of the summary; alone it stands in the object itself.
 OrderedJson sharding_json(const Shown& shown) {
   const Layout& layout = shown.layout;
-  const int replicas = layout.mesh.degree(mesh::Axis::kDpReplicate);
+  const int replicas = layout.mesh.degree(layout.dense_domain().copies);
   const std::vector<int> ranks = ranks_of_summary(shown);
   const std::vector<std::vector<program::StageTraffic>> traffic = program::sharding_traffic(layout, ranks);
   OrderedJson json = {{"shards", layout.shards()},
@@ -137,7 +137,7 @@ OrderedJson sharding_json(const Shown& shown) {
 }
 
 OrderedJson synchronisation_json(const Shown& shown) {
-  const int n = shown.layout.mesh.degree(mesh::kDataAxes);
+  const int n = shown.layout.mesh.degree(shown.layout.tokens());
   OrderedJson json = OrderedJson::object();
   for (const int rank : ranks_of_summary(shown)) {
     OrderedJson of_rank;

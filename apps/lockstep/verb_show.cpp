@@ -140,7 +140,7 @@ std::string traffic_page(const Shown& shown, const CommandLine& command_line) {
     if (const std::string moves = program::moves_table(shown.program, layout, rank); !moves.empty()) text += moves + "\n";
   if (layout.shards() > 1) return text + program::sharding_summary(shown.program, layout, ranks);
   // Without data parallelism no gradient is synchronised.
-  const bool model_alone = layout.mesh.degree(mesh::kDataAxes) == 1 && layout.mesh.world_size() > 1;
+  const bool model_alone = layout.mesh.degree(layout.tokens()) == 1 && layout.mesh.world_size() > 1;
   return model_alone ? text : text + program::traffic_summary(layout, ranks);
 }
 

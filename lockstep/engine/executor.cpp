@@ -18,6 +18,7 @@ using program::ActionKind;
 StoreOptions store_options(const ExecutorOptions& options, const Groups& groups, std::shared_ptr<MemoryAccount> memory) {
   const program::Layout& layout = options.layout;
   const mesh::Mesh& mesh = layout.mesh;
+  const program::Domain domain = layout.dense_domain();
   return {.dtype = layout.precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat,
           .device = options.device,
           .owns_optimizer = layout.owns_optimizer(groups.rank()),
@@ -31,11 +32,10 @@ StoreOptions store_options(const ExecutorOptions& options, const Groups& groups,
           .disk_units = program::host_plan(layout, groups.rank()).disk_units,
           .disk_path = options.disk_path,
           .rank = groups.rank(),
-          .replica = mesh.group_rank(groups.rank(), mesh::kDataAxes),
-          .num_replicas = mesh.degree(mesh::kDataAxes),
-          .shard_replica = layout.shards() > 1 ? mesh.coordinates(groups.rank())[mesh::Axis::kDpReplicate]
-                                               : mesh.group_rank(groups.rank(), mesh::kDataAxes),
-          .num_shard_replicas = mesh.degree(mesh::kDataAxes) / layout.shards(),
+          .replica = mesh.group_rank(groups.rank(), domain.sum),
+          .num_replicas = mesh.degree(domain.sum),
+          .shard_replica = mesh.group_rank(groups.rank(), domain.copies),
+          .num_shard_replicas = mesh.degree(domain.copies),
           .tied_copies = layout.tied_peer(groups.rank()) >= 0 ? 2 : 1,
           .tied_copy = layout.holds(groups.rank(), 0) ? 0 : 1,
           .memory = std::move(memory)};

@@ -1,7 +1,6 @@
-// The communicators of a rank, one per group of the mesh that a program uses.
+// The communicators of a rank, one per group that its steps use (program/groups.h).
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,18 +17,21 @@ class Groups {
   // Collective over all ranks of the world. ConfigError LS1102 where the mesh has another size than the world.
   Groups(comm::World& world, const program::Layout& layout);
 
-  comm::Communicator& data() { return *data_; }    // axis "dp": same model part, other samples
-  // The ranks that share out this rank's states, and those that hold the same share; null where there is one.
-  comm::Communicator* shard() { return sharded_ ? dp_shard_ ? dp_shard_.get() : data_.get() : nullptr; }
-  comm::Communicator* replicas() { return replicated_ ? dp_replicate_ ? dp_replicate_.get() : data_.get() : nullptr; }
-  comm::Communicator& world() { return *world_; }  // axis "world": checkpoints, stopping together
-  comm::Communicator* tensor() { return tensor_.get(); }            // axis "tp": same samples, other parts of layers
-  comm::Communicator* shared_heads() { return shared_heads_.get(); }  // axis "kv": same key/value heads as well
-  comm::Communicator& replica();  // all axes over which one model is trained: they agree on loss and norm
-  comm::Communicator* model();    // axes "pp" and "tp" together: one copy of the model; null where that is one rank
-  comm::Communicator* tied() { return tied_.get(); }  // axis "tied": the other rank that holds the same unit (Layout::tied_peer)
-  // A channel of axis "pp" from one rank to another, of activations or of their gradients; this rank is one of the two.
-  // The sender is its member 0.
+  // Of one group; InternalError where program::groups_of has none such.
+  comm::Communicator& over(const program::GroupRef& group);
+  // The same for the views of the layout; null where the group has one rank.
+  comm::Communicator* several(const mesh::View& view);
+
+  comm::Communicator& data();                                        // sums gradients: same part of the model, other tokens
+  comm::Communicator* shard() { return several(domain_.shard); }     // share out this rank's states
+  comm::Communicator* replicas() { return several(domain_.copies); }  // hold the same share of them
+  comm::Communicator* tensor() { return several(mesh::Axis::kTp); }  // same tokens, other parts of layers
+  comm::Communicator* shared_heads();                                // the same key/value heads as well
+  comm::Communicator* model() { return several(layout_.model_group()); }  // one copy of the model together
+  comm::Communicator& replica();                                     // all that train together: they agree on loss and norm
+  comm::Communicator* tied();                                        // the other rank that holds the same unit; null: none
+  comm::Communicator& world();                                       // checkpoints, stopping together
+  // From one rank to another, activations or their gradients; this rank is one of the two. The sender is its member 0.
   comm::Communicator& link(int from, int to, bool forward);
 
   // Each with its name, for reports.
@@ -40,20 +42,13 @@ class Groups {
   program::Ledger take_ledger();
 
  private:
-  int rank_;
-  bool sharded_, replicated_;
-  // Null where the axis has one rank; replica_ also where data_ or model_ are all of it, model_ where tensor_ is.
-  std::unique_ptr<comm::Communicator> data_, tensor_, shared_heads_, replica_, model_, tied_;
-  std::unique_ptr<comm::Communicator> dp_shard_, dp_replicate_;  // where both have several ranks; else data_ is the one
-  struct Link {
-    int from = 0, to = 0;
-    bool forward = true;
-    auto operator<=>(const Link&) const = default;
-  };
-  std::map<Link, std::unique_ptr<comm::Communicator>> links_;
-  std::unique_ptr<comm::Communicator> world_;
+  comm::Communicator* find(const program::GroupRef& group);
 
-  void link_stages(comm::World& world, const program::Layout& layout);
+  int rank_;
+  program::Layout layout_;
+  program::Domain domain_;
+  // In the order of program::groups_of, so that whoever makes a group waits for nobody who waits for it.
+  std::vector<std::pair<program::GroupRef, std::unique_ptr<comm::Communicator>>> made_;
 };
 
 }  // namespace lockstep::engine

@@ -23,10 +23,9 @@ Started StepEnd::tokens() {
                      with_.waits, "tokens");
 }
 
-// All stages of a copy of the model see the same samples.
+// All ranks of one replica see the same tokens.
 double StepEnd::tokens_of_ranks() const {
-  const bool alone = with_.layout.mesh.degree(mesh::kDataAxes) == 1;
-  return alone ? static_cast<double>(tokens_here()) : tokens_.item<double>();
+  return with_.groups.data().size() == 1 ? static_cast<double>(tokens_here()) : tokens_.item<double>();
 }
 
 // The gradients of the step before are there until here.

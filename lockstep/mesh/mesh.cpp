@@ -1,27 +1,12 @@
 #include "lockstep/mesh/mesh.h"
 
-#include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/checked.h"
 
 namespace lockstep::mesh {
-
-std::string_view axis_name(Axis axis) {
-  switch (axis) {
-    case Axis::kPp:
-      return "pp";
-    case Axis::kDpReplicate:
-      return "dp_replicate";
-    case Axis::kDpShard:
-      return "dp_shard";
-    case Axis::kCp:
-      return "cp";
-    case Axis::kTp:
-      return "tp";
-  }
-  throw InternalError(cat("no such axis: ", static_cast<int>(axis)));
-}
 
 PerAxis PerAxis::ones() {
   PerAxis degrees;
@@ -45,14 +30,16 @@ Mesh Mesh::data_parallel(int dp) {
   return Mesh(degrees);
 }
 
-int Mesh::degree(std::span<const Axis> axes) const {
+int Mesh::degree(AxisSet axes) const {
   int product = 1;
-  for (Axis axis : axes) product *= degrees_[axis];
+  for (const Axis axis : axes) product *= degrees_[axis];
   return product;
 }
 
+void Mesh::check_rank(int rank) const { LOCKSTEP_CHECK(rank >= 0 && rank < world_size_, "rank ", rank, " of ", world_size_); }
+
 PerAxis Mesh::coordinates(int rank) const {
-  LOCKSTEP_CHECK(rank >= 0 && rank < world_size_, "rank ", rank, " of ", world_size_);
+  check_rank(rank);
   PerAxis result;
   for (auto axis = kAxes.rbegin(); axis != kAxes.rend(); ++axis) {
     result[*axis] = rank % degrees_[*axis];
@@ -71,30 +58,84 @@ int Mesh::rank(const PerAxis& coordinates) const {
   return result;
 }
 
-std::vector<int> Mesh::group(int rank, std::span<const Axis> axes) const {
-  std::vector<PerAxis> members = {coordinates(rank)};
-  for (Axis axis : axes) {
-    std::vector<PerAxis> wider;
-    for (const PerAxis& member : members) {
-      for (int i = 0; i < degrees_[axis]; ++i) {
-        wider.push_back(member);
-        wider.back()[axis] = i;
-      }
+// The axes of a fold's block are neighbours, so its factors take their place among the digits.
+Mesh::Digits Mesh::digits(const View& view) const {
+  Digits found;
+  int stride = world_size_;
+  const auto add = [&](Axis axis, int degree) {
+    stride /= degree;
+    if (view.axes.contains(axis)) found.all[found.count++] = {.degree = degree, .stride = stride};
+  };
+  const AxisSet block = view.fold.block();
+  bool folded = false;
+  for (const Axis axis : kAxes) {
+    if (!block.contains(axis)) {
+      add(axis, degrees_[axis]);
+    } else if (!folded) {
+      folded = true;
+      int64_t ranks = 1;
+      for (const Factor& factor : view.fold.factors()) ranks = saturating_mul(ranks, factor.degree);
+      LOCKSTEP_CHECK(ranks == degree(block), "a fold of ", ranks, " ranks over ", view_name(block), ", which has ", degree(block));
+      for (const Factor& factor : view.fold.factors()) add(factor.axis, factor.degree);
     }
-    members = std::move(wider);
   }
-  std::vector<int> ranks;
-  for (const PerAxis& member : members) ranks.push_back(this->rank(member));
-  std::sort(ranks.begin(), ranks.end());
+  LOCKSTEP_CHECK(found.count == static_cast<size_t>(view.axes.size()), "of the axes ", view_name(view), " the mesh has ",
+                 found.count, " under this fold");
+  return found;
+}
+
+int Mesh::degree(const View& view) const {
+  int product = 1;
+  for (const Digit& digit : digits(view)) product *= digit.degree;
+  return product;
+}
+
+std::vector<int> Mesh::group(int rank, const View& view) const {
+  std::vector<int> ranks = {member(rank, view, 0)};
+  for (const Digit& digit : digits(view)) {  // slowest first: ranks ascend
+    std::vector<int> wider;
+    wider.reserve(ranks.size() * static_cast<size_t>(digit.degree));
+    for (const int first : ranks)
+      for (int i = 0; i < digit.degree; ++i) wider.push_back(first + i * digit.stride);
+    ranks = std::move(wider);
+  }
   return ranks;
 }
 
-int Mesh::group_rank(int rank, std::span<const Axis> axes) const {
-  const PerAxis at = coordinates(rank);
-  int place = 0;  // ranks ascend with the coordinates, the first of kAxes before all others
-  for (Axis axis : kAxes)
-    if (std::find(axes.begin(), axes.end(), axis) != axes.end()) place = place * degrees_[axis] + at[axis];
-  return place;
+int Mesh::group_rank(int rank, const View& view) const {
+  check_rank(rank);
+  int index = 0;
+  for (const Digit& digit : digits(view)) index = index * digit.degree + rank / digit.stride % digit.degree;
+  return index;
+}
+
+int Mesh::member(int rank, const View& view, int index) const {
+  check_rank(rank);
+  const Digits digits = this->digits(view);
+  int found = rank, left = index;
+  for (const Digit* digit = digits.end(); digit != digits.begin();) {
+    --digit;
+    found += (left % digit->degree - rank / digit->stride % digit->degree) * digit->stride;
+    left /= digit->degree;
+  }
+  LOCKSTEP_CHECK(index >= 0 && left == 0, "member ", index, " of the ", degree(view), " of ", view_name(view));
+  return found;
+}
+
+AxisSet Mesh::several(const Fold& fold) const {
+  AxisSet found;
+  for (const Axis axis : kAxes)
+    if (degrees_[axis] > 1 && !fold.block().contains(axis)) found = found | axis;
+  for (const Factor& factor : fold.factors())
+    if (factor.degree > 1) found = found | factor.axis;
+  return found;
+}
+
+View Mesh::reduced(const View& view) const {
+  const AxisSet axes = view.axes & several(view.fold);
+  for (const Factor& factor : view.fold.factors())
+    if (axes.contains(factor.axis)) return {view.fold, axes};
+  return axes;
 }
 
 std::string Mesh::describe(int rank) const {

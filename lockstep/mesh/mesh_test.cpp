@@ -24,23 +24,22 @@ PerAxis degrees(int pp, int dp_replicate, int dp_shard, int cp, int tp) {
   return result;
 }
 
-const Axis kTp[] = {Axis::kTp};
-const Axis kPp[] = {Axis::kPp};
+constexpr AxisSet kDp = Axis::kDpReplicate | Axis::kDpShard;
 
 TEST(MeshTest, TpVariesFastestAndPpSlowest) {
   const Mesh mesh(degrees(2, 3, 1, 1, 4));
   EXPECT_EQ(mesh.world_size(), 24);
-  EXPECT_THAT(mesh.group(0, kTp), ElementsAre(0, 1, 2, 3));
-  EXPECT_THAT(mesh.group(5, kDataAxes), ElementsAre(1, 5, 9));
-  EXPECT_THAT(mesh.group(5, kPp), ElementsAre(5, 17));
-  EXPECT_EQ(mesh.group_rank(17, kPp), 1);
+  EXPECT_THAT(mesh.group(0, Axis::kTp), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(mesh.group(5, kDp), ElementsAre(1, 5, 9));
+  EXPECT_THAT(mesh.group(5, Axis::kPp), ElementsAre(5, 17));
+  EXPECT_EQ(mesh.group_rank(17, Axis::kPp), 1);
   EXPECT_EQ(mesh.describe(17), "pp1 dp_replicate1 tp1");
 }
 
 TEST(MeshTest, OneRankIsAGroupOfOneOnEveryAxis) {
   const Mesh mesh;
   EXPECT_EQ(mesh.world_size(), 1);
-  EXPECT_THAT(mesh.group(0, kDataAxes), ElementsAre(0));
+  EXPECT_THAT(mesh.group(0, kDp), ElementsAre(0));
   EXPECT_EQ(mesh.describe(0), "-");
   EXPECT_EQ(mesh, Mesh::data_parallel(1));
 }
@@ -56,12 +55,12 @@ TEST(MeshTest, CoordinatesAndGroupsAreConsistentOnEveryMesh) {
             // The groups of any set of axes cut the world into parts of equal size.
             std::set<std::vector<int>> groups;
             for (int rank = 0; rank < mesh.world_size(); ++rank) {
-              const auto group = mesh.group(rank, kDataAxes);
-              EXPECT_EQ(static_cast<int>(group.size()), mesh.degree(kDataAxes));
-              EXPECT_EQ(group[mesh.group_rank(rank, kDataAxes)], rank);
+              const auto group = mesh.group(rank, kDp);
+              EXPECT_EQ(static_cast<int>(group.size()), mesh.degree(kDp));
+              EXPECT_EQ(group[mesh.group_rank(rank, kDp)], rank);
               groups.insert(group);
             }
-            EXPECT_EQ(static_cast<int>(groups.size()) * mesh.degree(kDataAxes), mesh.world_size());
+            EXPECT_EQ(static_cast<int>(groups.size()) * mesh.degree(kDp), mesh.world_size());
           }
         }
       }

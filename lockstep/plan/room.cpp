@@ -44,7 +44,7 @@ class RankBytes {
 
 // Replicas of a parameter share out the writing of it.
 int64_t saved_copy(const Layout& layout, int rank) {
-  return kSavedState * layout.flat_layout(rank).numel / layout.mesh.degree(mesh::kDataAxes);
+  return kSavedState * layout.flat_layout(rank).numel / layout.mesh.degree(layout.dense_domain().sum);
 }
 
 int64_t twin_bytes(const Layout& layout) {

@@ -5,9 +5,22 @@
 #include "lockstep/base/check.h"
 
 namespace lockstep::program {
+namespace {
+
+// Context parallel ranks share out states too, and stand closest (cp varies faster than dp_shard).
+mesh::AxisSet shard_axes(const Layout& layout) {
+  return layout.zero > 0 ? mesh::Axis::kDpShard | mesh::Axis::kCp : mesh::AxisSet{};
+}
+
+}  // namespace
+
+Domain Layout::dense_domain() const {
+  const mesh::AxisSet shard = shard_axes(*this);
+  return {.sum = tokens(), .shard = shard, .copies = tokens().without(shard), .owner = server_mode() ? kServerRank : -1};
+}
 
 int64_t Layout::num_microbatches() const {
-  const int64_t per_pass = micro_batch * mesh.degree(mesh::kDataAxes);
+  const int64_t per_pass = micro_batch * mesh.degree(samples());
   LOCKSTEP_CHECK_EQ(global_batch % per_pass, 0, "global batch ", global_batch, ", one pass over all ranks ", per_pass);
   return global_batch / per_pass;
 }
@@ -42,9 +55,7 @@ std::vector<int> Layout::layers_of(int rank) const {
 }
 
 int Layout::rank_at(int rank, int stage) const {
-  mesh::PerAxis at = mesh.coordinates(rank);
-  at[mesh::Axis::kPp] = pipeline.rank_of(stage);
-  return mesh.rank(at);
+  return mesh.member(rank, mesh::Axis::kPp, pipeline.rank_of(stage));
 }
 
 // Embedding and head, the first and the last layer.
@@ -54,9 +65,9 @@ int Layout::tied_peer(int rank) const {
   return rank_at(rank, holds(rank, 0) ? pipeline.stages() - 1 : 0);
 }
 
-int Layout::shards() const { return zero > 0 ? mesh.degree(mesh::Axis::kDpShard) : 1; }
+int Layout::shards() const { return mesh.degree(shard_axes(*this)); }
 
-int Layout::shard(int rank) const { return shards() == 1 ? 0 : mesh.coordinates(rank)[mesh::Axis::kDpShard]; }
+int Layout::shard(int rank) const { return mesh.group_rank(rank, shard_axes(*this)); }
 
 arch::FlatLayout Layout::flat_layout(int rank) const { return arch::flat_layout(param_table(rank), shards()); }
 
@@ -66,11 +77,12 @@ arch::Recompute Layout::recompute_of(int layer) const {
 }
 
 bool Layout::server_mode() const {
-  return data_parallel == config::DataParallel::kParameterServer && mesh.degree(mesh::kDataAxes) > 1;
+  return data_parallel == config::DataParallel::kParameterServer && mesh.degree(tokens()) > 1;
 }
 
 bool Layout::owns_optimizer(int rank) const {
-  return !server_mode() || mesh.group_rank(rank, mesh::kDataAxes) == kServerRank;
+  const Domain domain = dense_domain();
+  return domain.owner < 0 || mesh.group_rank(rank, domain.copies) == domain.owner;
 }
 
 Layout reference_layout(const Layout& layout) {
@@ -102,7 +114,7 @@ std::string describe(const Layout& layout) {
   const auto several = [](int64_t count, const char* what, const char* plural) {
     return cat(count, " ", count == 1 ? what : plural);
   };
-  const int data = layout.mesh.degree(mesh::kDataAxes);
+  const int data = layout.mesh.degree(layout.samples());
   const int tensor = layout.mesh.degree(mesh::Axis::kTp);
   const char* kind = layout.data_parallel == config::DataParallel::kRing ? "ring" : "parameter server";
   std::vector<std::string> axes;
@@ -126,7 +138,7 @@ std::string describe(const Layout& layout) {
 SampleRange microbatch_samples(const Layout& layout, int rank, int64_t microbatch) {
   const int64_t count = layout.num_microbatches();
   LOCKSTEP_CHECK(microbatch >= 0 && microbatch < count, "microbatch ", microbatch, " of ", count);
-  const int64_t index = layout.mesh.group_rank(rank, mesh::kDataAxes) * count + microbatch;
+  const int64_t index = layout.mesh.group_rank(rank, layout.samples()) * count + microbatch;
   return {index * layout.micro_batch, (index + 1) * layout.micro_batch};
 }
 

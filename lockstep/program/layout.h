@@ -2,7 +2,6 @@
 // configuration; the same for every rank.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "lockstep/arch/params.h"
 #include "lockstep/config/run_config.h"
 #include "lockstep/mesh/mesh.h"
+#include "lockstep/program/groups.h"
 #include "lockstep/program/pipeline.h"
 
 namespace lockstep::program {
@@ -26,7 +26,7 @@ struct Offload {
   bool operator==(const Offload&) const = default;
 };
 
-inline constexpr int kServerRank = 0;  // of the parameter server, within the data group
+inline constexpr int kServerRank = 0;  // the parameter server among the ranks that hold copies (Domain::owner)
 
 struct Layout {
   arch::ModelConfig model;
@@ -56,7 +56,15 @@ struct Layout {
   int threads = 1;               // compute threads of a rank (train.threads; 1 where it says 0 = by the machine): kernels have
                                  // a scratch area per thread
 
-  int64_t num_microbatches() const;  // global_batch / (micro_batch * data degree)
+  // Axes by what they mean. Along samples() ranks see other sequences, and each coordinate on them has a replica: one full copy
+  // of the model. Along tokens() they see other tokens: gradients and losses are parts of a sum.
+  mesh::AxisSet samples() const { return mesh::Axis::kDpReplicate | mesh::Axis::kDpShard; }
+  mesh::AxisSet tokens() const { return samples() | mesh::Axis::kCp; }
+  mesh::AxisSet model_group() const { return mesh::Axis::kPp | mesh::Axis::kTp; }  // hold one copy of the model together
+  mesh::AxisSet all_ranks() const { return tokens() | model_group(); }             // train together: loss, norm
+  Domain dense_domain() const;  // of parameters that every token goes through
+
+  int64_t num_microbatches() const;  // global_batch / (micro_batch * replicas)
   int64_t element_size() const;      // of the compute copy: 4 fp32, 2 bf16
   arch::TensorShard tensor_shard(int rank) const;
   // With the pieces of `rank`: of the layers it holds, and of those that own parameters its layers are tied to.
@@ -70,11 +78,11 @@ struct Layout {
   Stretch stage_layers(int stage) const;
   std::vector<int> layers_of(int rank) const;  // ascending
   bool holds(int rank, int layer) const { return pipeline.rank_of(pipeline.stage_of(layer)) == pipeline_rank(rank); }
-  int rank_at(int rank, int stage) const;      // who has that stage of the same copy of the model and part of its layers
+  int rank_at(int rank, int stage) const;      // who has that stage of the same replica and part of its layers
   // The other rank that holds the unit of a tied parameter, because the layers that use it are on different ranks; -1:
   // there is none.
   int tied_peer(int rank) const;
-  int shards() const;                // ranks that share out states: degree of dp_shard, 1 with zero 0
+  int shards() const;                // ranks that share out states: 1 with zero 0
   int shard(int rank) const;         // which of them
   arch::FlatLayout flat_layout(int rank) const;  // of its table, cut for shards()
   // Gathered parameters come and go: zero 3 with several shards, or parameters on the host.
@@ -89,13 +97,6 @@ struct Layout {
   // The rank holds optimizer state: everyone, but of a parameter server's group the server alone.
   bool owns_optimizer(int rank) const;
 };
-
-// The axes over which one copy of the model is trained: they agree on loss and norm.
-inline constexpr std::array<mesh::Axis, 4> kReplicaAxes = {mesh::Axis::kPp, mesh::Axis::kDpReplicate, mesh::Axis::kDpShard,
-                                                           mesh::Axis::kTp};
-// The axes over which one copy of the model is cut.
-inline constexpr std::array<mesh::Axis, 2> kModelAxes = {mesh::Axis::kPp, mesh::Axis::kTp};
-inline constexpr std::array<mesh::Axis, 1> kTensorAxis = {mesh::Axis::kTp};
 
 // The layout of the one-rank twin: same model, global batch and precision on one rank.
 Layout reference_layout(const Layout& layout);

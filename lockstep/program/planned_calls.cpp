@@ -1,8 +1,6 @@
 #include "lockstep/program/planned_calls.h"
 
-#include <algorithm>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -23,12 +21,13 @@ struct Call {
 
 class Planner {
  public:
-  Planner(const Layout& layout, const Program& program, int rank) : layout_(layout), program_(program), rank_(rank) {}
+  Planner(const Layout& layout, const Program& program, int rank)
+      : layout_(layout), program_(program), rank_(rank), domain_(layout.dense_domain()) {}
 
   std::vector<PlannedCall> of(const Action& action) {
     if (action.layer >= 0) {
       for (const TensorCall& call : tensor_calls(layout_, action))
-        over(kTensorAxis, "tp",
+        over(mesh::Axis::kTp,
              {call.site, call.collective, tensor_algorithm(call.collective, call.numel * call.element_size, tensor_ranks()),
               call.numel, call.element_size});
       return std::exchange(calls_, {});
@@ -55,17 +54,17 @@ class Planner {
         reduce_shard(action);
         break;
       case ActionKind::kPush:
-        over_data({cat("push bucket ", action.bucket), Collective::kReduce, Algorithm::kDirect, bucket(action).numel(), 4});
+        over(domain_.sum, {cat("push bucket ", action.bucket), Collective::kReduce, Algorithm::kDirect, bucket(action).numel(), 4});
         break;
       case ActionKind::kPull:
-        over_data({cat("pull bucket ", action.bucket), Collective::kBroadcast, Algorithm::kDirect, bucket(action).numel(),
-                   layout_.element_size()});
+        over(domain_.sum, {cat("pull bucket ", action.bucket), Collective::kBroadcast, Algorithm::kDirect, bucket(action).numel(),
+                           layout_.element_size()});
         break;
       case ActionKind::kLoss:
-        over(kReplicaAxes, replica_axis(layout_), {"loss", Collective::kAllReduce, Algorithm::kDirect, 3, 8});
+        over(layout_.all_ranks(), {"loss", Collective::kAllReduce, Algorithm::kDirect, 3, 8});
         break;
       case ActionKind::kTokens:
-        over_data({"tokens", Collective::kAllReduce, Algorithm::kDirect, 1, 8});
+        over(layout_.tokens(), {"tokens", Collective::kAllReduce, Algorithm::kDirect, 1, 8});
         break;
       case ActionKind::kReducePartial:
         reduce_partial();
@@ -96,8 +95,8 @@ class Planner {
     const int64_t rows = part.sequence_parallel ? mesh::padded_range(tokens, part.size, part.rank).size() : tokens;
     const bool activations = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kRecvForward;
     const bool sends = collective == Collective::kSend;
-    const int other = layout_.rank_at(rank_, action.stage + neighbour);
-    add(sends ? std::vector<int>{rank_, other} : std::vector<int>{other, rank_}, sends ? 0 : 1, "pp",
+    const int own = layout_.pipeline_rank(rank_), other = layout_.pipeline.rank_of(action.stage + neighbour);
+    add(stage_link(sends ? own : other, sends ? other : own, activations),
         {.site = cat(collective_name(collective), activations ? "_f stage " : "_b stage ", action.stage),
          .collective = collective,
          .algorithm = Algorithm::kDirect,
@@ -107,32 +106,31 @@ class Planner {
   }
 
   void reduce_tied(const Action& action) {
-    const int peer = layout_.tied_peer(rank_);
-    add({std::min(rank_, peer), std::max(rank_, peer)}, rank_ < peer ? 0 : 1, "tied",
+    add(tied_pair(layout_, rank_),
         {"reduce_tied", Collective::kAllReduce, Algorithm::kRing, unit_numel(action.unit) / layout_.shards(), 4});
   }
 
   void unshard(const Action& action) {
     if (layout_.shards() == 1) return;
     const std::string layer = arch::layer_spec(layout_.model, action.unit).name;
-    over(kShardAxis, data_axis(layout_, mesh::Axis::kDpShard),
+    over(domain_.shard,
          {"unshard " + layer, Collective::kAllGather, Algorithm::kRing, unit_numel(action.unit), layout_.element_size()});
   }
 
   void reduce_grad(const Action& action) {
     const std::string site = cat("reduce_grad bucket ", action.bucket);
     if (layout_.shards() == 1)
-      return over_data({site, Collective::kAllReduce, Algorithm::kRing, bucket(action).numel(), 4});
+      return over(domain_.sum, {site, Collective::kAllReduce, Algorithm::kRing, bucket(action).numel(), 4});
     const bool bf16 = layout_.reduce_precision == config::Precision::kBf16;
     for (int unit : bucket(action).layers)
-      over(kShardAxis, data_axis(layout_, mesh::Axis::kDpShard),
+      over(domain_.shard,
            {site, bf16 ? Collective::kAllToAll : Collective::kReduceScatter,
             bf16 ? Algorithm::kDirect : Algorithm::kRing, unit_numel(unit), bf16 ? 2 : 4});
   }
 
   void reduce_shard(const Action& action) {
     for (int unit : bucket(action).layers)
-      over(kReplicateAxis, data_axis(layout_, mesh::Axis::kDpReplicate),
+      over(domain_.copies,
            {cat("reduce_shard bucket ", action.bucket), Collective::kAllReduce, Algorithm::kRing,
             unit_numel(unit) / layout_.shards(), 4});
   }
@@ -140,45 +138,39 @@ class Planner {
   void norm() {
     const Call sum{"norm", Collective::kAllReduce, Algorithm::kDirect, 1, 8};
     if (layout_.shards() > 1)
-      over(kReplicaAxes, replica_axis(layout_), sum);
+      over(layout_.all_ranks(), sum);
     else if (layout_.owns_optimizer(rank_))
-      over(kModelAxes, model_axis(layout_), sum);
-    if (layout_.server_mode()) over_data({"norm", Collective::kBroadcast, Algorithm::kDirect, 1, 8});
-  }
-
-  void over_data(const Call& call) { over(mesh::kDataAxes, "dp", call); }
-  void over(std::span<const mesh::Axis> axes, const char* name, const Call& call) {
-    add(layout_.mesh.group(rank_, axes), layout_.mesh.group_rank(rank_, axes), name, call);
+      over(layout_.model_group(), sum);
+    if (layout_.server_mode()) over(domain_.sum, {"norm", Collective::kBroadcast, Algorithm::kDirect, 1, 8});
   }
 
   // Gradients that all ranks of the axis share, then those of key/value heads that some of them share.
   void reduce_partial() {
     const PartialGradients partial = partial_gradients(layout_, rank_);
-    const std::vector<int> ranks = layout_.mesh.group(rank_, kTensorAxis);
-    const int here = layout_.mesh.group_rank(rank_, kTensorAxis);
-    add(ranks, here, "tp", {"reduce_partial", Collective::kAllReduce, Algorithm::kRing, partial.of_axis, 4});
-    const int copies = partial.copies, first = here / copies * copies;
-    add({ranks.begin() + first, ranks.begin() + first + copies}, here - first, "kv",
-        {"reduce_partial", Collective::kAllReduce, Algorithm::kRing, partial.of_copies, 4});
+    over(mesh::Axis::kTp, {"reduce_partial", Collective::kAllReduce, Algorithm::kRing, partial.of_axis, 4});
+    over(same_heads(layout_, partial.copies), {"reduce_partial", Collective::kAllReduce, Algorithm::kRing, partial.of_copies, 4});
   }
 
-  void add(std::vector<int> group, int group_rank, const char* axis, const Call& call) {
-    if (group.size() == 1 || call.numel == 0) return;
+  void over(const mesh::View& view, const Call& call) { add(group_over(layout_, view), call); }
+  void add(const GroupRef& group, const Call& call) {
+    if (call.numel == 0 || group_size(layout_, group) == 1) return;
     PlannedCall planned;
-    planned.key = {.site = call.site, .collective = call.collective, .axis = axis, .algorithm = call.algorithm};
+    planned.key = {.site = call.site, .collective = call.collective, .axis = group_name(layout_, group), .algorithm = call.algorithm};
     planned.call = {.collective = call.collective,
                     .algorithm = call.algorithm,
-                    .group = std::move(group),
+                    .group = group_ranks(layout_, rank_, group),
                     .numel = call.numel,
                     .element_size = call.element_size,
                     .root = call.root};
-    planned.group_rank = group_rank;
+    planned.group = group;
+    planned.group_rank = group_rank(layout_, rank_, group);
     calls_.push_back(std::move(planned));
   }
 
   const Layout& layout_;
   const Program& program_;
   const int rank_;
+  const Domain domain_;
   std::optional<arch::FlatLayout> flat_;
   std::vector<PlannedCall> calls_;
 };
@@ -212,23 +204,6 @@ PartialGradients partial_gradients(const Layout& layout, int rank) {
       (spec.cut == arch::TensorCut::kNone ? partial.of_axis : partial.of_copies) += slot.numel;
     }
   return partial;
-}
-
-const char* data_axis(const Layout& layout, mesh::Axis axis) {
-  LOCKSTEP_CHECK(axis == mesh::Axis::kDpReplicate || axis == mesh::Axis::kDpShard, mesh::axis_name(axis));
-  const bool both = layout.mesh.degree(mesh::Axis::kDpReplicate) > 1 && layout.mesh.degree(mesh::Axis::kDpShard) > 1;
-  if (!both) return "dp";
-  return axis == mesh::Axis::kDpShard ? "dp_shard" : "dp_replicate";
-}
-
-const char* replica_axis(const Layout& layout) {
-  if (layout.mesh.degree(kModelAxes) == 1) return "dp";
-  return layout.mesh.degree(mesh::kDataAxes) == 1 ? model_axis(layout) : "replica";
-}
-
-const char* model_axis(const Layout& layout) {
-  if (layout.mesh.degree(mesh::Axis::kPp) == 1) return "tp";
-  return layout.mesh.degree(mesh::Axis::kTp) == 1 ? "pp" : "model";
 }
 
 std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& program, int rank, const Action& action) {

@@ -61,7 +61,7 @@ HeaderTable run_header(const TrainJob& job, const engine::Executor& executor) {
   row("ranks", cat(job.world.size(), " on ", job.world.backend(), ", started by ", job.launcher, ", ", at::get_num_threads(),
                    " compute threads each"));
   row("batch", cat("global_batch(", layout.global_batch, ") = micro_batch(", layout.micro_batch, ") x microbatches(",
-                   layout.num_microbatches(), ") x dp(", layout.mesh.degree(mesh::kDataAxes), "); ",
+                   layout.num_microbatches(), ") x dp(", layout.mesh.degree(layout.samples()), "); ",
                    layout.global_batch * layout.seq_len, " tokens a step"));
   row("optimizer", optimizer_text(config.optimizer));
   row("memory", cat("predicted per rank ",

@@ -40,7 +40,7 @@ class Reductions {
 
  private:
   const Action& computing(size_t k) const { return actions_[computing_[k]]; }
-  bool replicated() const { return layout_.mesh.degree(mesh::Axis::kDpReplicate) > 1; }
+  bool replicated() const { return layout_.mesh.degree(layout_.dense_domain().copies) > 1; }
   bool writes(size_t k, int unit) const {
     const std::vector<int> units = units_written(computing(k), table_, layout_.num_layers() - 1);
     return std::count(units.begin(), units.end(), unit) > 0;
@@ -117,7 +117,7 @@ Program reduce_gradients(Program program, const Layout& layout) {
   const int per_stage = layout.mesh.world_size() / layout.pipeline.ranks;  // pp varies slowest
   for (int coordinate = 0; coordinate < layout.pipeline.ranks; ++coordinate)
     for (Bucket& bucket : gradient_buckets(layout, coordinate * per_stage)) program.buckets.push_back(std::move(bucket));
-  if (layout.mesh.degree(mesh::kDataAxes) == 1 && !layout.transient_gradients()) return program;
+  if (layout.mesh.degree(layout.dense_domain().sum) == 1 && !layout.transient_gradients()) return program;
   std::vector<Action> planned;  // most ranks have the same list, and then the same layers: planned once
   std::vector<Action> result;
   for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {

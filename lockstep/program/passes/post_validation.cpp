@@ -61,7 +61,7 @@ std::vector<size_t> positions(const Program& program, const Layout& layout) {
 // The gradients of a tied unit are whole on this rank long before its last W: the other one need not wait for that.
 void reduce_tied_early(const Layout& layout, int rank, std::vector<Action>& actions) {
   const auto tied = std::ranges::find(actions, ActionKind::kReduceTied, &Action::kind);
-  if (tied == actions.end() || layout.mesh.degree(mesh::kDataAxes) > 1) return;
+  if (tied == actions.end() || layout.mesh.degree(layout.tokens()) > 1) return;
   const std::vector<arch::ParamSpec> table = layout.param_table(rank);
   const Action action = *tied;
   actions.erase(tied);
@@ -78,7 +78,7 @@ void reduce_tied_early(const Layout& layout, int rank, std::vector<Action>& acti
 
 Program validate_in_next_step(Program program, const Layout& layout) {
   if (!layout.pipeline.post_validation) return program;
-  const bool several = layout.mesh.degree(mesh::kDataAxes) > 1;
+  const bool several = layout.mesh.degree(layout.tokens()) > 1;
   for (int rank = 0; rank < static_cast<int>(program.ranks.size()); ++rank) {
     std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
     reduce_tied_early(layout, rank, actions);
@@ -114,7 +114,7 @@ std::vector<std::string> check_validation(const Program& program, const Layout& 
   std::vector<size_t> counts;
   const auto problem = [&](size_t rank, const std::string& what) { problems.push_back(cat("[validate] rank ", rank, ": ", what)); };
   const auto count_of = [](const std::vector<Action>& actions, ActionKind kind) { return std::ranges::count(actions, kind, &Action::kind); };
-  const bool wanted = layout.pipeline.post_validation, tokens = wanted && layout.mesh.degree(mesh::kDataAxes) > 1;
+  const bool wanted = layout.pipeline.post_validation, tokens = wanted && layout.mesh.degree(layout.tokens()) > 1;
   for (size_t rank = 0; rank < program.ranks.size(); ++rank) {
     const std::vector<Action>& actions = program.ranks[rank];
     if (const auto count = count_of(actions, ActionKind::kValidate); count != (wanted ? 1 : 0))

@@ -1,7 +1,6 @@
 #include "lockstep/program/predict/rank_map.h"
 
 #include <algorithm>
-#include <array>
 #include <set>
 
 #include "lockstep/base/check.h"
@@ -40,9 +39,8 @@ std::vector<AxisGroups> axis_groups(const Layout& layout) {
   for (auto axis = mesh::kAxes.rbegin(); axis != mesh::kAxes.rend(); ++axis) {
     if (layout.mesh.degree(*axis) == 1) continue;
     AxisGroups& groups = found.emplace_back(AxisGroups{std::string(mesh::axis_name(*axis)), {}});
-    const std::array<Axis, 1> alone = {*axis};
     for (int rank = 0; rank < layout.mesh.world_size(); ++rank)
-      if (layout.mesh.coordinates(rank)[*axis] == 0) groups.groups.push_back(layout.mesh.group(rank, alone));
+      if (layout.mesh.coordinates(rank)[*axis] == 0) groups.groups.push_back(layout.mesh.group(rank, *axis));
   }
   AxisGroups tied{"tied", {}};
   for (int rank = 0; rank < layout.mesh.world_size(); ++rank)
@@ -76,9 +74,9 @@ RankMap placed_in_order(const Layout& layout, int ranks_per_node) {
 }
 
 std::vector<std::vector<int>> nodes_of_copies(const Layout& layout, const RankMap& map) {
-  std::vector<std::set<int>> nodes(static_cast<size_t>(layout.mesh.degree(mesh::kDataAxes)));
+  std::vector<std::set<int>> nodes(static_cast<size_t>(layout.mesh.degree(layout.samples())));
   for (int rank = 0; rank < layout.mesh.world_size(); ++rank)
-    nodes[static_cast<size_t>(layout.mesh.group_rank(rank, mesh::kDataAxes))].insert(map.node[static_cast<size_t>(rank)]);
+    nodes[static_cast<size_t>(layout.mesh.group_rank(rank, layout.samples()))].insert(map.node[static_cast<size_t>(rank)]);
   std::vector<std::vector<int>> copies;
   for (const std::set<int>& copy : nodes) copies.emplace_back(copy.begin(), copy.end());
   return copies;

@@ -83,7 +83,7 @@ std::vector<std::vector<int>> alike_ranks(const Program& program, const Layout& 
   std::map<std::array<int, 3>, std::pair<int, size_t>> parts;  // first rank and its group
   for (const int rank : ranks) {
     const mesh::PerAxis at = layout.mesh.coordinates(rank);
-    const bool root = layout.mesh.group_rank(rank, mesh::kDataAxes) == kServerRank;
+    const bool root = layout.mesh.group_rank(rank, layout.tokens()) == kServerRank;
     const auto part = parts.find({at[mesh::Axis::kPp], at[mesh::Axis::kTp], root});
     size_t group = 0;
     if (part != parts.end() && program.list(part->second.first) == program.list(rank)) {
@@ -111,7 +111,7 @@ int64_t parameters_of(const Layout& layout, int rank) {
 }
 
 std::vector<ReductionTraffic> reduction_traffic(const Layout& layout, const std::vector<int>& ranks) {
-  const int n = layout.mesh.degree(mesh::kDataAxes);
+  const int n = layout.mesh.degree(layout.tokens());
   Layout ring = layout, server = layout;
   ring.zero = server.zero = 0;
   ring.offload = server.offload = {};
@@ -124,7 +124,7 @@ std::vector<ReductionTraffic> reduction_traffic(const Layout& layout, const std:
   std::vector<ReductionTraffic> traffic;
   for (const int rank : ranks) {
     // Every link of the ring carries what its rank sends; the workers of a server are all alike.
-    const std::vector<int> group = layout.mesh.group(rank, mesh::kDataAxes);
+    const std::vector<int> group = layout.mesh.group(rank, layout.tokens());
     const int worker = group[n > 1 ? kServerRank + 1 : kServerRank];
     traffic.push_back({.ring_link = sent(ring, reduces, rank),
                        .server_link = (n - 1) * sent(server, pushes, worker) + sent(server, pushes, group[kServerRank])});

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/program/ledger.h"
 #include "lockstep/program/program.h"
 
 namespace lockstep::program {

@@ -14,10 +14,10 @@ constexpr int kMostRanks = 1024;  // whose traffic is summed
 
 // What a server's ranks are of: "pp0..1 of dp0, pp0 of dp1"; the data coordinate where there are several.
 std::string holds_text(const Layout& layout, const std::vector<int>& ranks) {
-  const bool copies = layout.mesh.degree(mesh::kDataAxes) > 1;
+  const bool copies = layout.mesh.degree(layout.samples()) > 1;
   std::vector<std::pair<int, std::vector<int>>> found;  // copy, coordinates on pp
   for (const int rank : ranks) {
-    const int copy = layout.mesh.group_rank(rank, mesh::kDataAxes), pp = layout.pipeline_rank(rank);
+    const int copy = layout.mesh.group_rank(rank, layout.samples()), pp = layout.pipeline_rank(rank);
     auto entry = std::find_if(found.begin(), found.end(), [&](const auto& known) { return known.first == copy; });
     if (entry == found.end()) entry = found.insert(found.end(), {copy, {}});
     if (entry->second.empty() || entry->second.back() != pp) entry->second.push_back(pp);

@@ -3,7 +3,6 @@
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
 #include "lockstep/program/names.h"
-#include "lockstep/program/planned_calls.h"
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/render/render.h"
 #include "lockstep/program/render/render_text.h"
@@ -37,7 +36,8 @@ std::string layers_text(const Layout& layout, int rank) {
 std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks, int max_rows) {
   const bool stages = layout.pipeline.ranks > 1;
   const size_t shown = std::min(static_cast<size_t>(max_rows), ranks.size());
-  const bool sharded = layout.shards() > 1, replicated = sharded && layout.mesh.degree(mesh::Axis::kDpReplicate) > 1;
+  const Domain domain = layout.dense_domain();
+  const bool sharded = layout.shards() > 1, replicated = sharded && layout.mesh.degree(domain.copies) > 1;
   std::vector<Row> rows = {{"rank", "coordinates", "layers", "sequences"}};
   if (stages) rows[0].emplace_back("stages");
   if (sharded) rows[0].emplace_back("shard");
@@ -57,8 +57,8 @@ std::string layout_table(const Program& program, const Layout& layout, const std
     if (stages) row.push_back(cat(rank_list(layout.pipeline.stages_of(layout.pipeline_rank(rank))), " of ", layout.pipeline.stages()));
     if (sharded)
       row.push_back(cat(layout.shard(rank), " of ", layout.shards(), " on ranks ",
-                        rank_list(layout.mesh.group(rank, kShardAxis))));
-    if (replicated) row.push_back(cat("ranks ", rank_list(layout.mesh.group(rank, kReplicateAxis))));
+                        rank_list(layout.mesh.group(rank, domain.shard))));
+    if (replicated) row.push_back(cat("ranks ", rank_list(layout.mesh.group(rank, domain.copies))));
     const MemoryBytes bytes = predict_memory(layout, program, rank);
     for (MemoryCategory category : kCategories) row.push_back(bytes_text(bytes[category]));
     row.push_back(bytes_text(bytes.peak));

@@ -130,7 +130,7 @@ std::string stages_table(const Program& program, const Layout& layout, const std
 }
 
 std::string traffic_summary(const Layout& layout, const std::vector<int>& ranks) {
-  const int n = layout.mesh.degree(mesh::kDataAxes);
+  const int n = layout.mesh.degree(layout.tokens());
   const std::string over = cat(" over n = ", n, n == 1 ? " rank" : " ranks", "\n");
   const std::vector<ReductionTraffic> predicted = reduction_traffic(layout, ranks);
   if (ranks.size() == 1) {
@@ -201,7 +201,7 @@ std::string sharding_summary(const Program& program, const Layout& layout, const
                          "S = ", layout.shards(), " shards, M = ", microbatches, microbatches == 1 ? " microbatch" : " microbatches",
                          "; gathered in ", bf16 ? "bf16" : "fp32", ", reduced in ", bf16_wire ? "bf16" : "fp32", "\n");
   text += ranks.size() == 1 ? zero_table(traffic[0], layout.zero) : zero_table(layout, ranks, traffic);
-  const int replicas = layout.mesh.degree(mesh::Axis::kDpReplicate);
+  const int replicas = layout.mesh.degree(layout.dense_domain().copies);
   for (const int rank : ranks) {
     const std::string of = ranks.size() == 1 ? "" : cat("rank ", rank, ": ");
     if (replicas > 1) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <span>
 #include <tuple>
 #include <utility>
 
@@ -10,7 +9,6 @@
 #include "lockstep/program/effects.h"
 #include "lockstep/program/names.h"
 #include "lockstep/program/passes/post_validation.h"
-#include "lockstep/program/planned_calls.h"
 #include "lockstep/program/verify/rules.h"
 
 namespace lockstep::program {
@@ -50,7 +48,7 @@ class Verifier {
         model_layers_(layout.num_layers()),
         places_(after == Pass::kSchedule ? layout.pipeline.stages() : model_layers_),
         sharded_(layout.shards() > 1 || layout.transient_gradients()),
-        several_(layout.mesh.degree(mesh::kDataAxes) > 1),
+        several_(layout.mesh.degree(layout.tokens()) > 1),
         server_mode_(layout.server_mode()) {}
 
   std::vector<std::string> run() {
@@ -226,23 +224,15 @@ class Verifier {
       return program_.list(a) == program_.list(b);
     };
     for (int rank = 0; rank < layout_.mesh.world_size(); ++rank) {
-      for (const auto& [axes, name] : {std::pair(std::span<const mesh::Axis>(kShardAxis), "dp_shard"),
-                                       {std::span<const mesh::Axis>(kReplicateAxis), "dp_replicate"}})
-        if (const int first = first_of_group(rank, axes);
+      for (const auto& [axes, name] : {std::pair(mesh::Axis::kDpShard, "dp_shard"), {mesh::Axis::kDpReplicate, "dp_replicate"}})
+        if (const int first = layout_.mesh.member(rank, axes, 0);
             first != rank && !same_list(rank, first) && over_data(rank) != over_data(first))
           problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", name,
                                   " group do not communicate in the same order"));
-      const int tensor = first_of_group(rank, kTensorAxis);
+      const int tensor = layout_.mesh.member(rank, mesh::Axis::kTp, 0);
       if (!same_list(rank, tensor))
         problem("deadlock", cat("ranks ", tensor, " and ", rank, " of one tp group do not run the same list"));
     }
-  }
-
-  // The group itself is not made: there are as many as ranks, and each may have all of them.
-  int first_of_group(int rank, std::span<const mesh::Axis> axes) const {
-    mesh::PerAxis at = layout_.mesh.coordinates(rank);
-    for (const mesh::Axis axis : axes) at[axis] = 0;
-    return layout_.mesh.rank(at);
   }
 
   const Program& program_;

@@ -9,8 +9,6 @@
 namespace lockstep::program {
 namespace {
 
-constexpr mesh::Axis kPipelineAxis[] = {mesh::Axis::kPp};
-
 // The ranks of one copy of a stage each, that hand over to each other.
 class PipelineCheck {
  public:
@@ -90,7 +88,7 @@ std::vector<std::string> check_pipelines(const Program& program, const Layout& l
   std::vector<int> checked;  // most pipelines run the same lists
   for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
     if (layout.pipeline_rank(rank) != 0) continue;
-    const std::vector<int> ranks = layout.mesh.group(rank, kPipelineAxis);
+    const std::vector<int> ranks = layout.mesh.group(rank, mesh::Axis::kPp);
     const auto same = [&](int a, int b) {
       return program.list(a) == program.list(b);
     };
