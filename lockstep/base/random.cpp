@@ -4,7 +4,6 @@
 #include <numbers>
 
 #include "lockstep/base/hash.h"
-#include "lockstep/base/philox.h"
 
 namespace lockstep {
 namespace {
@@ -35,8 +34,6 @@ void fill(const PhiloxStream& stream, uint64_t first, std::span<float> out, Tran
   }
 }
 
-uint64_t join(uint32_t low, uint32_t high) { return uint64_t{low} | uint64_t{high} << 32; }
-
 }  // namespace
 
 PhiloxStream philox_stream(uint64_t seed, std::string_view name) { return {.seed = seed, .name = hash64(name)}; }
@@ -46,26 +43,16 @@ PhiloxBlock philox4x32(PhiloxBlock counter, std::array<uint32_t, 2> key) {
   return {drawn.at[0], drawn.at[1], drawn.at[2], drawn.at[3]};
 }
 
-RandomStream::RandomStream(uint64_t seed, std::string_view name)
-    : key_{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)}, name_(philox_stream(seed, name).name) {}
+RandomStream::RandomStream(uint64_t seed, std::string_view name) : stream_(philox_stream(seed, name)) {}
 
-void RandomStream::normal(uint64_t first, std::span<float> out) const {
-  fill({join(key_[0], key_[1]), name_}, first, out, normals);
-}
+void RandomStream::normal(uint64_t first, std::span<float> out) const { fill(stream_, first, out, normals); }
 
-void RandomStream::uniform(uint64_t first, std::span<float> out) const {
-  fill({join(key_[0], key_[1]), name_}, first, out, uniforms);
-}
-
-PhiloxBlock RandomStream::block(uint64_t index) const {
-  const PhiloxLanes drawn = PhiloxStream{join(key_[0], key_[1]), name_}.block(index);
-  return {drawn.at[0], drawn.at[1], drawn.at[2], drawn.at[3]};
-}
+void RandomStream::uniform(uint64_t first, std::span<float> out) const { fill(stream_, first, out, uniforms); }
 
 uint64_t RandomStream::bits(uint64_t index) const {
-  const PhiloxBlock value = block(index / 2);
+  const PhiloxLanes drawn = stream_.block(index / 2);
   const size_t lane = 2 * (index % 2);
-  return join(value[lane], value[lane + 1]);
+  return uint64_t{drawn.at[lane]} | uint64_t{drawn.at[lane + 1]} << 32;
 }
 
 }  // namespace lockstep

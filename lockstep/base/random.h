@@ -8,6 +8,8 @@
 #include <span>
 #include <string_view>
 
+#include "lockstep/base/philox.h"
+
 namespace lockstep {
 
 using PhiloxBlock = std::array<uint32_t, 4>;
@@ -27,9 +29,7 @@ class RandomStream {
   uint64_t bits(uint64_t index) const;
 
  private:
-  PhiloxBlock block(uint64_t index) const;
-  std::array<uint32_t, 2> key_;
-  uint64_t name_;
+  PhiloxStream stream_;
 };
 
 }  // namespace lockstep

@@ -10,7 +10,6 @@
 #include <csignal>
 #include <future>
 #include <map>
-#include <numeric>
 #include <thread>
 
 #include "lockstep/base/error.h"
@@ -54,17 +53,11 @@ std::vector<StateTensor> state_of(int64_t rows, const comm::World& world, double
 struct Rank {
   Rank(comm::World& world, const fs::path& directory, std::chrono::milliseconds stall_timeout = std::chrono::minutes(10),
        Progress progress = {})
-      : training(make(world, "world")),
-        saver({.world = make(world, "checkpoint"),
+      : training(world.all_ranks("world")),
+        saver({.world = world.all_ranks("checkpoint"),
                .directory = directory,
                .stall_timeout = stall_timeout,
                .progress = std::move(progress)}) {}
-
-  static std::unique_ptr<comm::Communicator> make(comm::World& world, const std::string& axis) {
-    std::vector<int> all(static_cast<size_t>(world.size()));
-    std::iota(all.begin(), all.end(), 0);
-    return world.communicator(all, axis);
-  }
 
   std::unique_ptr<comm::Communicator> training;
   Saver saver;

@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <numeric>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
@@ -101,11 +100,7 @@ TrainState train_state(int64_t step) {
 }
 
 void on_ranks(int n, const std::function<void(comm::Communicator&)>& body) {
-  testing::run_ranks(n, [&](comm::World& world) {
-    std::vector<int> ranks(static_cast<size_t>(n));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    body(*world.communicator(ranks, "world"));
-  });
+  testing::run_ranks(n, [&](comm::World& world) { body(*world.all_ranks("world")); });
 }
 
 fs::path fresh_folder(const std::string& name) { return support::fresh_place("checkpoint-" + name) / "checkpoints"; }

@@ -9,7 +9,6 @@
 
 #include <csignal>
 #include <fstream>
-#include <numeric>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
@@ -44,9 +43,7 @@ std::vector<StateTensor> state_of(int64_t rows, int ranks, int rank) {
 
 void save_step(const fs::path& directory, int64_t rows, int ranks, int64_t step) {
   testing::run_ranks(ranks, [&](comm::World& world) {
-    std::vector<int> group(static_cast<size_t>(ranks));
-    std::iota(group.begin(), group.end(), 0);
-    const auto communicator = world.communicator(group, "world");
+    const auto communicator = world.all_ranks("world");
     const auto state = state_of(rows, ranks, world.rank());
     const TrainState progress{.step = step};
     save({.directory = directory, .state = state, .train_state = progress, .world = *communicator, .keep = 2});

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <set>
 
 #include "lockstep/arch/hf_config.h"
@@ -55,11 +54,7 @@ arch::ModelConfig tiny_model(arch::Family family, int64_t vocab_size) {
 const std::vector<arch::ModelConfig> kModels = {tiny_model(arch::Family::kGpt2, 201), tiny_model(arch::Family::kLlama, 61)};
 
 void on_ranks(int n, const std::function<void(comm::World&, comm::Communicator&)>& body) {
-  testing::run_ranks(n, [&](comm::World& world) {
-    std::vector<int> ranks(static_cast<size_t>(n));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    body(world, *world.communicator(ranks, "world"));
-  });
+  testing::run_ranks(n, [&](comm::World& world) { body(world, *world.all_ranks("world")); });
 }
 
 TrainState train_state(const arch::ModelConfig& model) {
@@ -157,9 +152,7 @@ TEST(Shards, AsyncSaveWritesTheBytesOfSave) {
     const arch::ModelConfig& model = kModels[0];
     const fs::path twin = save_as("async-twin", model, layout), directory = fresh_folder("shards-async");
     on_ranks(layout.ranks(), [&](comm::World& world, comm::Communicator&) {
-      std::vector<int> ranks(static_cast<size_t>(layout.ranks()));
-      std::iota(ranks.begin(), ranks.end(), 0);
-      Saver saver({.world = world.communicator(ranks, "checkpoint"), .directory = directory});
+      Saver saver({.world = world.all_ranks("checkpoint"), .directory = directory});
       const auto state = filled_state(model, layout, world.rank());
       saver.start(state, train_state(model));
       for (const StateTensor& tensor : state) at::Tensor(tensor.local).zero_();

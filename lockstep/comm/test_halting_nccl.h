@@ -66,24 +66,8 @@ class HaltingNccl : public FakeNccl {
   HaltingDevice& device_;
 };
 
-// n ranks as threads. `body` catches what its calls throw: a rank that leaves with it ends the others.
 inline void run_halting_ranks(int n, const std::function<void(World&, HaltingDevice&)>& body) {
-  const auto store = std::make_shared<testing::MemoryStore>();
-  testing::run_ranks(n, [&](World& shared) {
-    HaltingDevice device;
-    device.shared = &shared;
-    device.store = store;
-    const auto world = join_nccl(
-        shared.rank(), n, store,
-        {.deadline = std::chrono::seconds(20), .local_rank = shared.rank(), .address = "127.0.0.1", .token = "secret"},
-        std::make_unique<HaltingNccl>(device));
-    try {
-      body(*world, device);
-    } catch (const std::exception& error) {
-      world->abort(error.what());
-      throw;
-    }
-  });
+  run_nccl_ranks<HaltingDevice, HaltingNccl>(n, std::chrono::seconds(20), body);
 }
 
 }  // namespace lockstep::comm

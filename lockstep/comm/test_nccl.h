@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "lockstep/comm/nccl_world.h"
@@ -132,17 +133,18 @@ class FakeNccl : public NcclApi {
   int drawn_ = 0;
 };
 
-// n ranks as threads, each with a world of backend nccl over the fake.
-inline void run_nccl_ranks(int n, std::chrono::milliseconds deadline,
-                           const std::function<void(World&, FakeDevice&)>& body) {
+// n ranks as threads, each with a world of backend nccl over a fake. What leaves `body` ends the other ranks.
+template <typename Device = FakeDevice, typename Api = FakeNccl>
+void run_nccl_ranks(int n, std::chrono::milliseconds deadline,
+                    const std::type_identity_t<std::function<void(World&, Device&)>>& body) {
   const auto store = std::make_shared<testing::MemoryStore>();
   testing::run_ranks(n, [&](World& shared) {
-    FakeDevice device;
+    Device device;
     device.shared = &shared;
     device.store = store;
     const auto world = join_nccl(shared.rank(), n, store,
                                  {.deadline = deadline, .local_rank = shared.rank(), .address = "127.0.0.1", .token = "secret"},
-                                 std::make_unique<FakeNccl>(device));
+                                 std::make_unique<Api>(device));
     try {
       body(*world, device);
     } catch (const std::exception& error) {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +21,12 @@ class World {
   // A communicator over `ranks` (world ranks in group order, this one among them). Collective over those ranks: all of
   // them call it, in the same order of groups. `axis` names it in ledgers and messages.
   virtual std::unique_ptr<Communicator> communicator(const std::vector<int>& ranks, const std::string& axis) = 0;
+  // Over all ranks.
+  std::unique_ptr<Communicator> all_ranks(const std::string& axis) {
+    std::vector<int> ranks(static_cast<size_t>(size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return communicator(ranks, axis);
+  }
   // Releases every peer that waits for this rank: their waits end with PeerLostError carrying `reason`.
   virtual void abort(const std::string& reason) = 0;
   virtual std::string backend() const = 0;

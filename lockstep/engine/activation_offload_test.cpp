@@ -3,7 +3,7 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
-#include <optional>
+#include "lockstep/engine/test_offload.h"
 
 namespace lockstep::engine {
 namespace {
@@ -11,9 +11,6 @@ namespace {
 constexpr int64_t kSize = 1 << 14;
 
 at::Tensor filled(float number) { return at::full({kSize}, number, at::kFloat); }
-
-// Whether a tensor is still held by somebody.
-using Watch = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 TEST(ActivationOffload, InputsComeBackAsTheyWere) {
   CopyQueue copies;
@@ -28,21 +25,8 @@ TEST(ActivationOffload, InputsComeBackAsTheyWere) {
   EXPECT_EQ(copies.take_totals().bytes, 8 * kSize * 4);
 }
 
-// What the plan of memory counts on: one input on its way out while the next is made, not two.
 TEST(ActivationOffload, AnEvictedInputIsFreeWithTheNextEvictOrFetch) {
-  CopyQueue copies;
-  ActivationOffload offload(copies, nullptr);
-  std::optional<Watch> before;
-  for (int layer = 0; layer < 3; ++layer) {
-    at::Tensor input = filled(1);
-    const Watch watch(input.getIntrusivePtr());
-    offload.evict({layer, 0}, std::move(input));
-    EXPECT_TRUE(!before || before->expired()) << layer;
-    before = watch;
-  }
-  offload.fetch({0, 0});
-  EXPECT_TRUE(before->expired());
-  offload.clear();
+  testing::expect_evicted_inputs_are_free([] { return filled(1); });
 }
 
 TEST(ActivationOffload, OnTheHostEachInputHasMemoryOfTheHostsAccountOnlyWhileItIsThere) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "lockstep/base/text.h"
 #include "lockstep/train/batches.h"
 
 namespace lockstep::train {
@@ -35,6 +36,14 @@ double evaluate(engine::Executor& executor, engine::Groups& groups, const data::
   const at::Tensor sums = at::tensor({loss, static_cast<double>(tokens)}, at::kDouble);
   groups.replica().all_reduce(sums, {.site = "eval", .algorithm = program::Algorithm::kDirect}).wait();
   return sums[0].item<double>() / sums[1].item<double>();
+}
+
+void Evaluation::settled(const RunPosition& at) {
+  if (!due(at.step)) return;
+  const Time begin = std::chrono::steady_clock::now();
+  const double loss = loss_();
+  output_.note(cat("validation loss ", number_text(static_cast<float>(loss)), " at step ", at.step));
+  output_.event("eval", at.step, {{"validation/loss", loss}, {"seconds", seconds_since(begin)}});
 }
 
 }  // namespace lockstep::train

@@ -107,6 +107,26 @@ TEST_P(DriftingRun, EndsBeforeItIsSaved) {
   EXPECT_EQ(saved, GetParam().saved);
 }
 
+TEST(ReplicaPolicy, ComparesAStepOnceButForWhatIsOnDisk) {
+  std::vector<std::pair<int64_t, bool>> compared;  // step, with what is on disk
+  const auto record = [&](const RunPosition& at, bool with_disk) { compared.emplace_back(at.step, with_disk); };
+  for (const bool on_disk : {false, true}) {
+    compared.clear();
+    ReplicaPolicy policy(2, on_disk, record);
+    for (int64_t step = 1; step <= 4; ++step) {
+      const RunPosition at{.step = step};
+      EXPECT_EQ(policy.due(step), step % 2 == 0);
+      policy.settled(at);
+      if (step >= 3) policy.before_save(at);
+      if (step == 4) policy.settled(at);
+    }
+    std::vector<std::pair<int64_t, bool>> expected = {{2, false}, {3, true}, {4, false}};
+    if (on_disk) expected.emplace_back(4, true);
+    EXPECT_EQ(compared, expected);
+  }
+  EXPECT_FALSE(ReplicaPolicy(0, false, record).due(100));
+}
+
 std::vector<Drift> drifts() {
   return {
       {.name = "none", .check = "1", .save = "2", .saved = {2, 4, 6}},

@@ -6,7 +6,6 @@
 #include <array>
 #include <fstream>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -195,9 +194,7 @@ std::vector<Fact> version_facts(const std::string& lockstep) {
 
 void require_same_job(comm::World& world, const std::vector<Fact>& facts) {
   if (world.size() == 1) return;
-  std::vector<int> ranks(static_cast<size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const auto group = world.communicator(ranks, "job");
+  const auto group = world.all_ranks("job");
   Hasher hasher;
   for (const Fact& fact : facts)
     for (const std::string& text : {fact.name, fact.value}) hasher.update(text.c_str(), text.size() + 1);

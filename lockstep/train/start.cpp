@@ -1,6 +1,7 @@
 #include "lockstep/train/start.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
@@ -70,10 +71,18 @@ HeaderTable run_header(const TrainJob& job, const engine::Executor& executor) {
   return table;
 }
 
-std::string memory_comparison(const program::MemoryBytes& predicted, const program::MemoryBytes& measured) {
-  std::vector<std::string> lines = {"memory of rank 0    predicted    measured"};
+void report_memory(const engine::Executor& executor, int64_t step, RunOutput& output) {
+  const program::MemoryBytes predicted = program::predict_memory(executor.layout(), executor.program(), 0);
+  const program::MemoryBytes measured = executor.measured_memory();
+  OrderedJson values;
+  for (const auto& [kind, bytes] : {std::pair{"predicted", predicted}, {"measured", measured}}) {
+    for (size_t i = 0; i < program::kNumMemoryCategories; ++i)
+      values[cat(kind, "/", program::category_name(static_cast<program::MemoryCategory>(i)))] = bytes.bytes[i];
+    values[cat(kind, "/peak")] = bytes.peak;
+  }
+  output.note("memory of rank 0    predicted    measured");
   const auto line = [&](std::string_view name, int64_t expected, int64_t actual) {
-    lines.push_back(cat("  ", pad_right(name, 15), pad_left(bytes_text(expected), 12), pad_left(bytes_text(actual), 12)));
+    output.note(cat("  ", pad_right(name, 15), pad_left(bytes_text(expected), 12), pad_left(bytes_text(actual), 12)));
   };
   for (size_t i = 0; i < program::kNumMemoryCategories; ++i) {
     const auto category = static_cast<program::MemoryCategory>(i);
@@ -83,7 +92,15 @@ std::string memory_comparison(const program::MemoryBytes& predicted, const progr
   line("peak", predicted.peak, measured.peak);
   const int64_t host = predicted[program::MemoryCategory::kHost];
   if (host > 0) line("host", host, measured[program::MemoryCategory::kHost]);
-  return join(lines, "\n");
+  output.event("memory", step, values);
+}
+
+double worst_memory_gib(const engine::Executor& executor, engine::Groups& groups) {
+  const at::Tensor bytes = at::tensor({executor.measured_memory().peak}, at::kLong);
+  groups.world()
+      .all_reduce(bytes, {.site = "memory", .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax})
+      .wait();
+  return static_cast<double>(bytes.item<int64_t>()) / static_cast<double>(kGiB);
 }
 
 std::string activity_report(const Activity& activity, int calls) {

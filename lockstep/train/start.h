@@ -9,7 +9,7 @@
 #include "lockstep/data/sampler.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/program/predict/memory.h"
-#include "lockstep/train/console.h"
+#include "lockstep/train/run_output.h"
 
 namespace lockstep::train {
 
@@ -20,8 +20,11 @@ Json data_identity(const config::RunConfig& config, const program::Layout& layou
 
 // The resolved layout with predicted memory.
 HeaderTable run_header(const TrainJob& job, const engine::Executor& executor);
-// Predicted and measured bytes by category, a line each; the most of the device at one time; the host where it holds any.
-std::string memory_comparison(const program::MemoryBytes& predicted, const program::MemoryBytes& measured);
+// Of rank 0: predicted and measured bytes by category, a line each; the most of the device at one time; the host where it
+// holds any. The same as event "memory".
+void report_memory(const engine::Executor& executor, int64_t step, RunOutput& output);
+// Peak of the worst rank. Collective over the world.
+double worst_memory_gib(const engine::Executor& executor, engine::Groups& groups);
 
 // What a rank does: the last collectives of each of its groups (Communicator::last_calls), the save in flight
 // (Saver::activity), and its stack as StackDump gives it. `calls` of each group are shown.

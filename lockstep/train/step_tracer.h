@@ -9,22 +9,25 @@
 #include "lockstep/config/check.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/train/run_directory.h"
+#include "lockstep/train/step_policy.h"
 
 namespace lockstep::train {
 
-class StepTracer {
+class StepTracer : public StepPolicy {
  public:
   // The references outlive the tracer.
   StepTracer(const RunDirectory& directory, config::TracedSteps steps, comm::World& world, engine::Groups& groups,
              engine::Executor& executor)
       : directory_(directory), steps_(steps), world_(world), groups_(groups), executor_(executor) {}
 
+  // The steps that are timed, and the one before: what it leaves pending would count as time of the first.
+  bool due(int64_t step) const override { return steps_.contains(step) || steps_.contains(step + 1); }
+
   // Around step `step`, counted from 1; collective over the world where it is one of the traced ones, else nothing. Every
   // rank writes its times, trace/step-N-rank-R.json; rank 0 a Chrome trace of all of them, trace/step-N.chrome.json, and
   // after the last one report.html. Returns what there is to tell, on rank 0. A folder that the ranks do not share: rank 0
   // says so and draws nothing.
   void before(int64_t step);
-  bool traces(int64_t step) const { return steps_.contains(step); }
   std::optional<std::string> after(int64_t step);
 
  private:

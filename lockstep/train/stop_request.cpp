@@ -1,5 +1,6 @@
 #include "lockstep/train/stop_request.h"
 
+#include <ATen/ops/tensor.h>
 #include <unistd.h>
 
 #include <system_error>
@@ -71,6 +72,22 @@ StopSignals::~StopSignals() {
 Request StopSignals::request() const {
   if (last_signal == 0) return Request::kNone;
   return last_signal == SIGINT ? Request::kInterrupt : Request::kRequeue;
+}
+
+Request RequestAgreement::agreed(int64_t step, bool pending) {
+  if (!asked_.value.defined()) ask(step);
+  if (pending && asked_.step == step) return Request::kNone;
+  asked_.work.wait();
+  const auto request = static_cast<Request>(asked_.value.item<int64_t>());
+  asked_ = {};
+  if (pending && request == Request::kNone) ask(step);
+  return request;
+}
+
+void RequestAgreement::ask(int64_t step) {
+  asked_ = {.step = step, .value = at::tensor({static_cast<int64_t>(mine_())}, at::kLong)};
+  asked_.work = world_.all_reduce(
+      asked_.value, {.site = "stop", .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax});
 }
 
 }  // namespace lockstep::train

@@ -2,14 +2,17 @@
 // alone: the ranks agree on the largest request between two steps.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <signal.h>
 
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/communicator.h"
 
 namespace lockstep::train {
 
@@ -44,6 +47,28 @@ class StopSignals {
  private:
   static constexpr std::array kSignals = {SIGTERM, SIGUSR1, SIGHUP, SIGINT};
   std::array<struct sigaction, kSignals.size()> before_{};
+};
+
+// All ranks act on the same request behind the same step.
+class RequestAgreement {
+ public:
+  // `world` outlives it; `mine` is what this rank has been asked for so far.
+  RequestAgreement(comm::Communicator& world, std::function<Request()> mine) : world_(world), mine_(std::move(mine)) {}
+
+  // Collective, behind step `step`. While a step is pending nobody waits here: what was asked behind the step before counts.
+  Request agreed(int64_t step, bool pending);
+
+ private:
+  void ask(int64_t step);
+
+  comm::Communicator& world_;
+  std::function<Request()> mine_;
+  struct Asked {
+    int64_t step = 0;
+    at::Tensor value{};  // a Request; undefined: nothing is in flight
+    comm::Work work{};
+  };
+  Asked asked_;
 };
 
 }  // namespace lockstep::train

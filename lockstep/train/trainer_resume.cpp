@@ -11,7 +11,6 @@
 #include "lockstep/train/changes.h"
 #include "lockstep/train/start.h"
 #include "lockstep/train/trainer.h"
-#include "lockstep/train/trainer_console.h"
 
 namespace lockstep::train {
 
@@ -24,11 +23,11 @@ void Trainer::take_lock() {
   while (checkpoint::broadcast_number(groups_.world(), "run lock", is_rank0() && lock_->try_take() ? 1 : 0) == 0) {
     const std::string watched = lock_->watched();
     if (watched.empty() || std::exchange(told, true)) continue;
-    log_.info(watched);
+    output_.log().info(watched);
     std::fputs((watched + "\n").c_str(), stderr);  // nothing has been printed yet
   }
   if (!is_rank0()) return;
-  if (!lock_->took_over().empty()) log_.warn(cat("took the run directory over from ", lock_->took_over()));
+  if (!lock_->took_over().empty()) output_.warn(cat("took the run directory over from ", lock_->took_over()));
   checkpoint::finish_going_back(directory_.checkpoints());
   checkpoint::repair_steps(directory_.checkpoints());
 }
@@ -40,7 +39,7 @@ bool Trainer::resume() {
   const auto from = static_cast<From>(
       checkpoint::broadcast_number(groups_.world(), "beginning", static_cast<int64_t>(beginning.from)));
   if (from == From::kNothing) return false;
-  if (!beginning.note.empty()) note(beginning.note);
+  if (!beginning.note.empty()) output_.note(beginning.note);
   const std::vector<engine::StateTensor> state = executor_.store().state();
   const auto resumed = checkpoint::resume({.path = from == From::kOwn ? directory_.checkpoints() : fs::path(wanted),
                                            .state = state,
@@ -49,17 +48,17 @@ bool Trainer::resume() {
   if (!resumed)
     throw CheckpointError({.code = "LS1310", .what = cat("the checkpoints of ", directory_.root().string(), " are gone")});
   for (const checkpoint::StepFolder& folder : resumed->skipped)
-    note(cat("skipped ", folder.path.string(), ": ", folder.problem));
+    output_.note(cat("skipped ", folder.path.string(), ": ", folder.problem));
   // Who names a step wants it on other data too.
   if (from == From::kOwn && !(names_a_place(wanted) && same_place(wanted, resumed->path))) check_resumed(*resumed);
   executor_.store().loaded();
-  step_ = resumed_at_ = saved_at_ = resumed->train_state.step;
-  consumed_samples_ = resumed->train_state.consumed_samples;
-  consumed_tokens_ = resumed->train_state.consumed_tokens;
-  note(cat("resumed from ", resumed->path.string(), " at step ", step_));
-  if (rank0_) rank0_->metrics.event("resume", step_, {{"path", resumed->path.string()}});
-  if (from != From::kElsewhere) leave_branch(step_, from == From::kBack);
-  report_changes(resumed->train_state);
+  const checkpoint::TrainState& saved = resumed->train_state;
+  position_ = {.step = saved.step, .consumed_samples = saved.consumed_samples, .consumed_tokens = saved.consumed_tokens};
+  resumed_at_ = saved.step;
+  output_.note(cat("resumed from ", resumed->path.string(), " at step ", saved.step));
+  output_.event("resume", saved.step, {{"path", resumed->path.string()}});
+  if (from != From::kElsewhere) leave_branch(saved.step, from == From::kBack);
+  report_changes(saved);
   return true;
 }
 
@@ -77,9 +76,9 @@ void Trainer::leave_branch(int64_t step, bool asked) {
                            .way_out = "nothing is lost; see whether the run directory can be written"});
   if (set_aside.steps.empty()) return;
   const std::string names = join(set_aside.steps, ", ");
-  note(cat("set aside in ", (directory_.checkpoints() / set_aside.folder).string(), ": ", names,
-           "; they are kept, and never chosen"));
-  if (rank0_) rank0_->metrics.event("set_aside", step, {{"folder", set_aside.folder}, {"steps", names}});
+  output_.note(cat("set aside in ", (directory_.checkpoints() / set_aside.folder).string(), ": ", names,
+                   "; they are kept, and never chosen"));
+  output_.event("set_aside", step, {{"folder", set_aside.folder}, {"steps", names}});
 }
 
 // A run that goes on must go on in the same data: sample i would otherwise be another one.
@@ -96,15 +95,15 @@ void Trainer::check_resumed(const checkpoint::Resumed& resumed) {
 void Trainer::report_changes(const checkpoint::TrainState& saved) {
   const auto found = changes(saved, train_state(), config());
   if (found.empty()) return;
-  note(cat("changed since the checkpoint of step ", saved.step));
+  output_.note(cat("changed since the checkpoint of step ", saved.step));
   size_t width = 0;
   OrderedJson fields = OrderedJson::object();
   for (const auto& [name, change] : found) width = std::max(width, name.size());
   for (const auto& [name, change] : found) {
-    note(cat("  ", pad_right(name, width), "  ", change));
+    output_.note(cat("  ", pad_right(name, width), "  ", change));
     fields[name] = change;
   }
-  if (rank0_) rank0_->metrics.event("changed", saved.step, fields);
+  output_.event("changed", saved.step, fields);
 }
 
 }  // namespace lockstep::train

@@ -18,6 +18,7 @@
 #include "lockstep/checkpoint/load.h"
 #include "lockstep/engine/activation_offload.h"
 #include "lockstep/engine/host_states.h"
+#include "lockstep/engine/test_offload.h"
 #include "lockstep/engine/test_training.h"
 #include "lockstep/train/batches.h"
 
@@ -91,22 +92,8 @@ TEST(Copies, HostMemoryIsReusedBehindTheCopyThatReadsIt) {
   for (size_t i = 0; i < back.size(); ++i) EXPECT_TRUE(all(back[i], static_cast<float>(i))) << i;
 }
 
-// The plan of memory counts on one input on its way out while the next is made, not on two.
 TEST(Copies, AnEvictedInputIsFreeWithTheNextEvictOrFetch) {
-  using Watch = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  CopyQueue copies;
-  ActivationOffload offload(copies, nullptr);
-  std::optional<Watch> before;
-  for (int layer = 0; layer < 3; ++layer) {
-    at::Tensor input = on_gpu(1);
-    const Watch watch(input.getIntrusivePtr());
-    offload.evict({layer, 0}, std::move(input));
-    EXPECT_TRUE(!before || before->expired()) << layer;
-    before = watch;
-  }
-  offload.fetch({0, 0});
-  EXPECT_TRUE(before->expired());
-  offload.clear();
+  testing::expect_evicted_inputs_are_free([] { return on_gpu(1); });
 }
 
 TEST(Copies, TheHostReadsWhatItHasWaitedFor) {

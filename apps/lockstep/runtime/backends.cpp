@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <exception>
-#include <numeric>
 #include <optional>
 #include <system_error>
 
@@ -62,8 +61,6 @@ std::unique_ptr<comm::World> join_shared_memory(const Join& join) {
 
 // A port of the loopback interface and a token that rank 0 makes up, told to the ranks of this host.
 comm::RendezvousOptions meet_on_host(const Join& join, comm::World& host) {
-  std::vector<int> ranks(static_cast<size_t>(host.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
   comm::RendezvousOptions options{.place = {"127.0.0.1", 0}, .serve = host.rank() == 0};
   std::array<int64_t, 2> told{};
   if (options.serve) {
@@ -73,7 +70,7 @@ comm::RendezvousOptions meet_on_host(const Join& join, comm::World& host) {
       throw std::system_error(errno, std::generic_category(), "getrandom");
   }
   const at::Tensor tensor = at::from_blob(told.data(), {2}, at::kLong);
-  host.communicator(ranks, "rendezvous")->broadcast(tensor, 0, {.site = "where the store is"}).wait();
+  host.all_ranks("rendezvous")->broadcast(tensor, 0, {.site = "where the store is"}).wait();
   options.place.port = static_cast<int>(told[0]);
   options.token = cat(join.identity.token, told[1]);
   return options;

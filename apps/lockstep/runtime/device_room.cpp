@@ -4,7 +4,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <numeric>
 
 #include "lockstep/base/text.h"
 #include "lockstep/launch/gpu_share.h"
@@ -20,9 +19,7 @@ launch::GpuShare share_of(const launch::Identity& identity) {
 
 // What a rank puts on a GPU is missing to those that look later.
 void wait_until_all_have_looked(comm::World& world) {
-  std::vector<int> ranks(static_cast<size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  world.communicator(ranks, "gpu room")->barrier({.site = "all have looked", .blocking = true}).wait();
+  world.all_ranks("gpu room")->barrier({.site = "all have looked", .blocking = true}).wait();
 }
 
 }  // namespace

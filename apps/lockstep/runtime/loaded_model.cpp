@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <thread>
 
 #include "apps/lockstep/generate_heads.h"
@@ -52,9 +51,7 @@ LoadedModel::LoadedModel(const CommandLine& command_line, const ModelSource& sou
 void LoadedModel::load(const ModelSource& source) {
   arch::TensorShard shard;
   if (world_) {
-    std::vector<int> ranks(static_cast<size_t>(world_->size()));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    communicator_ = world_->communicator(ranks, "tp");
+    communicator_ = world_->all_ranks("tp");
     group_ = std::make_unique<parallel::TensorGroup>(*communicator_, parallel::TensorOptions{});
     shard = {.size = world_->size(), .rank = world_->rank()};
   }
