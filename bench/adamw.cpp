@@ -19,7 +19,7 @@
 
 namespace {
 
-using lockstep::optim::AdamWParameter;
+using lockstep::optim::Parameter;
 
 struct State {
   at::Tensor value, grad, exp_avg, exp_avg_sq;
@@ -51,12 +51,9 @@ nlohmann::json measure(int64_t numel, int threads, int rounds) {
   std::vector<double> here, torch;
   for (int round = -1; round < rounds; ++round) {  // the first touches the memory
     const double mine = seconds([&] {
-      lockstep::optim::adamw_step({AdamWParameter{.value = ours.value,
-                                                  .grad = ours.grad,
-                                                  .exp_avg = ours.exp_avg,
-                                                  .exp_avg_sq = ours.exp_avg_sq,
-                                                  .decay = true}},
-                                  {}, 1e-3, round + 2, 1.0);
+      lockstep::optim::adamw_step(
+          {Parameter{.value = ours.value, .grad = ours.grad, .slots = {ours.exp_avg, ours.exp_avg_sq}, .decay = true}}, {},
+          {.lr = 1e-3, .number = round + 2});
     });
     const double other = seconds([&] {
       at::_fused_adamw_({theirs.value}, {theirs.grad}, {theirs.exp_avg}, {theirs.exp_avg_sq}, {}, {step}, 1e-3, 0.9, 0.95,

@@ -76,8 +76,8 @@ std::vector<StateTensor> state_of(int rank) {
           replicated("norm.weight", StateKind::kParameter, numbers(7, {3}), rank),  // fewer rows than ranks
           replicated("scale", StateKind::kParameter, numbers(9, {}), rank),
           boxed("mlp.weight", StateKind::kMaster, numbers(1000, {5, 7}), rank),
-          replicated("embed.weight", StateKind::kExpAvg, numbers(2000, {10, 6}), rank),
-          boxed("mlp.weight", StateKind::kExpAvgSq, numbers(3000, {5, 7}), rank)};
+          replicated("embed.weight", StateKind{"exp_avg"}, numbers(2000, {10, 6}), rank),
+          boxed("mlp.weight", StateKind{"exp_avg_sq"}, numbers(3000, {5, 7}), rank)};
 }
 
 void write_checkpoint(const fs::path& folder) {
@@ -122,7 +122,7 @@ void write_zero(const fs::path& folder, int shards, int tp) {
     const auto communicator = world.communicator(all, "world");
     const auto state = checkpoint::sharded_state(model, layout, world.rank());
     for (const StateTensor& tensor : state) {
-      const int64_t moment = tensor.kind == StateKind::kParameter ? 0 : tensor.kind == StateKind::kExpAvg ? 1 : 2;
+      const int64_t moment = tensor.kind == StateKind::kParameter ? 0 : tensor.kind == StateKind{"exp_avg"} ? 1 : 2;
       at::Tensor values = numbers(10000 * rows.at(tensor.name) + 1000000 * moment, tensor.global_shape);
       for (size_t dim = 0; dim < tensor.offset.size(); ++dim)
         values = values.narrow(static_cast<int64_t>(dim), tensor.offset[dim], tensor.local.size(static_cast<int64_t>(dim)));

@@ -1,6 +1,6 @@
 // hf_dump FOLDER BATCH SEQ: runs the small model of FOLDER/config.json forward, backward and one update, and writes what
-// hf_reference_test.py compares with Hugging Face transformers: index.json (tensor names with shapes and offsets) and
-// data.bin (fp32, row-major; tokens and targets are written as fp32 too), and in exported/ a config.json of our own.
+// hf_reference_test.py compares with Hugging Face transformers (support/tensor_dump.h; tokens and targets as fp32 too), and in
+// exported/ a config.json of our own.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -12,33 +12,15 @@
 #include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/file.h"
-#include "lockstep/base/json.h"
 #include "lockstep/model/model.h"
 #include "lockstep/model/parts.h"
 #include "lockstep/optim/adamw.h"
 #include "support/model_parameters.h"
+#include "support/tensor_dump.h"
 
 namespace {
 
 using namespace lockstep;
-
-// Tensors one after the other in one file.
-class Dump {
- public:
-  void add(const std::string& name, const at::Tensor& tensor) {
-    const at::Tensor values = tensor.to(at::kFloat).contiguous();
-    index_.push_back({{"name", name}, {"shape", values.sizes().vec()}, {"offset", data_.size()}});
-    data_.append(static_cast<const char*>(values.data_ptr()), values.nbytes());
-  }
-  void write(const std::filesystem::path& folder) {
-    write_file(folder / "data.bin", data_);
-    write_file(folder / "index.json", index_.dump(1));
-  }
-
- private:
-  std::string data_;
-  Json index_ = Json::array();
-};
 
 // The logits of the whole batch, which training itself never holds: [B, S, V].
 at::Tensor full_logits(const arch::ModelConfig& model, nn::ParameterSource& source, const nn::Microbatch& microbatch) {
@@ -52,16 +34,15 @@ at::Tensor full_logits(const arch::ModelConfig& model, nn::ParameterSource& sour
 // One AdamW update from the mean loss, in place. The large epsilon keeps gradients that are zero but for rounding (the
 // biases of keys) from becoming steps of full size.
 void update(testing::ModelParameters& parameters, const nn::Microbatch& microbatch) {
-  std::vector<optim::AdamWParameter> list;
+  std::vector<optim::Parameter> list;
   for (const arch::ParamSpec& spec : parameters.table()) {
     const nn::Parameter p = parameters.parameter(spec.name);
     const auto zeros = [&] { return at::zeros(spec.shape); };
-    list.push_back(
-        {.value = p.value, .grad = p.grad, .exp_avg = zeros(), .exp_avg_sq = zeros(), .decay = spec.weight_decay});
+    list.push_back({.value = p.value, .grad = p.grad, .slots = {zeros(), zeros()}, .decay = spec.weight_decay});
   }
   const double tokens = microbatch.targets.ne(-100).sum().item<double>();
-  optim::adamw_step(list, {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1}, /*lr=*/0.01, /*step=*/1,
-                    1 / tokens);
+  optim::adamw_step(list, {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1},
+                    {.lr = 0.01, .number = 1, .grad_scale = 1 / tokens});
 }
 
 void run(const std::filesystem::path& folder, int64_t batch, int64_t seq) {
@@ -80,7 +61,7 @@ void run(const std::filesystem::path& folder, int64_t batch, int64_t seq) {
   }
   const nn::Microbatch microbatch = testing::random_microbatch(model, batch, seq, /*ignore_every=*/5);
 
-  Dump dump;
+  testing::TensorDump dump;
   dump.add("tokens", microbatch.tokens);
   dump.add("targets", microbatch.targets);
   dump.add("logits", full_logits(model, parameters, microbatch));

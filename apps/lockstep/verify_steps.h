@@ -12,7 +12,7 @@ struct VerifySteps {
   int64_t free = 2;  // the last of them, in which layout and twin are left alone
 };
 
-// ConfigError LS1005. Two free steps are the least in which anything grows, and the one before them gives AdamW its moments:
+// ConfigError LS1005. Two free steps are the least in which anything grows, and the one before them gives AdamW its states:
 // with none, every gradient that is rounding noise becomes a full step.
 inline VerifySteps verify_steps(const CommandLine& command_line) {
   VerifySteps steps;

@@ -42,7 +42,7 @@ std::vector<StateTensor> state_of(int64_t rows, const comm::World& world, double
                      .replica = world.rank(),
                      .num_replicas = world.size()});
   };
-  for (const auto kind : {StateKind::kParameter, StateKind::kExpAvg, StateKind::kExpAvgSq})
+  for (const auto kind : {StateKind::kParameter, StateKind{"exp_avg"}, StateKind{"exp_avg_sq"}})
     add("w", kind, at::arange(rows * 8).to(at::kFloat).add_(value).reshape({rows, 8}));
   add("half", StateKind::kParameter, at::arange(9).to(at::kFloat).add_(value).to(at::kBFloat16));
   add("scale", StateKind::kParameter, at::arange(1).to(at::kFloat).add_(value).reshape({}));

@@ -42,7 +42,7 @@ const std::map<std::string, Sizes> kShapes = {
 // The whole tensor: other values for every name and kind.
 at::Tensor whole(const std::string& name, StateKind kind) {
   const Sizes& shape = kShapes.at(name);
-  const auto seed = static_cast<int64_t>(hash64(name) % 1000) + 1000 * static_cast<int>(kind);
+  const auto seed = static_cast<int64_t>(hash64(name) % 1000) + 1000 * static_cast<int64_t>(kind.key.size());
   return at::arange(seed, seed + volume(shape)).to(at::kFloat).div_(7).reshape(shape);
 }
 
@@ -75,7 +75,7 @@ std::vector<StateTensor> state_of(Cut cut, int n, int rank, bool filled, const s
   return state;
 }
 
-const std::vector<StateKind> kAll = {StateKind::kParameter, StateKind::kExpAvg, StateKind::kExpAvgSq};
+const std::vector<StateKind> kAll = {StateKind::kParameter, StateKind{"exp_avg"}, StateKind{"exp_avg_sq"}};
 
 void expect_filled(const std::vector<StateTensor>& state) {
   for (const StateTensor& tensor : state) {

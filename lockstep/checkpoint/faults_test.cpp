@@ -30,7 +30,7 @@ fs::path fresh_folder(const std::string& name) { return support::fresh_place("fa
 // One parameter [rows, 8] and its moments, held alike by all ranks.
 std::vector<StateTensor> state_of(int64_t rows, int ranks, int rank) {
   std::vector<StateTensor> state;
-  for (const auto kind : {StateKind::kParameter, StateKind::kExpAvg, StateKind::kExpAvgSq})
+  for (const auto kind : {StateKind::kParameter, StateKind{"exp_avg"}, StateKind{"exp_avg_sq"}})
     state.push_back({.name = "w",
                      .kind = kind,
                      .global_shape = {rows, 8},

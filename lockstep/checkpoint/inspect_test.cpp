@@ -23,7 +23,7 @@ fs::path run_with_two_steps() {
   testing::run_ranks(1, [&](comm::World& world) {
     const auto communicator = world.communicator({0}, "world");
     std::vector<engine::StateTensor> state;
-    for (const auto kind : {engine::StateKind::kParameter, engine::StateKind::kExpAvg, engine::StateKind::kExpAvgSq})
+    for (const auto kind : {engine::StateKind::kParameter, engine::StateKind{"exp_avg"}, engine::StateKind{"exp_avg_sq"}})
       state.push_back({.name = "w", .kind = kind, .global_shape = {4, 2}, .offset = {0, 0}, .local = at::ones({4, 2})});
     for (const int64_t step : {1, 2}) {
       const TrainState progress{

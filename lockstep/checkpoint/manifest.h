@@ -1,6 +1,6 @@
 // manifest.json: the list of all files, tensors and checksums of a checkpoint, written last. A folder without a valid
 // one is not a checkpoint. Tensors are keyed by the name they have in the files: "blocks.0.attn.qkv.weight" in model/,
-// "optim.exp_avg.blocks.0.attn.qkv.weight" in optim/.
+// "optim.master.blocks.0.attn.qkv.weight" in optim/ (saved_name() of shard_writer.h).
 #pragma once
 
 #include <cstdint>

@@ -31,7 +31,7 @@ fs::path fresh_folder(const std::string& name) { return support::fresh_place("pu
 // One parameter and its moments, all `value`.
 std::vector<engine::StateTensor> state_of(float value) {
   std::vector<engine::StateTensor> state;
-  for (const auto kind : {engine::StateKind::kParameter, engine::StateKind::kExpAvg, engine::StateKind::kExpAvgSq})
+  for (const auto kind : {engine::StateKind::kParameter, engine::StateKind{"exp_avg"}, engine::StateKind{"exp_avg_sq"}})
     state.push_back({.name = "w", .kind = kind, .global_shape = {4, 2}, .offset = {0, 0}, .local = at::full({4, 2}, value)});
   return state;
 }

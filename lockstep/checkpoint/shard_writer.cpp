@@ -64,17 +64,7 @@ WrittenFile write_parts(const std::filesystem::path& path, const std::vector<Sta
 }  // namespace
 
 std::string saved_name(const StateTensor& tensor) {
-  switch (tensor.kind) {
-    case StateKind::kParameter:
-      return tensor.name;
-    case StateKind::kMaster:
-      return "optim.master." + tensor.name;
-    case StateKind::kExpAvg:
-      return "optim.exp_avg." + tensor.name;
-    case StateKind::kExpAvgSq:
-      return "optim.exp_avg_sq." + tensor.name;
-  }
-  LOCKSTEP_CHECK(false, "state kind ", static_cast<int>(tensor.kind));
+  return tensor.kind == StateKind::kParameter ? tensor.name : cat("optim.", tensor.kind.key, ".", tensor.name);
 }
 
 std::vector<StateTensor> own_share(std::span<const StateTensor> state) {

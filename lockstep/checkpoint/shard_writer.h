@@ -12,7 +12,7 @@
 
 namespace lockstep::checkpoint {
 
-// The name of a tensor in the files: "<fqn>", "optim.exp_avg.<fqn>", "optim.exp_avg_sq.<fqn>", "optim.master.<fqn>".
+// The name of a tensor in the files: "<fqn>", "optim.master.<fqn>", "optim.<slot of the optimizer>.<fqn>".
 std::string saved_name(const engine::StateTensor& tensor);
 
 // What this rank writes of `state`, as views that it holds alone: of a piece that n ranks hold, its part of the rows;

@@ -27,9 +27,15 @@ struct Sharding {
   }
 };
 
+// Another one for every kind.
+inline int64_t number_of(engine::StateKind kind) {
+  if (kind == engine::StateKind::kParameter) return 0;
+  return kind == engine::StateKind::kMaster ? 1 : kind.key == "exp_avg" ? 2 : 3;
+}
+
 // Values of a whole tensor: others for every name and kind, each of them other in bf16 too.
 inline at::Tensor whole_values(const arch::ParamSpec& spec, engine::StateKind kind) {
-  const auto first = static_cast<int64_t>(hash64(spec.name) % 997) + 1009 * static_cast<int64_t>(kind);
+  const auto first = static_cast<int64_t>(hash64(spec.name) % 997) + 1009 * number_of(kind);
   return at::arange(first, first + spec.numel()).to(at::kFloat).div_(7).reshape(spec.shape);
 }
 
@@ -91,8 +97,8 @@ inline std::vector<engine::StateTensor> sharded_state(const arch::ModelConfig& m
   add(StateKind::kParameter, layout.bf16 ? at::kBFloat16 : at::kFloat, layout.zero == 3);
   if (!optimizer) return state;
   if (layout.bf16) add(StateKind::kMaster, at::kFloat, layout.zero > 0);
-  add(StateKind::kExpAvg, at::kFloat, layout.zero > 0);
-  add(StateKind::kExpAvgSq, at::kFloat, layout.zero > 0);
+  add(StateKind{"exp_avg"}, at::kFloat, layout.zero > 0);
+  add(StateKind{"exp_avg_sq"}, at::kFloat, layout.zero > 0);
   return state;
 }
 

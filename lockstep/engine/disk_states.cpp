@@ -9,23 +9,16 @@
 #include "lockstep/base/check.h"
 
 namespace lockstep::engine {
-namespace {
 
-constexpr std::array<const char*, 4> kFields = {"values", "first moments", "second moments", "bf16 copy"};
-
-int64_t regions_bytes(int64_t numel, bool compute_copy) { return numel * (compute_copy ? 14 : 12); }
-
-}  // namespace
-
-DiskStates::DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const DiskStatesOptions& options)
-    : blocks_(blocks), compute_copy_(options.compute_copy) {
+DiskStates::DiskStates(std::vector<DiskUnit> units, StateFields fields, UnitBuffers& blocks, const DiskStatesOptions& options)
+    : blocks_(blocks), fields_(std::move(fields)) {
   std::vector<DiskRegion> regions;
   int64_t largest = 0;
   for (DiskUnit& unit : units) {
     Place place{.unit = std::move(unit), .first_region = regions.size(), .slot = -1, .reading = {}};
-    for (int64_t field = 0; field < fields(); ++field)
-      regions.push_back({cat(kFields.at(static_cast<size_t>(field)), " of ", place.unit.name), bytes(place, field)});
-    largest = std::max(largest, regions_bytes(place.unit.numel, compute_copy_));
+    for (size_t field = 0; field < fields_.size(); ++field)
+      regions.push_back({cat(fields_.name(field), " of ", place.unit.name), fields_.bytes(field, place.unit.numel)});
+    largest = std::max(largest, fields_.bytes_before(fields_.size(), place.unit.numel));
     const size_t index = place.unit.unit;
     places_.emplace(index, std::move(place));
   }
@@ -33,6 +26,15 @@ DiskStates::DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const D
   const MemoryScope scope(options.memory, MemoryCategory::kHost);
   for (at::Tensor& buffer : staging_)
     buffer = at::empty({(largest + 3) / 4}, at::TensorOptions().dtype(at::kFloat).pinned_memory(options.pinned));
+}
+
+std::vector<DiskStates::Field> DiskStates::fields(const Place& place, size_t count) const {
+  std::vector<Field> found;
+  for (size_t field = 0; field < count; ++field)
+    found.push_back({.region = place.first_region + field,
+                     .offset = fields_.bytes_before(field, place.unit.numel),
+                     .bytes = fields_.bytes(field, place.unit.numel)});
+  return found;
 }
 
 DiskStates::Place& DiskStates::take_slot(size_t unit) {
@@ -55,13 +57,12 @@ void DiskStates::give_back(Place& place) {
 void DiskStates::fetch(size_t unit) {
   Place& place = take_slot(unit);
   const at::Tensor buffer = staging_[static_cast<size_t>(place.slot)];
-  const int64_t numel = place.unit.numel;
   // The copy is made anew at the update.
-  place.reading = queue_.start(cat("states of ", place.unit.name, " from disk"), numel * 12,
-                               [tier = tier_, buffer, first = place.first_region, numel] {
+  const size_t read = fields_.updated();
+  place.reading = queue_.start(cat("states of ", place.unit.name, " from disk"), fields_.bytes_before(read, place.unit.numel),
+                               [tier = tier_, buffer, fields = fields(place, read)] {
                                  auto* to = static_cast<char*>(buffer.data_ptr());
-                                 for (size_t field = 0; field < 3; ++field)
-                                   tier->read(first + field, to + static_cast<int64_t>(field) * numel * 4);
+                                 for (const Field& field : fields) tier->read(field.region, to + field.offset);
                                });
 }
 
@@ -72,11 +73,10 @@ void DiskStates::evict(size_t unit) {
   LOCKSTEP_CHECK(place.slot >= 0, place.unit.name, " is not fetched");
   place.reading.wait();
   const at::Tensor buffer = staging_[static_cast<size_t>(place.slot)];
-  queue_.start(cat("states of ", place.unit.name, " to disk"), regions_bytes(place.unit.numel, compute_copy_),
-               [tier = tier_, buffer, first = place.first_region, numel = place.unit.numel, fields = fields()] {
+  queue_.start(cat("states of ", place.unit.name, " to disk"), fields_.bytes_before(fields_.size(), place.unit.numel),
+               [tier = tier_, buffer, fields = fields(place, fields_.size())] {
                  const auto* from = static_cast<const char*>(buffer.const_data_ptr());
-                 for (int64_t field = 0; field < fields; ++field)
-                   tier->write(first + static_cast<size_t>(field), from + field * numel * 4);
+                 for (const Field& field : fields) tier->write(field.region, from + field.offset);
                });
   give_back(place);
 }
@@ -85,10 +85,10 @@ Copy DiskStates::fetch_parameters(size_t unit, const at::Tensor& to) {
   Place& place = places_.at(unit);
   const std::string what = cat("parameters of ", place.unit.name, " to the device");
   // Behind the read of the buffer; the bf16 copy in it is that of the update to come.
-  const bool staged = place.slot >= 0 && !compute_copy_;
+  const bool staged = place.slot >= 0 && !fields_.has_copy();
   const at::Tensor buffer = staged ? staging_[static_cast<size_t>(place.slot)].narrow(0, 0, place.unit.numel) : at::Tensor();
   if (staged && to.is_cpu()) return queue_.copy(buffer, to, what);
-  const size_t region = place.first_region + (compute_copy_ ? 3 : 0);
+  const size_t region = place.first_region + fields_.compute();
   const auto bytes = static_cast<int64_t>(to.nbytes());
   if (to.is_cpu()) return queue_.start(what, bytes, [tier = tier_, region, to] { tier->read(region, to.mutable_data_ptr()); });
   const std::shared_ptr<DeviceCopy> across = queue_.ask(to.device(), Direction::kToDevice);
@@ -107,19 +107,16 @@ void DiskStates::open(size_t unit) {
   queue_.wait();
   Place& place = take_slot(unit);
   auto* to = static_cast<char*>(staging_[static_cast<size_t>(place.slot)].data_ptr());
-  for (int64_t field = 0; field < fields(); ++field) {
-    const size_t region = place.first_region + static_cast<size_t>(field);
-    char* at = to + field * place.unit.numel * 4;
-    if (tier_->written(region))
-      tier_->read(region, at);
+  for (const Field& field : fields(place, fields_.size())) {
+    if (tier_->written(field.region))
+      tier_->read(field.region, to + field.offset);
     else
-      std::memset(at, 0, static_cast<size_t>(bytes(place, field)));
+      std::memset(to + field.offset, 0, static_cast<size_t>(field.bytes));
   }
 }
 
 void DiskStates::write(const Place& place, const char* from) const {
-  for (int64_t field = 0; field < fields(); ++field)
-    tier_->write(place.first_region + static_cast<size_t>(field), from + field * place.unit.numel * 4);
+  for (const Field& field : fields(place, fields_.size())) tier_->write(field.region, from + field.offset);
 }
 
 void DiskStates::close(size_t unit) {
@@ -128,18 +125,18 @@ void DiskStates::close(size_t unit) {
   give_back(place);
 }
 
-at::Tensor DiskStates::mapped(size_t unit, int64_t field) {
+at::Tensor DiskStates::mapped(size_t unit, size_t field) {
   queue_.wait();
   const Place& place = places_.at(unit);
-  LOCKSTEP_CHECK(field < fields(), "no such field of ", place.unit.name);
-  const std::shared_ptr<void> memory = tier_->map(place.first_region + static_cast<size_t>(field));
+  LOCKSTEP_CHECK(field < fields_.size(), "no such field of ", place.unit.name);
+  const std::shared_ptr<void> memory = tier_->map(place.first_region + field);
   return at::from_blob(memory.get(), {place.unit.numel}, [memory](void*) {},
-                       at::TensorOptions().dtype(field < 3 ? at::kFloat : at::kBFloat16));
+                       at::TensorOptions().dtype(fields_.dtype(field)));
 }
 
 void DiskStates::accept() {
   for (const auto& [unit, place] : places_)
-    for (int64_t field = 0; field < fields(); ++field) tier_->accept(place.first_region + static_cast<size_t>(field));
+    for (size_t field = 0; field < fields_.size(); ++field) tier_->accept(place.first_region + field);
 }
 
 void DiskStates::abandon() {

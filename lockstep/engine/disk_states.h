@@ -13,11 +13,12 @@
 
 #include "lockstep/engine/copy_queue.h"
 #include "lockstep/engine/disk_tier.h"
+#include "lockstep/engine/state_fields.h"
 #include "lockstep/engine/unit_buffers.h"
 
 namespace lockstep::engine {
 
-// A unit's part: fp32 values, both moments, and with `compute_copy` a bf16 copy behind them.
+// A unit's part, with all StateFields.
 struct DiskUnit {
   size_t unit = 0;    // index in the layout
   std::string name;   // "blocks.3"
@@ -27,7 +28,6 @@ struct DiskUnit {
 struct DiskStatesOptions {
   std::filesystem::path folder;
   int rank = 0;
-  bool compute_copy = false;
   bool pinned = false;  // the device is a GPU
   std::shared_ptr<MemoryAccount> memory = nullptr;
 };
@@ -35,7 +35,7 @@ struct DiskStatesOptions {
 class DiskStates {
  public:
   // `blocks`: transient, a unit's states side by side; outlives this. Errors of DiskTier.
-  DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const DiskStatesOptions& options);
+  DiskStates(std::vector<DiskUnit> units, StateFields fields, UnitBuffers& blocks, const DiskStatesOptions& options);
 
   // Takes one of the two staging buffers for a unit and starts to read its states into it. ready() waits for them.
   void fetch(size_t unit);
@@ -49,8 +49,8 @@ class DiskStates {
   void open(size_t unit);
   void close(size_t unit);
 
-  // Between steps: field 0 values, 1 and 2 moments, 3 copy, as memory of the file. accept() after writes to it.
-  at::Tensor mapped(size_t unit, int64_t field);
+  // Between steps: a field as memory of the file. accept() after writes to it.
+  at::Tensor mapped(size_t unit, size_t field);
   void accept();
   // What a step that was broken off has fetched: dropped, it did not change.
   void abandon();
@@ -65,14 +65,19 @@ class DiskStates {
     int slot = -1;            // of the staging buffers
     Copy reading;
   };
-  int64_t fields() const { return compute_copy_ ? 4 : 3; }
-  static int64_t bytes(const Place& place, int64_t field) { return place.unit.numel * (field < 3 ? 4 : 2); }
+  // Where a field lies on the disk and in a block.
+  struct Field {
+    size_t region = 0;
+    int64_t offset = 0;  // bytes
+    int64_t bytes = 0;
+  };
+  std::vector<Field> fields(const Place& place, size_t count) const;  // the first ones
   Place& take_slot(size_t unit);
   void give_back(Place& place);
   void write(const Place& place, const char* from) const;
 
   UnitBuffers& blocks_;
-  bool compute_copy_;
+  StateFields fields_;
   std::shared_ptr<DiskTier> tier_;
   std::map<size_t, Place> places_;      // by unit
   std::array<at::Tensor, 2> staging_;   // fp32, as long as the largest block

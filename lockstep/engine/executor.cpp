@@ -21,6 +21,7 @@ StoreOptions store_options(const ExecutorOptions& options, const Groups& groups,
   const program::Domain domain = layout.dense_domain();
   return {.dtype = layout.precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat,
           .device = options.device,
+          .optimizer = layout.optimizer,
           .owns_optimizer = layout.owns_optimizer(groups.rank()),
           .sole_owner = layout.server_mode(),
           .shards = layout.shards(),
@@ -88,7 +89,7 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
             .links = links_,
             .joins = joins_,
             .waits = waits_},
-           {.adamw = options_.adamw, .max_grad_norm = options_.max_grad_norm, .skip_nonfinite = options_.skip_nonfinite}) {
+           {.optimizer = options_.optimizer, .max_grad_norm = options_.max_grad_norm, .skip_nonfinite = options_.skip_nonfinite}) {
   store_.initialize(options_.seed);
   gradients_.watch().mark_by(options_.mark_nonfinite);
   layers_.add_handlers(handlers_);

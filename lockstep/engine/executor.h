@@ -31,7 +31,7 @@ struct ExecutorOptions {
   program::Layout layout;
   at::Device device = at::kCPU;
   uint64_t seed = 1234;
-  optim::AdamWOptions adamw{};
+  config::OptimizerSection optimizer{};
   double max_grad_norm = 1.0;  // 0 = no clipping
   bool skip_nonfinite = false;  // a gradient that is not finite: the step is left out, instead of DivergedError
   std::filesystem::path disk_path{};  // takes what the layout offloads to disk
@@ -49,7 +49,7 @@ class Executor {
   // One optimizer step over this rank's microbatches, in order. `step` counts from 1 (bias correction). Of a device the host
   // waits twice: for the losses at LOSS, for the norm at NORM.
   // A gradient that is not finite is found before it is reduced. All ranks alike then leave the step out, or throw
-  // DivergedError LS5001; both name rank and parameter, and weights and moments are untouched. PeerLostError from
+  // DivergedError LS5001; both name rank and parameter, and weights and the optimizer's slots are untouched. PeerLostError from
   // communication; of a call on a GPU that was aborted it comes before anything is updated (comm::Communicator::confirm).
   // OutOfMemory (out_of_memory.h) where memory runs short, also for memory.device_limit.
   // With post-validation (program/post_validation.h) and `may_pend` the result may be pending: the next step() validates it,

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/gradient_norm.h"
 
 namespace lockstep::engine {
 

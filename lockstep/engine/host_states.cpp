@@ -6,6 +6,11 @@
 #include "lockstep/engine/pinned_blocks.h"
 
 namespace lockstep::engine {
+namespace {
+
+int64_t whole_floats(int64_t bytes) { return (bytes + 3) / 4; }
+
+}  // namespace
 
 arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::function<int64_t(int64_t part)>& numel) {
   arch::FlatLayout parts;
@@ -18,25 +23,23 @@ arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::func
 }
 
 HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options)
-    : compute_copy_(options.compute_copy) {
+    : fields_(*options.optimizer, options.compute_copy) {
   for (const arch::FlatUnit& unit : layout.units) {
     sizes_.push_back(unit.numel() / layout.shards);
     on_disk_.push_back(std::count(options.disk_units.begin(), options.disk_units.end(), unit.layer) > 0);
   }
   const UnitBufferOptions host{.memory = options.memory, .category = MemoryCategory::kHost, .transient = true};
-  // A bf16 element takes half of an fp32 one.
-  states_ = UnitBuffers(layout_of_parts(layout, [&](int64_t part) { return 3 * part + (compute_copy_ ? (part + 1) / 2 : 0); }),
-                        host);
+  const auto block = [&](int64_t part) { return whole_floats(fields_.bytes_before(fields_.size(), part)); };
+  states_ = UnitBuffers(layout_of_parts(layout, block), host);
   gradients_ = UnitBuffers(layout_of_parts(layout, [](int64_t part) { return part; }), host);
   reading_.resize(sizes_.size());
   std::vector<DiskUnit> on_disk_units;
   for (size_t unit = 0; unit < sizes_.size(); ++unit)
     if (on_disk(unit)) on_disk_units.push_back({.unit = unit, .name = options.names.at(unit), .numel = sizes_[unit]});
   if (!on_disk_units.empty())
-    disk_ = std::make_unique<DiskStates>(std::move(on_disk_units), states_,
+    disk_ = std::make_unique<DiskStates>(std::move(on_disk_units), fields_, states_,
                                          DiskStatesOptions{.folder = options.disk_path,
                                                            .rank = options.rank,
-                                                           .compute_copy = compute_copy_,
                                                            .pinned = options.pinned,
                                                            .memory = options.memory});
   hold_all(options.pinned);
@@ -62,15 +65,17 @@ void HostStates::hold_all(bool pinned) {
   }
 }
 
-at::Tensor HostStates::field(size_t unit, int64_t index) const {
-  const int64_t size = sizes_.at(unit);
+// Blocks are fp32; parts have a multiple of 16 elements, so a field begins on a whole one.
+at::Tensor HostStates::field(size_t unit, size_t index) const {
   if (on_disk(unit) && !states_.held(unit)) return disk_->mapped(unit, index);
-  return states_.unit(unit).narrow(0, index * size, size);
+  const int64_t numel = sizes_.at(unit), begin = whole_floats(fields_.bytes_before(index, numel));
+  const at::Tensor block = states_.unit(unit).narrow(0, begin, whole_floats(fields_.bytes(index, numel)));
+  return fields_.dtype(index) == at::kFloat ? block : block.view(fields_.dtype(index)).narrow(0, 0, numel);
 }
 
 at::Tensor HostStates::value(size_t unit) const {
   reading_.at(unit).wait();
-  return field(unit, 0);
+  return field(unit, StateFields::kValues);
 }
 
 at::Tensor HostStates::compute(size_t unit) const {
@@ -78,12 +83,7 @@ at::Tensor HostStates::compute(size_t unit) const {
   return fetched_from(unit);
 }
 
-at::Tensor HostStates::fetched_from(size_t unit) const {
-  if (!compute_copy_) return field(unit, 0);
-  if (on_disk(unit) && !states_.held(unit)) return disk_->mapped(unit, 3);
-  const int64_t size = sizes_.at(unit);
-  return states_.unit(unit).narrow(0, 3 * size, (size + 1) / 2).view(at::kBFloat16).narrow(0, 0, size);
-}
+at::Tensor HostStates::fetched_from(size_t unit) const { return field(unit, fields_.compute()); }
 
 HostStates::Open::Open(HostStates* states, size_t unit) : unit_(unit) {
   if (states == nullptr || !states->on_disk(unit)) return;

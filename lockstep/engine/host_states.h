@@ -1,5 +1,5 @@
-// What a rank offloads, on the host: of every unit's part the fp32 values, the moments, the gradient sums of the step and,
-// where parameters are offloaded in bf16, their compute copy (Ren et al. 2021, ZeRO-Offload, section 4).
+// What a rank offloads, on the host: of every unit's part the fp32 values, the optimizer's slots, the gradient sums of the step
+// and, where parameters are offloaded in bf16, their compute copy (Ren et al. 2021, ZeRO-Offload, section 4).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +19,7 @@
 namespace lockstep::engine {
 
 struct HostStatesOptions {
+  const arch::OptimizerSpec* optimizer = &arch::optimizer_spec();
   bool compute_copy = false;  // a bf16 copy of the values beside them
   std::vector<int> disk_units{};  // layers that own the units whose states lie on disk, and are here while fetched
   std::vector<std::string> names{};  // of the units
@@ -28,17 +29,16 @@ struct HostStatesOptions {
   std::shared_ptr<MemoryAccount> memory = nullptr;
 };
 
-// One block of memory per unit, so that it moves to and from a disk as one: values, first moments, second moments, copy.
-// Gradients are apart and stay. Everything starts as zeros. "Part" = [numel / shards] of a unit. What lies on disk and is
-// not fetched is given as memory of the file: reading it is slow, and accept() must follow writes.
+// One block of memory per unit, so that it moves to and from a disk as one: its StateFields. Gradients are apart and stay.
+// Everything starts as zeros. "Part" = [numel / shards] of a unit. What lies on disk and is not fetched is
+// given as memory of the file: reading it is slow, and accept() must follow writes.
 class HostStates {
  public:
   HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options);
 
   // For the host to read and write: where a GPU still reads values or copy (read_by), the host waits.
   at::Tensor value(size_t unit) const;
-  at::Tensor exp_avg(size_t unit) const { return field(unit, 1); }
-  at::Tensor exp_avg_sq(size_t unit) const { return field(unit, 2); }
+  at::Tensor slot(size_t unit, size_t index) const { return field(unit, StateFields::slot(index)); }
   at::Tensor compute(size_t unit) const;  // bf16 copy where there is one, else the values
   // The same to be copied to the device; `copy` reads it.
   at::Tensor fetched_from(size_t unit) const;
@@ -68,12 +68,12 @@ class HostStates {
   }
 
  private:
-  at::Tensor field(size_t unit, int64_t index) const;
+  at::Tensor field(size_t unit, size_t index) const;
   void hold_all(bool pinned);
 
   std::vector<int64_t> sizes_;  // of the parts
   std::vector<bool> on_disk_;
-  bool compute_copy_;
+  StateFields fields_;
   UnitBuffers states_, gradients_;
   mutable std::vector<Copy> reading_;  // by unit: the last
   std::unique_ptr<DiskStates> disk_;

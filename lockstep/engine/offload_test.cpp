@@ -65,7 +65,7 @@ Outcome train(const program::Layout& layout) {
     for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param)
       values.push_back(executor.whole_value(param).clone());
     for (const StateTensor& tensor : executor.store().state())
-      if (tensor.kind == StateKind::kExpAvg || tensor.kind == StateKind::kExpAvgSq) moments.push_back(tensor.local.clone());
+      if (tensor.kind == StateKind{"exp_avg"} || tensor.kind == StateKind{"exp_avg_sq"}) moments.push_back(tensor.local.clone());
     if (world.rank() != 0) return;
     outcome.losses = losses;
     outcome.norms = norms;

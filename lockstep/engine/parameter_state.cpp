@@ -70,9 +70,8 @@ std::vector<StateTensor> ParameterStore::state() const {
   else
     add_whole(state);
   if (masters) add(StateKind::kMaster);
-  if (!owns_moments()) return state;
-  add(StateKind::kExpAvg);
-  add(StateKind::kExpAvgSq);
+  if (!owns_optimizer()) return state;
+  for (const arch::StateSlot& slot : options_.optimizer->slots) add(StateKind{slot.name});
   return state;
 }
 

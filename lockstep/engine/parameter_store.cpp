@@ -98,7 +98,8 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
   grad_ = units(at::kFloat, MemoryCategory::kGradients, options_.transient_gradients);
   if (options_.offload_optimizer) {
     host_ = std::make_unique<HostStates>(
-        layout_, HostStatesOptions{.compute_copy = options_.offload_parameters && options_.dtype != at::kFloat,
+        layout_, HostStatesOptions{.optimizer = options_.optimizer,
+                                   .compute_copy = options_.offload_parameters && options_.dtype != at::kFloat,
                                    .disk_units = options_.disk_units,
                                    .names = unit_names(layout_, table_),
                                    .disk_path = options_.disk_path,
@@ -109,8 +110,8 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
   }
   if (options_.transient_gradients) grad_kept_ = kept(at::kFloat, MemoryCategory::kGradients);
   if (!options_.owns_optimizer) return;
-  exp_avg_ = kept(at::kFloat, MemoryCategory::kOptimizer);
-  exp_avg_sq_ = kept(at::kFloat, MemoryCategory::kOptimizer);
+  for (const arch::StateSlot& slot : options_.optimizer->slots)
+    slots_kept_.push_back(kept(scalar_type(slot.dtype), MemoryCategory::kOptimizer));
   if (!in_place()) master_ = kept(at::kFloat, MemoryCategory::kOptimizer);
 }
 
@@ -196,9 +197,12 @@ at::Tensor ParameterStore::grad_part(size_t unit) const {
 at::Tensor ParameterStore::state_part(size_t unit, StateKind kind) const {
   if (kind == StateKind::kMaster) return value_part(unit);
   if (kind == StateKind::kParameter) return options_.offload_parameters ? host_->compute(unit) : compute_part(unit);
-  LOCKSTEP_CHECK(owns_moments(), "this rank holds no optimizer state");
-  if (kind == StateKind::kExpAvg) return host_ ? host_->exp_avg(unit) : part(exp_avg_, unit);
-  return host_ ? host_->exp_avg_sq(unit) : part(exp_avg_sq_, unit);
+  return slot_part(unit, options_.optimizer->slot_index(kind.key));
+}
+
+at::Tensor ParameterStore::slot_part(size_t unit, size_t index) const {
+  LOCKSTEP_CHECK(owns_optimizer(), "this rank holds no optimizer state");
+  return host_ ? host_->slot(unit, index) : part(slots_kept_.at(index), unit);
 }
 
 std::vector<ParameterStore::Piece> ParameterStore::gradient_pieces() const {
@@ -220,18 +224,20 @@ at::Tensor ParameterStore::value(int param) const {
 
 at::Tensor ParameterStore::grad(int param) const { return view(grad_, param); }
 
-std::vector<optim::AdamWParameter> ParameterStore::adamw_parameters(size_t unit) const {
+std::vector<optim::Parameter> ParameterStore::updated_parameters(size_t unit) const {
   const at::Tensor value = value_part(unit), grad = grad_part(unit);
-  const at::Tensor exp_avg = state_part(unit, StateKind::kExpAvg), exp_avg_sq = state_part(unit, StateKind::kExpAvgSq);
+  std::vector<at::Tensor> states;
+  for (size_t i = 0; i < options_.optimizer->slots.size(); ++i) states.push_back(slot_part(unit, i));
   // What is offloaded gets its copy where it lies; on the device it is fetched.
   const at::Tensor copy = !host_ ? compute_part(unit) : options_.offload_parameters ? host_->compute(unit) : value;
-  std::vector<optim::AdamWParameter> parameters;
+  std::vector<optim::Parameter> parameters;
   for (const arch::ShardSlot& slot : slots_.at(unit)) {
     const auto piece = [&](const at::Tensor& flat) { return flat.narrow(0, slot.offset, slot.numel); };
+    std::vector<at::Tensor> pieces;
+    for (const at::Tensor& state : states) pieces.push_back(piece(state));
     parameters.push_back({.value = piece(value),
                           .grad = piece(grad),
-                          .exp_avg = piece(exp_avg),
-                          .exp_avg_sq = piece(exp_avg_sq),
+                          .slots = std::move(pieces),
                           .copy = copy.scalar_type() == at::kFloat ? at::Tensor() : piece(copy),
                           .decay = table_[static_cast<size_t>(slot.param)].weight_decay});
   }

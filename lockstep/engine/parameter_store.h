@@ -12,13 +12,14 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/arch/optimizer.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/engine/host_states.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/state.h"
 #include "lockstep/engine/unit_buffers.h"
 #include "lockstep/nn/layer.h"
-#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/parameter.h"
 
 namespace lockstep::engine {
 
@@ -26,13 +27,14 @@ struct StoreOptions {
   at::ScalarType dtype = at::kFloat;  // of the compute copy; bf16 keeps fp32 master weights beside it
   at::Device device = at::kCPU;
   bool training = true;        // false: values alone, neither gradients nor optimizer state
-  bool owns_optimizer = true;  // false: a worker of a parameter server, which holds neither moments nor masters
-  bool sole_owner = false;     // true: the server, whose moments and masters have no replica
+  const arch::OptimizerSpec* optimizer = &arch::optimizer_spec();  // of all parameters
+  bool owns_optimizer = true;  // false: a worker of a parameter server, which holds neither slots nor masters
+  bool sole_owner = false;     // true: the server, whose slots and masters have no replica
   int shards = 1;              // parts of a unit; optimizer state is this rank's part
   int shard = 0;               // which of them
   bool sharded_parameters = false;   // a whole unit has memory only while it is held
   bool transient_gradients = false;  // likewise its gradient; this rank's part is kept
-  bool offload_optimizer = false;    // moments, fp32 values and gradient sums on the host; gradients are transient then
+  bool offload_optimizer = false;    // slots, fp32 values and gradient sums on the host; gradients are transient then
   bool offload_parameters = false;   // the compute copy too: a unit has memory on the device only while it is held
   std::vector<int> disk_units{};     // layers that own the units whose optimizer state has no room on the host
   std::filesystem::path disk_path{};  // a folder that takes it
@@ -81,9 +83,9 @@ class ParameterStore : public nn::ParameterSource {
   at::Tensor value_part(size_t unit) const;    // fp32 master where this rank owns it, else the compute copy
   at::Tensor grad_part(size_t unit) const;     // of the step, once reduced
   // The same by kind: kMaster = value_part(), kParameter = the compute copy where it is kept (on the host where parameters are
-  // offloaded). Moments only where this rank has them.
+  // offloaded). Slots of the optimizer only where this rank has them.
   at::Tensor state_part(size_t unit, StateKind kind) const;
-  bool owns_moments() const { return exp_avg_.defined() || host_; }
+  bool owns_optimizer() const { return options_.training && (options_.owns_optimizer || host_); }
   // This rank's pieces of every parameter's gradient, [numel] each: with its row of the table.
   struct Piece {
     int param = 0;
@@ -99,8 +101,8 @@ class ParameterStore : public nn::ParameterSource {
   // Where the compute copy of a part comes from when it is fetched from the host.
   at::Tensor fetched_from(size_t unit) const;
 
-  // Of what this rank owns of one unit.
-  std::vector<optim::AdamWParameter> adamw_parameters(size_t unit) const;
+  // What an update of one unit changes, of what this rank owns of it.
+  std::vector<optim::Parameter> updated_parameters(size_t unit) const;
 
   void zero_grad();
   // After the master weights changed: rounds them into the compute copy (nothing to do where that is the master).
@@ -115,6 +117,7 @@ class ParameterStore : public nn::ParameterSource {
   bool owns_values() const { return master_.defined() || host_; }
   at::Tensor view(const UnitBuffers& buffers, int param) const;
   at::Tensor part(const at::Tensor& kept, size_t unit) const;
+  at::Tensor slot_part(size_t unit, size_t index) const;
   nn::Parameter fused(const std::string& name, const std::vector<int>& members) const;
   void add_whole(std::vector<StateTensor>& state) const;
   template <typename PartOf>
@@ -133,7 +136,8 @@ class ParameterStore : public nn::ParameterSource {
   UnitBuffers compute_, grad_, parts_;
   std::unique_ptr<HostStates> host_;
   // Parts of all units side by side; undefined where they are part of a whole buffer, or not here.
-  at::Tensor compute_kept_, grad_kept_, master_, exp_avg_, exp_avg_sq_;
+  at::Tensor compute_kept_, grad_kept_, master_;
+  std::vector<at::Tensor> slots_kept_;  // of the optimizer, in its order
 };
 
 }  // namespace lockstep::engine

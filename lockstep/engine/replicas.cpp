@@ -23,14 +23,15 @@ constexpr std::array<const char*, kNumSharings> kAxes = {"dp", "dp_replicate", "
 using SharedBy = std::array<bool, kNumSharings>;
 using Ranks = std::array<comm::Communicator*, kNumSharings>;  // null: nobody else
 
-const char* kind_text(StateKind kind) {
-  constexpr std::array<const char*, 4> kTexts = {"parameter", "master weight", "first moment", "second moment"};
-  return kTexts.at(static_cast<size_t>(kind));
+std::string_view kind_text(StateKind kind, const arch::OptimizerSpec& optimizer) {
+  if (kind == StateKind::kParameter) return "parameter";
+  if (kind == StateKind::kMaster) return "master weight";
+  return optimizer.slots.at(optimizer.slot_index(kind.key)).text;
 }
 
 // A tensor, or what several that lie side by side have in common.
 struct Piece {
-  std::string name;
+  std::string text;  // "master weight blocks.1.mlp.up.weight"
   StateKind kind = StateKind::kParameter;
   int layer = 0;
   at::Tensor values;  // contiguous
@@ -79,7 +80,7 @@ class Collector {
   void add(const arch::ParamSpec& spec, StateKind kind, const at::Tensor& values) {
     if (values.numel() == 0 || (!options_.with_disk && on_disk(spec, kind))) return;
     const bool whole = kind == StateKind::kParameter && (layout_.shards() == 1 || !layout_.transient_parameters());
-    const bool server = layout_.server_mode();  // it alone has moments
+    const bool server = layout_.server_mode();  // it alone has optimizer state
     SharedBy shared{};
     shared[kWhole] = whole || (!server && ranks_[kParts] == ranks_[kWhole]);
     shared[kParts] = !whole && !server && !shared[kWhole];
@@ -88,7 +89,12 @@ class Collector {
     shared[kTied] = spec.layer == 0;
     bool any = false;
     for (size_t by = 0; by < kNumSharings; ++by) any |= shared[by] = shared[by] && ranks_[by];
-    if (any) pieces_.push_back({.name = spec.name, .kind = kind, .layer = spec.layer, .values = values.flatten(), .shared = shared});
+    if (any)
+      pieces_.push_back({.text = cat(kind_text(kind, *layout_.optimizer), " ", spec.name),
+                         .kind = kind,
+                         .layer = spec.layer,
+                         .values = values.flatten(),
+                         .shared = shared});
   }
 
   ParameterStore& store_;
@@ -163,7 +169,7 @@ void name_tensors(const std::vector<Piece>& pieces, const std::set<Key>& keys, s
   std::set<std::string> named;  // of a part there may be several pieces
   for (size_t i = 0; i < suspects.size(); ++i) {
     const bool same = std::all_of(numbers.begin(), numbers.end(), [&](const auto& row) { return row[i] == numbers[0][i]; });
-    const std::string what = cat(kind_text(suspects[i].kind), " ", suspects[i].name);
+    const std::string& what = suspects[i].text;
     if (!same && named.insert(what).second)
       told.push_back(cat(what, ": ", who_differs(numbers, i, ranks), " (", kAxes[sharing], ")"));
   }

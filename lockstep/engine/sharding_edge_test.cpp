@@ -27,7 +27,7 @@ using engine::testing::microbatches;
 constexpr double kBound = 1e-5;
 constexpr int64_t kSteps = 3;
 // The epsilon is far above the rounding of a gradient, so that an update follows the gradient and not its rounding.
-const optim::AdamWOptions kAdamW{.eps = 1e-3, .weight_decay = 0.1};
+const config::OptimizerSection kAdamW{.weight_decay = 0.1, .eps = 1e-3};
 
 // After the last step, on rank 0; evaluation over the first microbatch of the twin.
 struct Outcome {
@@ -62,7 +62,7 @@ Outcome train(const Case& c, int64_t global_batch, const Change& change) {
   one.micro_batch = global_batch;
   lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
     Groups groups(world, layout);
-    Executor executor({.layout = layout, .adamw = kAdamW, .max_grad_norm = 0.05}, groups);
+    Executor executor({.layout = layout, .optimizer = kAdamW, .max_grad_norm = 0.05}, groups);
     std::vector<StepResult> results;
     std::pair<double, int64_t> evaluation;
     for (int64_t step = 1; step <= kSteps; ++step) {

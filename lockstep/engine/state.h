@@ -3,13 +3,22 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <compare>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::engine {
 
-enum class StateKind { kParameter, kMaster, kExpAvg, kExpAvgSq };
+// What of a parameter: the compute copy, the fp32 master weight, or a slot of its optimizer, StateKind{slot.name}.
+struct StateKind {
+  std::string_view key{};  // in the files "optim.<key>.<parameter>", of the compute copy none; outlives this
+  static const StateKind kParameter, kMaster;
+  auto operator<=>(const StateKind&) const = default;
+};
+inline constexpr StateKind StateKind::kParameter{};
+inline constexpr StateKind StateKind::kMaster{"master"};
 
 struct StateTensor {
   std::string name;                   // of the parameter: "blocks.3.mlp.up.weight"

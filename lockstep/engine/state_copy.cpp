@@ -7,15 +7,14 @@ namespace lockstep::engine {
 StateCopy::StateCopy(const ParameterStore& store) {
   const MemoryScope scope(store.options().memory, MemoryCategory::kOptimizer);
   for (size_t unit = 0; unit < store.layout().units.size(); ++unit)
-    for (const optim::AdamWParameter& parameter : store.adamw_parameters(unit)) {
-      for (const at::Tensor& state : {parameter.value, parameter.exp_avg, parameter.exp_avg_sq}) {
-        states_.push_back(state);
-        kept_.push_back(at::zeros_like(state));
-      }
+    for (const optim::Parameter& parameter : store.updated_parameters(unit)) {
+      states_.push_back(parameter.value);
+      states_.insert(states_.end(), parameter.slots.begin(), parameter.slots.end());
       if (!parameter.copy.defined()) continue;
       copies_.push_back(parameter.copy);
       values_.push_back(parameter.value);
     }
+  for (const at::Tensor& state : states_) kept_.push_back(at::zeros_like(state));
 }
 
 void StateCopy::take() {

@@ -9,13 +9,14 @@
 
 namespace lockstep::engine {
 
-// Master weights and both moments of what this rank owns: 12 bytes for each of its parameters, accounted as optimizer state.
+// Master weights and the optimizer's slots of what this rank owns: arch::OptimizerSpec::update_bytes for each of its parameters,
+// accounted as optimizer state.
 class StateCopy {
  public:
   explicit StateCopy(const ParameterStore& store);
 
   void take();
-  // The master weights and moments of the last take(); bf16 copies are rounded from them.
+  // As it was at the last take(); bf16 copies are rounded from the master weights.
   void restore();
 
  private:

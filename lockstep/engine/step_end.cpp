@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "lockstep/base/check.h"
-#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/gradient_norm.h"
 
 namespace lockstep::engine {
 
@@ -133,20 +133,22 @@ void StepEnd::scale(double norm, StepResult& result) {
 }
 
 void StepEnd::update(const Action& action) {
-  optim::adamw_step(updated(action.unit), options_.adamw, with_.state.lr, with_.state.step, with_.state.gradient_scale);
+  const StepState& state = with_.state;
+  optim::step(*with_.layout.optimizer, updated(action.unit), options_.optimizer,
+              {.lr = state.lr, .number = state.step, .grad_scale = state.gradient_scale});
 }
 
 // Of one unit (the layer that owns it), or of all. A GPU stands still while they are put together, so views that stay are
 // made once; what is offloaded may lie elsewhere each time.
-const std::vector<optim::AdamWParameter>& StepEnd::updated(int layer) {
+const std::vector<optim::Parameter>& StepEnd::updated(int layer) {
   const auto [place, fresh] = updated_.try_emplace(layer);
-  std::vector<optim::AdamWParameter>& parameters = place->second;
+  std::vector<optim::Parameter>& parameters = place->second;
   ParameterStore& store = with_.store;
   if (!fresh && !store.host()) return parameters;
   parameters.clear();
   for (size_t unit = 0; unit < store.layout().units.size(); ++unit)
     if (layer < 0 || store.layout().units[unit].layer == layer)
-      for (optim::AdamWParameter& parameter : store.adamw_parameters(unit)) parameters.push_back(std::move(parameter));
+      for (optim::Parameter& parameter : store.updated_parameters(unit)) parameters.push_back(std::move(parameter));
   return parameters;
 }
 

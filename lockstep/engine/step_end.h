@@ -10,13 +10,14 @@
 #include "lockstep/engine/gradient_reducer.h"
 #include "lockstep/engine/layer_runner.h"
 #include "lockstep/engine/state_copy.h"
+#include "lockstep/optim/optimizer.h"
 
 namespace lockstep::engine {
 
 class StepEnd {
  public:
   struct Options {
-    optim::AdamWOptions adamw{};
+    config::OptimizerSection optimizer{};
     double max_grad_norm = 1.0;
     bool skip_nonfinite = false;
   };
@@ -74,14 +75,14 @@ class StepEnd {
   void scale(double norm, StepResult& result);
   int64_t tokens_here() const;
   double tokens_of_ranks() const;
-  const std::vector<optim::AdamWParameter>& updated(int layer);
+  const std::vector<optim::Parameter>& updated(int layer);
   void forget_forward();
   void nonfinite(int64_t step);
   int64_t row_of_model(int param) const;
 
   const Parts with_;
   const Options options_;
-  std::map<int, std::vector<optim::AdamWParameter>> updated_;  // by the unit of STEP
+  std::map<int, std::vector<optim::Parameter>> updated_;  // by the unit of STEP
   std::unique_ptr<StateCopy> before_;  // null without post-validation
   at::Tensor tokens_;                  // the sum over the ranks of TOKENS
   std::optional<Pending> pending_;

@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "lockstep/base/check.h"
@@ -85,33 +84,15 @@ LOCKSTEP_CLONES void update_of(const Piece& piece, const Coefficients& coefficie
   update(own, c);
 }
 
-// Sixteen running sums in fp32 over at most kPiece elements, added up in fp64.
-LOCKSTEP_CLONES double squares_of(const float* values, int64_t size) {
-  Floats sums[4] = {};
-  for (int64_t i = 0; i < size; i += 4 * kLanes) {
-    for (int64_t j = 0; j < 4; ++j) {
-      const int64_t at = i + j * kLanes;
-      if (at >= size) break;
-      Floats x{};
-      vec::load(values + at, size - at, x);
-      sums[j] += x * x;
-    }
-  }
-  double total = 0;
-  for (const Floats& sum : sums)
-    for (int64_t lane = 0; lane < kLanes; ++lane) total += static_cast<double>(sum[lane]);
-  return total;
-}
-
-Piece piece_of(const AdamWParameter& p) {
+Piece piece_of(const Parameter& p) {
   const auto pointer = [](const at::Tensor& tensor) {
     LOCKSTEP_CHECK(tensor.is_contiguous() && tensor.scalar_type() == at::kFloat, "AdamW on ", tensor.dtype());
     return tensor.data_ptr<float>();
   };
   return {.value = pointer(p.value),
           .grad = pointer(p.grad),
-          .exp_avg = pointer(p.exp_avg),
-          .exp_avg_sq = pointer(p.exp_avg_sq),
+          .exp_avg = pointer(p.slots[0]),
+          .exp_avg_sq = pointer(p.slots[1]),
           .copy = p.copy.defined() ? p.copy.data_ptr<c10::BFloat16>() : nullptr,
           .size = p.value.numel()};
 }
@@ -123,38 +104,23 @@ Piece part_of(const Piece& p, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void adamw_step_cpu(const std::vector<AdamWParameter>& parameters, const AdamWOptions& options, double lr, int64_t step,
-                    double grad_scale) {
-  const double correction1 = 1 - std::pow(options.beta1, static_cast<double>(step));
-  const double correction2 = 1 - std::pow(options.beta2, static_cast<double>(step));
-  for (const AdamWParameter& parameter : parameters) {
-    const double decay = parameter.decay ? lr * options.weight_decay : 0.0;
+void adamw_step_cpu(const std::vector<Parameter>& parameters, const AdamWOptions& options, const StepPoint& point) {
+  const double correction1 = 1 - std::pow(options.beta1, static_cast<double>(point.number));
+  const double correction2 = 1 - std::pow(options.beta2, static_cast<double>(point.number));
+  for (const Parameter& parameter : parameters) {
+    const double decay = parameter.decay ? point.lr * options.weight_decay : 0.0;
     const Coefficients c{.keep_value = static_cast<float>(1 - decay),
-                         .gradient = static_cast<float>(grad_scale),
+                         .gradient = static_cast<float>(point.grad_scale),
                          .first = static_cast<float>(1 - options.beta1),
                          .second = static_cast<float>(1 - options.beta2),
                          .keep_second = static_cast<float>(options.beta2),
-                         .rate = static_cast<float>(lr / correction1),
+                         .rate = static_cast<float>(point.lr / correction1),
                          .root = static_cast<float>(1 / std::sqrt(correction2)),
                          .eps = static_cast<float>(options.eps)};
     const Piece piece = piece_of(parameter);
     at::parallel_for(0, piece.size, kPiece,
                      [&](int64_t begin, int64_t end) { update_of(part_of(piece, begin, end), c); });
   }
-}
-
-double sum_of_squares_cpu(const at::Tensor& values) {
-  LOCKSTEP_CHECK(values.is_contiguous() && values.scalar_type() == at::kFloat, "squares of ", values.dtype());
-  const float* data = values.const_data_ptr<float>();
-  const int64_t size = values.numel();
-  std::vector<double> sums(static_cast<size_t>((size + kPiece - 1) / kPiece));
-  at::parallel_for(0, static_cast<int64_t>(sums.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      sums[static_cast<size_t>(i)] = squares_of(data + i * kPiece, std::min(kPiece, size - i * kPiece));
-  });
-  double total = 0;
-  for (const double sum : sums) total += sum;
-  return total;
 }
 
 }  // namespace lockstep::optim

@@ -3,10 +3,14 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
+#include "lockstep/base/error.h"
 #include "lockstep/optim/adamw.h"
+#include "lockstep/optim/gradient_norm.h"
 #include "lockstep/optim/lr_schedule.h"
+#include "lockstep/optim/optimizer.h"
 
 namespace lockstep::optim {
 namespace {
@@ -29,12 +33,11 @@ TEST(AdamW, FollowsTheFormulaForSeveralSteps) {
   const AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
   constexpr int64_t kSize = 37;
   for (const bool decay : {true, false}) {
-    AdamWParameter parameter{.value = at::zeros({kSize}),
-                             .grad = at::zeros({kSize}),
-                             .exp_avg = at::zeros({kSize}),
-                             .exp_avg_sq = at::zeros({kSize}),
-                             .copy = at::zeros({kSize}, at::kBFloat16),
-                             .decay = decay};
+    Parameter parameter{.value = at::zeros({kSize}),
+                        .grad = at::zeros({kSize}),
+                        .slots = {at::zeros({kSize}), at::zeros({kSize})},
+                        .copy = at::zeros({kSize}, at::kBFloat16),
+                        .decay = decay};
     std::vector<ReferenceAdamW> reference;
     for (int64_t i = 0; i < kSize; ++i) {
       reference.push_back({std::cos(static_cast<double>(i)) * 3});
@@ -51,7 +54,7 @@ TEST(AdamW, FollowsTheFormulaForSeveralSteps) {
         parameter.grad[i].fill_(gradient(i));
         reference[static_cast<size_t>(i)].step(gradient(i) * scale, options, decay, lr, step);
       }
-      adamw_step({parameter}, options, lr, step, scale);
+      adamw_step({parameter}, options, {.lr = lr, .number = step, .grad_scale = scale});
       for (int64_t i = 0; i < kSize; ++i) {
         EXPECT_NEAR(parameter.value[i].item<double>(), reference[static_cast<size_t>(i)].value, 2e-6) << i;
         EXPECT_EQ(parameter.grad[i].item<float>(), static_cast<float>(gradient(i))) << i;
@@ -59,6 +62,73 @@ TEST(AdamW, FollowsTheFormulaForSeveralSteps) {
       EXPECT_TRUE(parameter.copy.equal(parameter.value.to(at::kBFloat16)));
     }
   }
+}
+
+// The bound is one of rounding: fp32 arithmetic keeps it, and it is no wider than a few bits.
+TEST(AdamWFormula, BoundsTheRoundingOfFp32) {
+  const AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  const StepPoint point{.lr = 1e-3, .number = 3, .grad_scale = 0.25};
+  const UpdateFormula formula = adamw_formula(options, point, /*decay=*/true);
+  const auto rate = static_cast<float>(1e-3 / (1 - std::pow(0.9, 3))),
+             root = static_cast<float>(1 / std::sqrt(1 - std::pow(0.95, 3)));
+  for (int i = 0; i < 200; ++i) {
+    const auto value = static_cast<float>(0.02 * std::sin(i)), old_m = static_cast<float>(1e-3 * std::cos(i)),
+               old_v = static_cast<float>(1e-6 * (1.5 + std::sin(3.0 * i))),
+               gradient = static_cast<float>(std::sin(7.0 * i) * std::pow(10.0, i % 9 - 6));
+    const std::array<double, 3> before = {value, old_m, old_v};
+    std::array<double, 3> after{}, rounding{};
+    formula(before, gradient, after, rounding);
+    const float g = gradient * 0.25F, m = old_m + (g - old_m) * 0.1F, v = old_v * 0.95F + g * g * 0.05F;
+    const float next = value * static_cast<float>(1 - 1e-4) - rate * m / (std::sqrt(v) * root + 1e-8F);
+    EXPECT_LE(std::abs(static_cast<double>(next) - after[0]), rounding[0]);
+    EXPECT_LE(std::abs(static_cast<double>(m) - after[1]), rounding[1]);
+    EXPECT_LE(std::abs(static_cast<double>(v) - after[2]), rounding[2]);
+    EXPECT_LT(rounding[0], 0x1p-20 * (std::abs(value) + 10 * point.lr));
+    EXPECT_LT(rounding[1], 0x1p-20 * (std::abs(gradient) + std::abs(old_m)));
+    EXPECT_LT(rounding[2], 0x1p-20 * after[2] + 1e-37);
+  }
+}
+
+TEST(AdamWFormula, IsThatOfThePaper) {
+  const AdamWOptions options{.beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.3};
+  for (const bool decay : {true, false}) {
+    ReferenceAdamW reference{.value = 1.5};
+    for (int64_t step = 1; step <= 3; ++step) {
+      const std::array<double, 3> before = {reference.value, reference.exp_avg, reference.exp_avg_sq};
+      std::array<double, 3> after{}, rounding{};
+      const StepPoint point{.lr = 0.02, .number = step, .grad_scale = 0.5};
+      adamw_formula(options, point, decay)(before, 3, after, rounding);
+      reference.step(1.5, options, decay, point.lr, step);
+      EXPECT_NEAR(after[0], reference.value, 1e-14);
+      EXPECT_NEAR(after[1], reference.exp_avg, 1e-14);
+      EXPECT_NEAR(after[2], reference.exp_avg_sq, 1e-14);
+    }
+  }
+}
+
+// The options are those of the section, and the slots those of the spec.
+TEST(Optimizer, IsChosenByItsSpec) {
+  config::OptimizerSection section;
+  section.beta1 = 0.8;
+  section.beta2 = 0.9;
+  section.eps = 1e-3;
+  section.weight_decay = 0.3;
+  const StepPoint point{.lr = 0.02, .number = 2, .grad_scale = 0.5};
+  const AdamWOptions options{.beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.3};
+  const auto parameter = [] {
+    return Parameter{.value = at::full({3}, 2.0), .grad = at::full({3}, 0.5), .slots = {at::zeros({3}), at::zeros({3})}, .decay = true};
+  };
+  const Parameter chosen = parameter(), direct = parameter();
+  step(arch::optimizer_spec(), {chosen}, section, point);
+  adamw_step({direct}, options, point);
+  EXPECT_TRUE(chosen.value.equal(direct.value));
+  EXPECT_TRUE(chosen.slots[1].equal(direct.slots[1]));
+  const std::array<double, 3> before = {2, 0, 0};
+  std::array<double, 3> after{}, rounding{}, expected{};
+  update_formula(arch::optimizer_spec(), section, point, true)(before, 0.5, after, rounding);
+  adamw_formula(options, point, true)(before, 0.5, expected, rounding);
+  EXPECT_EQ(after, expected);
+  EXPECT_THROW(step(arch::optimizer_spec("muon"), {chosen}, section, point), InternalError);
 }
 
 TEST(GradientNorm, CountsEveryElementOnce) {

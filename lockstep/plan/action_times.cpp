@@ -99,7 +99,7 @@ class Costs {
     if (action.moved == program::Moved::kActivation)
       return costs_.copy.seconds(
           static_cast<double>(program::layer_costs(layout_, rank_).at(static_cast<size_t>(action.layer)).kept));
-    if (action.moved == program::Moved::kOptimizer) return costs_.copy.seconds(12 * shard(action.unit));
+    if (action.moved == program::Moved::kOptimizer) return costs_.copy.seconds(static_cast<double>(layout_.optimizer->update_bytes()) * shard(action.unit));
     if (action.kind == ActionKind::kEvict) return 0;
     return costs_.copy.seconds(static_cast<double>(layout_.element_size()) * shard(action.unit));
   }

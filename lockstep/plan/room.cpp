@@ -24,8 +24,6 @@ using program::reference_layout;
 
 namespace {
 
-constexpr int64_t kSavedState = 12;  // bytes of a parameter in a checkpoint: fp32 value and two moments
-
 // Ranks of one stage and one piece of the layers hold alike, but for a parameter server.
 class RankBytes {
  public:
@@ -44,7 +42,7 @@ class RankBytes {
 
 // Replicas of a parameter share out the writing of it.
 int64_t saved_copy(const Layout& layout, int rank) {
-  return kSavedState * layout.flat_layout(rank).numel / layout.mesh.degree(layout.dense_domain().sum);
+  return layout.optimizer->update_bytes() * layout.flat_layout(rank).numel / layout.mesh.degree(layout.dense_domain().sum);
 }
 
 int64_t twin_bytes(const Layout& layout) {

@@ -8,6 +8,7 @@
 
 #include "lockstep/arch/cost.h"
 #include "lockstep/arch/model_config.h"
+#include "lockstep/arch/optimizer.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/config/run_config.h"
 #include "lockstep/mesh/mesh.h"
@@ -18,7 +19,7 @@ namespace lockstep::program {
 
 // What lives on the host (or, beyond host_limit, on disk) and comes to the device for its use.
 struct Offload {
-  bool optimizer = false;    // moments and fp32 values; gradients are summed and the update runs there too
+  bool optimizer = false;    // its slots and fp32 values; gradients are summed and the update runs there too
   bool parameters = false;   // each layer's, or with zero 3 this rank's shard of it; only together with `optimizer`
   bool activations = false;  // the layer inputs that full recomputation keeps
   int64_t host_limit = 0;    // bytes of this rank; 0 = none
@@ -36,6 +37,7 @@ struct Layout {
   int64_t micro_batch = 1;       // sequences per microbatch and rank
   int64_t seq_len = 1;
   config::Precision precision = config::Precision::kFp32;
+  const arch::OptimizerSpec* optimizer = &arch::optimizer_spec();  // of all parameters; of the registry
   config::DataParallel data_parallel = config::DataParallel::kRing;
   int64_t bucket_bytes = 25 << 20;
   // What the ranks of the axis dp_shard share out (Rajbhandari et al. 2020, ZeRO): 1 optimizer state, 2 also gradients,

@@ -102,7 +102,7 @@ config::LayoutProblem problem_of(const Layout& layout, const HostPlan& worst) {
 bool HostPlan::on_disk(int unit) const { return std::binary_search(disk_units.begin(), disk_units.end(), unit); }
 
 int64_t offloaded_state_bytes(const Layout& layout) {
-  return 12 + (layout.offload.parameters && layout.precision == config::Precision::kBf16 ? 2 : 0);
+  return layout.optimizer->update_bytes() + (layout.offload.parameters && layout.precision == config::Precision::kBf16 ? 2 : 0);
 }
 
 HostPlan host_plan(const Layout& layout, int rank) {

@@ -14,7 +14,7 @@ namespace lockstep::program {
 struct HostPlan {
   std::vector<int> disk_units;  // ascending: layers that own the units whose optimizer state lies on disk
   int64_t gradients = 0;        // fp32 sums of the step, of all units
-  int64_t states = 0;           // moments, fp32 values and, in bf16 with parameters offloaded, the compute copy: of units not on disk
+  int64_t states = 0;           // slots of the optimizer, fp32 values and, in bf16 with parameters offloaded, the compute copy: of units not on disk
   int64_t staging = 0;          // two buffers, each as large as the largest unit on disk
   int64_t activations = 0;      // inputs of layers, of one microbatch
   int64_t disk = 0;             // states of the units on disk
@@ -22,7 +22,8 @@ struct HostPlan {
   bool on_disk(int unit) const;
 };
 
-// Bytes that the host or the disk keeps of an offloaded element beside its gradient: 8 moments, 4 value, 2 copy.
+// Bytes that the host or the disk keeps of an offloaded element beside its gradient: what an update changes
+// (arch::OptimizerSpec::update_bytes), and with parameters offloaded in bf16 their copy.
 int64_t offloaded_state_bytes(const Layout& layout);
 
 // The small units go to disk first, since two of the largest one there are staged on the host; as few as host() <=

@@ -21,10 +21,7 @@ engine::ExecutorOptions executor_options(const config::RunConfig& config, const 
   return {.layout = layout,
           .device = device_of(config),
           .seed = static_cast<uint64_t>(config.train.seed),
-          .adamw = {.beta1 = config.optimizer.beta1,
-                    .beta2 = config.optimizer.beta2,
-                    .eps = config.optimizer.eps,
-                    .weight_decay = config.optimizer.weight_decay},
+          .optimizer = config.optimizer,
           .max_grad_norm = config.optimizer.max_grad_norm,
           .skip_nonfinite = config.train.nonfinite == config::NonFinite::kSkip,
           .disk_path = config.memory.disk_path};

@@ -70,7 +70,7 @@ class DriftingRun : public ::testing::TestWithParam<Drift> {
     job.before_action = [&](const Action& action, engine::ParameterStore& store) {
       if (!flipped && steps == GetParam().behind) {
         for (const engine::StateTensor& tensor : store.state())
-          if (tensor.name == "blocks.1.mlp_norm.weight" && tensor.kind == engine::StateKind::kExpAvg)
+          if (tensor.name == "blocks.1.mlp_norm.weight" && tensor.kind == engine::StateKind{"exp_avg"})
             static_cast<uint8_t*>(tensor.local.data_ptr())[2] ^= 0x40;  // a lower one would be rounded away
         flipped = true;
       }

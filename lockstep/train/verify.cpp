@@ -94,7 +94,7 @@ class Reference {
     std::ranges::reverse(microbatches);
     reordered_->executor().step(microbatches, position.step + 1, step.learning_rate);
     step.drift = {.layout = distance_of(whole, twin, layout_), .reordered = distance_of(reordered_->state(), twin, layout_)};
-    judge_drift(*step.drift, ++steps_alone_, step.failures);
+    judge_drift(*step.drift, *layout_.optimizer, ++steps_alone_, step.failures);
   }
 
  private:
@@ -134,6 +134,7 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
   engine::Executor executor(std::move(of_layout), groups);
   VerifyReport report{.world_size = world.size(),
                       .layout = program::describe(layout),
+                      .optimizer = layout.optimizer,
                       .tolerances = tolerances_of(layout),
                       .free = options.free};
   std::unique_ptr<Reference> reference;
@@ -156,8 +157,8 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
     if (result.skipped.empty()) {
       for (const std::string& line : engine::replica_differences(executor, groups)) step.failures.push_back(line);
       judge_update(update.judge(result, step.learning_rate, index + 1), report.tolerances, step);
-      const bool moments = index + 1 < options.steps || options.free > 0;
-      whole = collect(executor, groups, {.keep = world.rank() == 0, .moments = moments});
+      const bool slots = index + 1 < options.steps || options.free > 0;
+      whole = collect(executor, groups, {.keep = world.rank() == 0, .slots = slots});
       if (reference) reference->compare(whole, result, position, step);
     } else {
       step.failures.push_back(cat("left out: the gradient of ", result.skipped, " is not finite"));

@@ -1,5 +1,5 @@
 // The project's own oracle: trains a few steps under a layout and under one rank from the same seed and data. Three judgements
-// a step: gradients against the twin; the update against the formula of AdamW in fp64; and how far layout and twin drift apart
+// a step: gradients against the twin; the update against the optimizer's formula in fp64; and how far layout and twin drift apart
 // where both are left alone.
 #pragma once
 
@@ -32,11 +32,10 @@ struct Tolerances {
 };
 Tolerances tolerances_of(const program::Layout& layout);
 
-// Of two states: sum |a - b| / sum |b| of parameters and of both moments.
+// Of two states: sum |a - b| / sum |b| of parameters and of each slot of the optimizer.
 struct Distance {
   double values = 0;
-  double exp_avg = 0;
-  double exp_avg_sq = 0;
+  std::vector<double> slots{};
 };
 
 // Where layout and twin are left alone: how far each is from the twin. The layout may be no further than the other one.
@@ -54,7 +53,7 @@ struct VerifyStep {
   double max_parameter_error = 0;
   std::string worst_parameter{};
   double max_update_error = 0;
-  std::string worst_update{};  // "blocks.0.mlp.up.weight, second moment, rank 1"
+  std::string worst_update{};  // "blocks.0.mlp.up.weight, value, rank 1"
   // Layout and twin did not begin the step from the same state: what is above of the two is shown, and the drift is judged.
   bool alone = false;
   std::optional<Drift> drift{};         // of the steps in which both are left alone, the first of them included
@@ -65,6 +64,7 @@ struct VerifyReport {
   bool ok = true;
   int world_size = 1;
   std::string layout{};
+  const arch::OptimizerSpec* optimizer = &arch::optimizer_spec();
   Tolerances tolerances{};
   int64_t free = 0;  // steps at the end in which layout and twin are left alone
   std::vector<VerifyStep> steps{};
@@ -78,7 +78,7 @@ struct VerifyOptions {
 };
 
 // Collective over the world; rank 0 also runs the one-rank twin. The report is complete on rank 0; `ok` is everyone's.
-// The layout is never touched: it is the twin that takes over the layout's parameters and moments before a step, and from the
+// The layout is never touched: it is the twin that takes over the layout's parameters and slots before a step, and from the
 // first of the free steps on neither takes over anything. Replicas whose state differs in a bit are a failure too.
 VerifyReport verify(const config::RunConfig& config, const program::Layout& layout, comm::World& world,
                     const VerifyOptions& options);

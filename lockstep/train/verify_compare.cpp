@@ -106,7 +106,9 @@ Distance distance_of(const WholeState& a, const WholeState& b, const program::La
     }
     return relative(difference, size);
   };
-  return {distance(a.values, b.values), distance(a.exp_avg, b.exp_avg), distance(a.exp_avg_sq, b.exp_avg_sq)};
+  Distance of{.values = distance(a.values, b.values)};
+  for (size_t i = 0; i < b.slots.size(); ++i) of.slots.push_back(distance(a.slots.at(i), b.slots[i]));
+  return of;
 }
 
 }  // namespace lockstep::train

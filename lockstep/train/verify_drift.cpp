@@ -37,19 +37,19 @@ engine::ExecutorOptions reordered(engine::ExecutorOptions options, const Toleran
   return options;
 }
 
-// Each update rounds at most 8 times in a row what it leaves (verify_update.cpp), on either side.
+// Each update rounds at most 8 times in a row what it leaves (optim/adamw_formula.cpp), on either side.
 double drift_rounding(int64_t steps) { return static_cast<double>(steps) * 16 * 0x1p-24; }
 
-void judge_drift(const Drift& drift, int64_t steps, std::vector<std::string>& failures) {
-  const auto judge = [&](const char* what, double Distance::*of) {
-    const double bound = drift.reordered.*of + drift_rounding(steps);
-    if (drift.layout.*of <= bound) return;
-    failures.push_back(cat("left alone for ", steps, " steps: ", what, " are ", drift.layout.*of,
+void judge_drift(const Drift& drift, const arch::OptimizerSpec& optimizer, int64_t steps, std::vector<std::string>& failures) {
+  const auto judge = [&](const std::string& what, double layout, double reordered) {
+    const double bound = reordered + drift_rounding(steps);
+    if (layout <= bound) return;
+    failures.push_back(cat("left alone for ", steps, " steps: ", what, " are ", layout,
                            " of their size away from the twin's, more than the ", bound, " of a reordered sum"));
   };
-  judge("values", &Distance::values);
-  judge("first moments", &Distance::exp_avg);
-  judge("second moments", &Distance::exp_avg_sq);
+  judge("values", drift.layout.values, drift.reordered.values);
+  for (size_t i = 0; i < optimizer.slots.size(); ++i)
+    judge(cat(optimizer.slots[i].text, "s"), drift.layout.slots.at(i), drift.reordered.slots.at(i));
 }
 
 }  // namespace lockstep::train

@@ -17,24 +17,28 @@ std::string exact(double value) { return print("%.9g", value); }
 std::string rough(double value) { return print("%.2e", value); }
 
 // Below the line of a step in which both are left alone.
-std::string drift_text(const Drift& drift) {
-  const auto pair = [](const char* what, double layout, double reordered) {
+std::string drift_text(const Drift& drift, const arch::OptimizerSpec& optimizer) {
+  const auto pair = [](const std::string& what, double layout, double reordered) {
     return cat(what, " ", rough(layout), " (", rough(reordered), ")");
   };
-  return cat("     from the twin: ", pair("values", drift.layout.values, drift.reordered.values), "  ",
-             pair("first moments", drift.layout.exp_avg, drift.reordered.exp_avg), "  ",
-             pair("second moments", drift.layout.exp_avg_sq, drift.reordered.exp_avg_sq), "\n");
+  std::string text = cat("     from the twin: ", pair("values", drift.layout.values, drift.reordered.values));
+  for (size_t i = 0; i < optimizer.slots.size(); ++i)
+    text += "  " + pair(cat(optimizer.slots[i].text, "s"), drift.layout.slots.at(i), drift.reordered.slots.at(i));
+  return text + "\n";
 }
 
-OrderedJson drift_json(const std::optional<Drift>& drift) {
+OrderedJson drift_json(const std::optional<Drift>& drift, const arch::OptimizerSpec& optimizer) {
   if (!drift) return nullptr;
-  const auto distance = [](const Distance& of) {
-    return OrderedJson{{"values", of.values}, {"exp_avg", of.exp_avg}, {"exp_avg_sq", of.exp_avg_sq}};
+  const auto distance = [&](const Distance& of) {
+    OrderedJson object;
+    object["values"] = of.values;
+    for (size_t i = 0; i < optimizer.slots.size(); ++i) object[std::string(optimizer.slots[i].name)] = of.slots.at(i);
+    return object;
   };
   return {{"layout", distance(drift->layout)}, {"reordered", distance(drift->reordered)}};
 }
 
-OrderedJson step_json(const VerifyStep& step) {
+OrderedJson step_json(const VerifyStep& step, const arch::OptimizerSpec& optimizer) {
   return {{"loss", step.loss},
           {"reference_loss", step.reference_loss},
           {"grad_norm", step.grad_norm},
@@ -47,7 +51,7 @@ OrderedJson step_json(const VerifyStep& step) {
           {"max_update_error", step.max_update_error},
           {"worst_update", step.worst_update},
           {"alone", step.alone},
-          {"drift", drift_json(step.drift)},
+          {"drift", drift_json(step.drift, optimizer)},
           {"failures", step.failures}};
 }
 
@@ -71,7 +75,7 @@ std::string verify_text(const VerifyReport& report) {
                 pad_right(step.worst_gradient, 34), pad_left(rough(step.max_gradient_error), 9), "  ",
                 pad_right(step.worst_parameter, 34), pad_left(rough(step.max_parameter_error), 9), "  ",
                 pad_right(step.worst_update, 52), pad_left(rough(step.max_update_error), 9), "\n");
-    if (step.drift) text += drift_text(*step.drift);
+    if (step.drift) text += drift_text(*step.drift, *report.optimizer);
     for (const std::string& failure : step.failures) text += "     FAILED " + failure + "\n";
   }
   return text + (report.ok ? "\nok: the layout computes what one rank computes\n"
@@ -80,7 +84,7 @@ std::string verify_text(const VerifyReport& report) {
 
 std::string verify_json(const VerifyReport& report) {
   OrderedJson steps = OrderedJson::array();
-  for (const VerifyStep& step : report.steps) steps.push_back(step_json(step));
+  for (const VerifyStep& step : report.steps) steps.push_back(step_json(step, *report.optimizer));
   const OrderedJson object = {{"ok", report.ok},
                               {"world_size", report.world_size},
                               {"layout", report.layout},

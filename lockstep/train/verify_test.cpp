@@ -135,7 +135,7 @@ TEST(Verify, ALearningRateOfZero) {
 }
 
 TEST(Verify, ForgottenWeightDecay) {
-  const auto forget = [](ExecutorOptions& options) { options.adamw.weight_decay = 0; };
+  const auto forget = [](ExecutorOptions& options) { options.optimizer.weight_decay = 0; };
   const VerifyReport report = verified({.options = {.free = 0, .change_layout = forget}});
   EXPECT_FALSE(report.ok);
   EXPECT_EQ(failures(report).size(), report.steps.size());
@@ -146,7 +146,7 @@ TEST(Verify, ForgottenWeightDecay) {
 
 // A second moment that is wrong by a factor; the correction of the first step takes it out of the update.
 TEST(Verify, AWrongSecondMoment) {
-  const auto wrong = [](ExecutorOptions& options) { options.adamw.beta2 = 0.9; };
+  const auto wrong = [](ExecutorOptions& options) { options.optimizer.beta2 = 0.9; };
   const VerifyReport report = verified({.options = {.steps = 1, .free = 0, .change_layout = wrong}});
   EXPECT_FALSE(report.ok);
   EXPECT_EQ(failures(report).size(), 1U);
@@ -164,7 +164,7 @@ TEST(Verify, ALostWriteBack) {
       const size_t unit = store.unit_of(action.unit);
       if (!store.host()->on_disk(unit)) return;
       if (action.kind == ActionKind::kStep) store.host()->disk()->ready(unit);
-      const at::Tensor moment = store.state_part(unit, StateKind::kExpAvg);
+      const at::Tensor moment = store.state_part(unit, StateKind{"exp_avg"});
       if (evict)
         moment.copy_(kept->at(unit));
       else
@@ -266,30 +266,9 @@ TEST(Verify, DriftIsSmall) {
   for (size_t i = 1; i < 5; ++i) {
     ASSERT_TRUE(report.steps[i].drift);
     EXPECT_EQ(report.steps[i].alone, i > 1);
-    EXPECT_GT(report.steps[i].drift->reordered.exp_avg, 0);
+    EXPECT_GT(report.steps[i].drift->reordered.slots.at(0), 0);
     EXPECT_LT(report.steps[i].drift->reordered.values, 1e-3);
-    EXPECT_LT(report.steps[i].drift->reordered.exp_avg, 1e-2);
-  }
-}
-
-// The bound is one of rounding: fp32 arithmetic keeps it, and it is no wider than a few bits.
-TEST(AdamWFormula, BoundsTheRoundingOfFp32) {
-  const AdamWFormula formula{.lr = 1e-3, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8,
-                             .correction1 = 1 - std::pow(0.9, 3), .correction2 = 1 - std::pow(0.95, 3), .scale = 0.25};
-  const auto rate = static_cast<float>(1e-3 / formula.correction1), root = static_cast<float>(1 / std::sqrt(formula.correction2));
-  for (int i = 0; i < 200; ++i) {
-    const auto value = static_cast<float>(0.02 * std::sin(i)), old_m = static_cast<float>(1e-3 * std::cos(i)),
-               old_v = static_cast<float>(1e-6 * (1.5 + std::sin(3.0 * i))),
-               gradient = static_cast<float>(std::sin(7.0 * i) * std::pow(10.0, i % 9 - 6));
-    const auto [state, rounding] = formula.update({value, old_m, old_v}, gradient);
-    const float g = gradient * 0.25F, m = old_m + (g - old_m) * 0.1F, v = old_v * 0.95F + g * g * 0.05F;
-    const float next = value * static_cast<float>(1 - 1e-4) - rate * m / (std::sqrt(v) * root + 1e-8F);
-    EXPECT_LE(std::abs(static_cast<double>(m) - state.exp_avg), rounding.exp_avg);
-    EXPECT_LE(std::abs(static_cast<double>(v) - state.exp_avg_sq), rounding.exp_avg_sq);
-    EXPECT_LE(std::abs(static_cast<double>(next) - state.value), rounding.value);
-    EXPECT_LT(rounding.exp_avg, 0x1p-20 * (std::abs(gradient) + std::abs(old_m)));
-    EXPECT_LT(rounding.exp_avg_sq, 0x1p-20 * state.exp_avg_sq + 1e-37);
-    EXPECT_LT(rounding.value, 0x1p-20 * (std::abs(value) + 10 * formula.lr));
+    EXPECT_LT(report.steps[i].drift->reordered.slots.at(0), 1e-2);
   }
 }
 

@@ -34,7 +34,9 @@ at::Tensor piece_of(at::Tensor whole, const engine::StateTensor& tensor) {
 WholeState collect(engine::Executor& executor, engine::Groups& groups, const CollectOptions& options) {
   WholeState whole;
   const std::vector<arch::ParamSpec>& table = executor.store().table();
-  const bool owns = executor.store().owns_moments();
+  const bool owns = executor.store().owns_optimizer();
+  const std::vector<arch::StateSlot>& slots = executor.layout().optimizer->slots;
+  if (options.slots) whole.slots.resize(slots.size());
   for (const arch::ParamSpec& spec : arch::param_table(executor.layout().model)) {
     const auto here = std::find_if(table.begin(), table.end(), [&](const auto& row) { return row.name == spec.name; });
     const int row = here == table.end() ? -1 : static_cast<int>(here - table.begin());
@@ -44,9 +46,8 @@ WholeState collect(engine::Executor& executor, engine::Groups& groups, const Col
     };
     add(whole.gradients, true, [&] { return executor.whole_gradient(row); });
     add(whole.values, true, [&] { return executor.whole_value(row); });
-    if (!options.moments) continue;
-    add(whole.exp_avg, owns, [&] { return executor.whole_state(row, StateKind::kExpAvg); });
-    add(whole.exp_avg_sq, owns, [&] { return executor.whole_state(row, StateKind::kExpAvgSq); });
+    for (size_t i = 0; i < whole.slots.size(); ++i)
+      add(whole.slots[i], owns, [&] { return executor.whole_state(row, StateKind{slots[i].name}); });
   }
   return whole;
 }
@@ -61,9 +62,9 @@ void Twin::adopt(const WholeState& state) {
   std::map<std::string, size_t> rows;
   for (const arch::ParamSpec& spec : executor_->store().table()) rows.emplace(spec.name, rows.size());
   for (engine::StateTensor& tensor : executor_->store().state()) {
-    const std::vector<at::Tensor>& source = tensor.kind == StateKind::kExpAvg     ? state.exp_avg
-                                            : tensor.kind == StateKind::kExpAvgSq ? state.exp_avg_sq
-                                                                                  : state.values;
+    const bool value = tensor.kind == StateKind::kParameter || tensor.kind == StateKind::kMaster;
+    const std::vector<at::Tensor>& source =
+        value ? state.values : state.slots.at(executor_->layout().optimizer->slot_index(tensor.kind.key));
     tensor.local.copy_(piece_of(source.at(rows.at(tensor.name)), tensor));
   }
   executor_->store().loaded();

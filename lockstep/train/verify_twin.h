@@ -11,14 +11,15 @@
 namespace lockstep::train {
 
 // [row of the model's table]: whole tensors, fp32 on the host; views of the executor's own memory where it has them so.
-// Values are the masters, gradients those of the mean loss before clipping. Moments are empty where they were not asked for.
+// Values are the masters, gradients those of the mean loss before clipping.
 struct WholeState {
-  std::vector<at::Tensor> gradients, values, exp_avg, exp_avg_sq;
+  std::vector<at::Tensor> gradients, values;
+  std::vector<std::vector<at::Tensor>> slots;  // [slot of the optimizer][row]; empty where they were not asked for
 };
 
 struct CollectOptions {
-  bool keep = true;      // this rank gets the result; the others only take part
-  bool moments = false;  // alike on all ranks
+  bool keep = true;    // this rank gets the result; the others only take part
+  bool slots = false;  // alike on all ranks
 };
 // Collective over the world.
 WholeState collect(engine::Executor& executor, engine::Groups& groups, const CollectOptions& options);
@@ -30,9 +31,9 @@ class Twin {
   explicit Twin(engine::ExecutorOptions options);
 
   engine::Executor& executor() { return *executor_; }
-  // With moments.
-  WholeState state() { return collect(*executor_, *groups_, {.moments = true}); }
-  // Values and moments become those of `state`.
+  // With slots.
+  WholeState state() { return collect(*executor_, *groups_, {.slots = true}); }
+  // Values and slots become those of `state`.
   void adopt(const WholeState& state);
 
  private:

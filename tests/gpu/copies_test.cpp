@@ -151,8 +151,8 @@ TEST(Copies, ParametersComeFromDisk) {
   for (size_t unit = 0; unit < 2; ++unit) {
     const HostStates::Open open(&states, unit);
     states.value(unit).fill_(static_cast<float>(unit) + 1);
-    states.exp_avg(unit).fill_(0);
-    states.exp_avg_sq(unit).fill_(0);
+    states.slot(unit, 0).fill_(0);
+    states.slot(unit, 1).fill_(0);
   }
   const at::Tensor gpu = on_gpu(0), staged = on_gpu(0);
   states.disk()->fetch_parameters(1, gpu).order_after();
@@ -196,12 +196,12 @@ TEST(Copies, ACheckpointHasTheWeightsOfItsStep) {
   lockstep::testing::run_ranks(1, [&](comm::World& world) {
     checkpoint::Saver saver({.world = world.communicator({0}, "checkpoint"), .directory = folder("checkpoints")});
     std::vector<StateTensor> state;
-    for (const StateKind kind : {StateKind::kParameter, StateKind::kExpAvg, StateKind::kExpAvgSq})
+    for (const StateKind kind : {StateKind::kParameter, StateKind{"exp_avg"}, StateKind{"exp_avg_sq"}})
       state.push_back({.name = "w",
                        .kind = kind,
                        .global_shape = {kSize},
                        .offset = {0},
-                       .local = on_gpu(3 + static_cast<float>(kind)),
+                       .local = on_gpu(3 + static_cast<float>(kind.key.size())),
                        .replica = 0,
                        .num_replicas = 1});
     saver.start(state, {.step = 1, .version = "1"});
@@ -209,7 +209,7 @@ TEST(Copies, ACheckpointHasTheWeightsOfItsStep) {
     const std::optional<checkpoint::SaveResult> saved = saver.wait();
     ASSERT_TRUE(saved.has_value());
     checkpoint::load(saved->path, state);
-    for (const StateTensor& tensor : state) EXPECT_TRUE(all(tensor.local, 3 + static_cast<float>(tensor.kind)));
+    for (const StateTensor& tensor : state) EXPECT_TRUE(all(tensor.local, 3 + static_cast<float>(tensor.kind.key.size())));
   });
 }
 

@@ -10,7 +10,7 @@
 
 namespace lockstep::program {
 
-// parameters: the compute copy. optimizer: moments and, in bf16, the fp32 master weights. activations: alive at the border
+// parameters: the compute copy. optimizer: its slots and, in bf16, the fp32 master weights. activations: alive at the border
 // of two actions (kept for backward, outputs, token ids). buffers: workspace inside an action, and communication staging.
 // host: what is offloaded, on the host; it is not part of the device's total.
 enum class MemoryCategory { kParameters, kGradients, kOptimizer, kActivations, kBuffers, kHost };

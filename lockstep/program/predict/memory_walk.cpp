@@ -10,7 +10,6 @@ namespace lockstep::program {
 namespace {
 
 constexpr int64_t kFp32 = 4;
-constexpr int64_t kMoments = 8;
 constexpr int64_t kTokenId = 8;
 
 }  // namespace
@@ -40,8 +39,9 @@ void MemoryWalk::hold_states() {
   if (!offload.optimizer)
     live(MemoryCategory::kGradients) = (layout_.transient_gradients() ? part : whole) * kFp32;
   const int64_t masters = bf16 ? kFp32 : 0;
-  if (!offload.optimizer && layout_.owns_optimizer(rank_)) live(MemoryCategory::kOptimizer) = part * (kMoments + masters);
-  if (layout_.pipeline.post_validation) live(MemoryCategory::kOptimizer) += part * (kMoments + kFp32);  // to take STEP back
+  if (!offload.optimizer && layout_.owns_optimizer(rank_)) live(MemoryCategory::kOptimizer) = part * (layout_.optimizer->slot_bytes() + masters);
+  if (layout_.pipeline.post_validation)  // to take STEP back
+    live(MemoryCategory::kOptimizer) += part * layout_.optimizer->update_bytes();
   if (offload.optimizer) live(MemoryCategory::kHost) = host_.gradients + host_.states;
 }
 

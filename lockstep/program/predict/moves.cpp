@@ -55,7 +55,7 @@ class Counting {
         return;
       case Moved::kOptimizer:
         return add("optimizer state", fetch ? Route::kDiskToHost : Route::kHostToDisk,
-                   (fetch ? 12 : offloaded_state_bytes(layout_)) * parts_.at(action.unit));
+                   (fetch ? layout_.optimizer->update_bytes() : offloaded_state_bytes(layout_)) * parts_.at(action.unit));
       case Moved::kActivation:
         return add("activations", fetch ? Route::kHostToDevice : Route::kDeviceToHost, inputs_.at(action.layer));
     }

@@ -24,7 +24,7 @@ using Moves = std::map<std::pair<std::string, Route>, MoveTotals>;
 // Of a part of n elements (of a unit, over the shards), es = 2 in bf16, else 4:
 //   FETCH of parameters       es n to the device; from disk, where the unit lies there and was not just updated
 //   SHARD_GRAD                4 n to the host, where the optimizer lives there
-//   FETCH, EVICT of states    12 n from disk; 12 n back, 14 n with a bf16 copy
+//   FETCH, EVICT of states    arch::OptimizerSpec::update_bytes x n from disk; the same back, 2 n more with a bf16 copy
 //   EVICT, FETCH of inputs    LayerCost::kept, there and back
 Moves predict_moves(const Layout& layout, const Program& program, int rank);
 

@@ -43,15 +43,18 @@ class MadeOf {
   std::string optimizer() const {
     if (layout_.offload.optimizer) return "on the host";
     if (!layout_.owns_optimizer(rank_)) return "held by the server";
-    return cat(parameters_, bf16() ? "(4 + 4 + 4)" : "(4 + 4)", part_, ": two moments",
+    std::vector<std::string> bytes;
+    for (const arch::StateSlot& slot : layout_.optimizer->slots) bytes.push_back(cat(slot.element_size()));
+    if (bf16()) bytes.emplace_back("4");
+    return cat(parameters_, "(", join(bytes, " + "), ")", part_, ": ", layout_.optimizer->slots_text,
                bf16() ? " and the fp32 master weights" : "");
   }
   std::string host() const {
     std::vector<std::string> parts;
     const bool copy = bf16() && layout_.offload.parameters;
     if (layout_.offload.optimizer)
-      parts.push_back(cat(parameters_, "(4 + 8 + 4", copy ? " + 2)" : ")", part_, ": gradients, two moments, fp32 values",
-                          copy ? ", bf16 values" : ""));
+      parts.push_back(cat(parameters_, "(4 + ", layout_.optimizer->slot_bytes(), " + 4", copy ? " + 2)" : ")", part_,
+                          ": gradients, ", layout_.optimizer->slots_text, ", fp32 values", copy ? ", bf16 values" : ""));
     if (layout_.offload.activations) parts.push_back("inputs of layers that recompute");
     return join(parts, "; ");
   }

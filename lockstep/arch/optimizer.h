@@ -1,0 +1,43 @@
+// Optimizers as data: what each keeps of a parameter from step to step, and what it needs for a step. Memory, moves, checkpoints
+// and digests are folds over the slots. The step functions are in optim/optimizer.h, under the same id.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/config/run_config.h"
+
+namespace lockstep::arch {
+
+// A tensor with the shape of the parameter; begins as zeros.
+struct StateSlot {
+  std::string_view name;  // "exp_avg": its key in a checkpoint is "optim.exp_avg.<parameter>"
+  std::string_view text;  // in messages: "first moment"
+  config::Precision dtype = config::Precision::kFp32;
+
+  int64_t element_size() const;  // bytes
+};
+
+struct OptimizerSpec {
+  std::string_view id;
+  std::string_view slots_text;     // all slots in words: "two moments"
+  std::vector<StateSlot> slots{};  // in the order of buffers, disk records and checkpoints
+  bool whole_matrix = false;       // a step needs whole matrices; otherwise any range of elements will do
+
+  // Bytes of one element. slot_bytes: of all slots. update_bytes: of the fp32 value and all slots, which a step reads and writes
+  // and a checkpoint has.
+  int64_t slot_bytes() const;
+  int64_t update_bytes() const;
+  // Of the slot with that name; InternalError where there is none.
+  size_t slot_index(std::string_view name) const;
+};
+
+inline constexpr std::string_view kDefaultOptimizer = "adamw";
+
+// Of the registry, which lives as long as the program. InternalError where the id is not there.
+const OptimizerSpec& optimizer_spec(std::string_view id = kDefaultOptimizer);
+const std::vector<OptimizerSpec>& optimizer_specs();
+
+}  // namespace lockstep::arch
