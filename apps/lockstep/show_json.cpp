@@ -53,7 +53,7 @@ OrderedJson timeline_json(const Shown& shown, int rank) {
   return json;
 }
 
-OrderedJson rank_json(const Shown& shown, int rank, const std::string& what) {
+OrderedJson rank_json(const Shown& shown, program::RankMemory& memory, int rank, const std::string& what) {
   const Layout& layout = shown.layout;
   const int num_layers = static_cast<int>(arch::layer_table(layout.model).size());
   OrderedJson json = {{"rank", rank}};
@@ -79,7 +79,7 @@ OrderedJson rank_json(const Shown& shown, int rank, const std::string& what) {
                          program::microbatch_samples(layout, rank, layout.num_microbatches() - 1).end};
   }
   if (what == "layout" || what == "memory") {
-    json["bytes"] = bytes_json(program::predict_memory(layout, shown.program, rank));
+    json["bytes"] = bytes_json(memory.of(rank));
   }
   if (what == "memory") {
     if (shown.layout.device_limit > 0) json["device_limit"] = shown.layout.device_limit;
@@ -179,7 +179,8 @@ std::string json_page(const Shown& shown, const std::string& what) {
                       {"model", arch::describe(shown.layout.model)},
                       {"layout", program::describe(shown.layout)},
                       {"ranks", OrderedJson::array()}};
-  for (int rank : shown.ranks) json["ranks"].push_back(rank_json(shown, rank, what));
+  program::RankMemory memory(shown.layout, shown.program);
+  for (int rank : shown.ranks) json["ranks"].push_back(rank_json(shown, memory, rank, what));
   if (what == "layout" && shown.layout.mesh.world_size() > 1) {
     json["groups"] = groups_json(shown.layout);
     json["servers"] = servers_json(shown);

@@ -89,7 +89,7 @@ std::string program_page(const Shown& shown, const CommandLine& command_line) {
   for (size_t i = 0; i < shown.ranks.size();) {
     const auto& actions = shown.program.list(shown.ranks[i]);
     size_t end = i + 1;
-    while (end < shown.ranks.size() && shown.program.list(shown.ranks[end]) == actions) ++end;
+    while (end < shown.ranks.size() && shown.program.same_list(shown.ranks[i], shown.ranks[end])) ++end;
     const bool compact = !command_line.has("full") && actions.size() > kMaxActionsInFull;
     text += cat(
         ranks_text(shown.ranks[i], shown.ranks[end - 1]), "\n  ",
@@ -107,8 +107,9 @@ std::string memory_page(const Shown& shown) {
   std::string text = header(shown);
   std::map<std::array<int64_t, program::kNumMemoryCategories>, std::vector<int>> alike;
   std::vector<std::vector<int>*> kinds;  // in the order of their first ranks
+  program::RankMemory memory(shown.layout, shown.program);
   for (int rank : shown.ranks) {
-    std::vector<int>& ranks = alike[program::predict_memory(shown.layout, shown.program, rank).bytes];
+    std::vector<int>& ranks = alike[memory.of(rank).bytes];
     if (ranks.empty()) kinds.push_back(&ranks);
     ranks.push_back(rank);
   }
@@ -124,7 +125,7 @@ std::string memory_page(const Shown& shown) {
 // Groups and servers where there is more than one way to arrange them, or where they were asked for.
 std::string layout_page(const Shown& shown, const CommandLine& command_line) {
   const std::string text = header(shown) + program::layout_table(shown.program, shown.layout, shown.ranks);
-  const bool several_axes = program::axis_groups(shown.layout).size() > 1 || shown.layout.pipeline.ranks > 1;
+  const bool several_axes = program::axis_groups(shown.layout, 1).size() > 1 || shown.layout.pipeline.ranks > 1;
   if (command_line.has("rank") || (!several_axes && !command_line.has("ranks-per-node"))) return text;
   return cat(text, "\n", program::groups_table(shown.layout), "\n",
              program::rank_map_page(shown.program, shown.layout, shown.ranks_per_node));

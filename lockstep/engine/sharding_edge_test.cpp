@@ -219,7 +219,7 @@ TEST_F(ShardingEdge, AStepThatBreaksOffAnywhere) {
   for (const Case& c : {Case{.dp = 2, .zero = 1}, Case{.dp = 2, .zero = 3},
                         Case{.dp = 2, .zero = 3, .recompute = {}, .offload = {.optimizer = true, .parameters = true}}}) {
     const program::Layout layout = layout_for(c, 8);
-    const size_t length = program::build_program(layout).ranks[0].size();
+    const size_t length = program::build_program(layout).list(0).size();
     for (size_t at = 1; at < length; at += 5)
       lockstep::testing::run_ranks(c.dp, [&](comm::World& world) {
         Groups groups(world, layout);

@@ -5,6 +5,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/engine/executor.h"
 #include "lockstep/engine/test_steps.h"
+#include "lockstep/program/verify/build.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::engine {

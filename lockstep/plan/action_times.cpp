@@ -23,7 +23,7 @@ using program::Program;
 template <typename Function>
 ActionTimes times_of(const Program& program, const Function& seconds) {
   ActionTimes times;
-  for (int rank = 0; rank < static_cast<int>(program.ranks.size()); ++rank) {
+  for (int rank = 0; rank < program.world_size(); ++rank) {
     std::vector<double>& row = times.seconds.emplace_back();
     row.reserve(program.list(rank).size());
     for (const Action& action : program.list(rank)) row.push_back(seconds(rank, action));
@@ -132,7 +132,7 @@ std::vector<double> transfer_ends(const Program& program, const Layout& layout, 
     program::Pending<size_t> pending;  // RECVs, by their positions
     double clock = 0;  // end of what was computed before
     for (size_t i = 0; i < measured[rank].size(); ++i) {
-      const Action& action = program.ranks[rank][i];
+      const Action& action = program.list(static_cast<int>(rank))[i];
       const int transfer = matching.transfer_of[rank][i];
       if (transfer >= 0 && matching.transfers[static_cast<size_t>(transfer)].recv.rank == static_cast<int>(rank))
         pending.start(effects.of(action), action, i);
@@ -174,7 +174,7 @@ ActionTimes cost_times(const Program& program, const Layout& layout, const StepC
 }
 
 ActionTimes measured_times(const Program& program, const Layout& layout, const Spans& measured) {
-  LOCKSTEP_CHECK_EQ(measured.size(), program.ranks.size());
+  LOCKSTEP_CHECK_EQ(static_cast<int>(measured.size()), program.world_size());
   ActionTimes times;
   for (const std::vector<Span>& row : measured) {
     std::vector<double>& seconds = times.seconds.emplace_back();
@@ -211,11 +211,11 @@ ActionTimes typical_times(const Program& program, const std::vector<ActionTimes>
     return std::tuple(action.kind, action.stage, action.layer, action.bucket, action.unit, static_cast<int>(action.moved));
   };
   ActionTimes times;
-  for (size_t rank = 0; rank < program.ranks.size(); ++rank) {
-    const std::vector<Action>& actions = program.ranks[rank];
+  for (int rank = 0; rank < program.world_size(); ++rank) {
+    const std::vector<Action>& actions = program.list(rank);
     std::map<std::tuple<ActionKind, int, int, int, int, int>, std::vector<double>> found;
     for (const ActionTimes& step : steps)
-      for (size_t i = 0; i < actions.size(); ++i) found[key(actions[i])].push_back(step.seconds.at(rank).at(i));
+      for (size_t i = 0; i < actions.size(); ++i) found[key(actions[i])].push_back(step.seconds.at(static_cast<size_t>(rank)).at(i));
     std::map<std::tuple<ActionKind, int, int, int, int, int>, double> typical;
     for (auto& [what, seconds] : found) typical[what] = median(std::move(seconds));
     std::vector<double>& row = times.seconds.emplace_back();

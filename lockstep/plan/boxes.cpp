@@ -80,7 +80,7 @@ std::vector<std::vector<Box>> boxes(const program::Program& program, const progr
     program::EffectTable effects(layout, program.buckets, static_cast<int>(rank));
     int computing = -1;  // the last box on the lane of computing
     for (size_t i = 0; i < spans[rank].size(); ++i) {
-      const Action& action = program.ranks[rank][i];
+      const Action& action = program.list(static_cast<int>(rank))[i];
       const std::optional<BoxKind> kind = kind_of(action.kind, effects.of(action));
       if (!kind || spans[rank][i].seconds() <= 0) continue;
       Box box = box_of(action, layout, *kind, spans[rank][i], static_cast<int>(i));

@@ -55,7 +55,7 @@ program::Layout layout_of(const ScheduleInput& input) {
 }
 
 program::Row row_of(const ScheduleInput& input) {
-  const program::Program program{.ranks = program::make_schedule(input), .buckets = {}};
+  const program::Program program = program::Program::of_ranks(program::make_schedule(input));
   const program::Layout layout = layout_of(input);
   const Utilisation use = simulate(program, layout, unit_times(program, layout)).use;
   int most = 0, bound = 0;

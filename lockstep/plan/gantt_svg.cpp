@@ -160,7 +160,7 @@ class Gantt {
   }
 
   std::string tooltip(const Box& box, size_t rank) const {
-    const program::Action& action = program_.ranks[rank][static_cast<size_t>(box.first)];
+    const program::Action& action = program_.list(static_cast<int>(rank))[static_cast<size_t>(box.first)];
     std::string what(program::action_name(action.kind));
     if (box.stage >= 0) what += cat(" stage ", box.stage);
     if (box.microbatch >= 0) what += cat(" microbatch ", box.microbatch);
@@ -171,7 +171,7 @@ class Gantt {
     const double top = kCompute + (network_ ? kNetwork + 2 : 0) + 3;
     const program::MemoryTimeline& timeline = options_.memory.at(rank);
     const MemoryStrip strip{.left = kLeft, .right = x(seconds_), .height = kMemory, .seconds = seconds_, .most = memory_scale_};
-    return cat("<g transform=\"translate(0,", top, ")\">", strip.svg(program_.ranks[rank], spans_[rank], timeline),
+    return cat("<g transform=\"translate(0,", top, ")\">", strip.svg(program_.list(static_cast<int>(rank)), spans_[rank], timeline),
                "<text class=\"q r\" x=\"", kLeft - 12, "\" y=\"", kMemory / 2 + 4, "\">", program::bytes_text(peak_bytes(timeline)),
                "</text></g>\n");
   }

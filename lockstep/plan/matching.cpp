@@ -19,7 +19,7 @@ class Matcher {
   Matcher(const program::Program& program, const program::Layout& layout) : program_(program), layout_(layout) {}
 
   Matching run() {
-    const int ranks = static_cast<int>(program_.ranks.size());
+    const int ranks = program_.world_size();
     for (int rank = 0; rank < ranks; ++rank) {
       const std::vector<Action>& actions = program_.list(rank);
       result_.transfer_of.emplace_back(actions.size(), -1);

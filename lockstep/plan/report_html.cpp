@@ -59,7 +59,7 @@ class Report {
  public:
   explicit Report(const ReportInput& input) : in_(input) {
     if (in_.measured) measured_ = utilisation(in_.program, in_.measured->spans);
-    for (int rank = 0; rank < static_cast<int>(in_.program.ranks.size()); ++rank)
+    for (int rank = 0; rank < in_.program.world_size(); ++rank)
       memory_.push_back(program::memory_timeline(in_.layout, in_.program, rank));
   }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 
 #include "lockstep/base/text.h"
 #include "lockstep/launch/compute_threads.h"
@@ -17,6 +16,7 @@ using program::Layout;
 using program::MemoryBytes;
 using program::MemoryCategory;
 using program::Program;
+using program::RankMemory;
 using program::build_program;
 using program::bytes_text;
 using program::predict_memory;
@@ -24,25 +24,11 @@ using program::reference_layout;
 
 namespace {
 
-// Ranks of one stage and one piece of the layers hold alike, but for a parameter server.
-class RankBytes {
- public:
-  RankBytes(const Layout& layout, const Program& program) : layout_(layout), program_(program) {}
-  const MemoryBytes& of(int rank) {
-    const std::tuple key(layout_.pipeline_rank(rank), layout_.tensor_shard(rank).rank, layout_.owns_optimizer(rank));
-    const auto found = known_.find(key);
-    return found != known_.end() ? found->second : known_.emplace(key, predict_memory(layout_, program_, rank)).first->second;
-  }
-
- private:
-  const Layout& layout_;
-  const Program& program_;
-  std::map<std::tuple<int, int, bool>, MemoryBytes> known_;
-};
-
-// Replicas of a parameter share out the writing of it.
-int64_t saved_copy(const Layout& layout, int rank) {
-  return layout.optimizer->update_bytes() * layout.flat_layout(rank).numel / layout.mesh.degree(layout.dense_domain().sum);
+// Replicas of a parameter share out the writing of it: bytes of a rank, by its coordinate on pp, in `known`.
+int64_t saved_copy(const Layout& layout, int rank, std::map<int, int64_t>& known) {
+  const auto [bytes, fresh] = known.try_emplace(layout.pipeline_rank(rank), 0);
+  if (fresh) bytes->second = layout.optimizer->update_bytes() * layout.flat_layout(rank).numel / layout.mesh.degree(layout.tokens());
+  return bytes->second;
 }
 
 int64_t twin_bytes(const Layout& layout) {
@@ -80,7 +66,8 @@ Need need_of(const config::RunConfig& config, const Layout& layout, const Progra
   const int world_size = layout.mesh.world_size();
   const int begin = all ? 0 : std::min(room.first_rank, world_size - 1);
   const int end = all ? world_size : std::min(begin + room.ranks, world_size);
-  RankBytes bytes(layout, program);
+  RankMemory bytes(layout, program);
+  std::map<int, int64_t> copies;
   Need need{.worst = begin};
   for (int rank = begin; rank < end; ++rank) {
     const MemoryBytes& of_rank = bytes.of(rank);
@@ -88,7 +75,7 @@ Need need_of(const config::RunConfig& config, const Layout& layout, const Progra
     if (all) continue;
     add_rank(room, on_cpu, of_rank, need);
     const bool saves = room.kind == Room::Kind::kHost && !room.twin && config.checkpoint.asynchronous;
-    if (saves) need.saved += saved_copy(layout, rank);
+    if (saves) need.saved += saved_copy(layout, rank, copies);
   }
   const bool has_twin = room.twin && begin == 0 && !all && (on_cpu || room.kind == Room::Kind::kDevice);
   if (has_twin) need.twin = twin_bytes(layout);

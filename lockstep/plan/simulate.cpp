@@ -38,7 +38,7 @@ class Simulator {
  public:
   Simulator(const program::Program& program, const program::Layout& layout, const ActionTimes& times)
       : program_(program), layout_(layout), times_(times), matching_(match(program, layout)) {
-    for (int rank = 0; rank < static_cast<int>(program.ranks.size()); ++rank) {
+    for (int rank = 0; rank < program.world_size(); ++rank) {
       const size_t actions = program.list(rank).size();
       result_.spans.emplace_back(actions);
       causes_.emplace_back(actions);
@@ -223,7 +223,7 @@ class Simulator {
     ActionRef done{};
     int waiting = -1;
   };
-  size_t copies() const { return program_.ranks.size() / static_cast<size_t>(layout_.pipeline.ranks); }
+  size_t copies() const { return program_.list_of.size() / static_cast<size_t>(layout_.pipeline.ranks); }
   Stage& stage_at(std::vector<Stage>& stages, int rank, int stage, int microbatch) {
     const size_t copy = static_cast<size_t>(rank) % copies();  // pp is the slowest axis
     const auto row = static_cast<size_t>(stage) * static_cast<size_t>(layout_.num_microbatches());
@@ -254,7 +254,7 @@ class Simulator {
 
   void check_end() const {
     for (size_t rank = 0; rank < walkers_.size(); ++rank) {
-      const std::vector<Action>& list = program_.ranks[rank];
+      const std::vector<Action>& list = actions(static_cast<int>(rank));
       if (walkers_[rank].next == list.size()) continue;
       LOCKSTEP_CHECK(false, "rank ", rank, " waits for ever at ",
                      program::action_text(list[walkers_[rank].next], program_.buckets, layout_.num_layers()));
@@ -302,7 +302,8 @@ std::vector<std::vector<Item>> repeated(const std::vector<std::vector<Item>>& li
 }
 
 double end_of_steps(const program::Program& program, const program::Layout& layout, const ActionTimes& times, int steps) {
-  const program::Program several{.ranks = repeated(program.ranks, steps), .buckets = program.buckets, .channel_depth = program.channel_depth};
+  program::Program several = program;
+  several.lists = repeated(program.lists, steps);
   const ActionTimes takes{.seconds = repeated(times.seconds, steps), .in_units = times.in_units};
   return Simulator(several, layout, takes).run().use.step_seconds;
 }
@@ -312,7 +313,7 @@ double end_of_steps(const program::Program& program, const program::Layout& layo
 Simulation simulate(const program::Program& program, const program::Layout& layout, const ActionTimes& times) {
   Simulation simulation = Simulator(program, layout, times).run();
   simulation.period = simulation.use.step_seconds;
-  if (layout.pipeline.post_validation && program::validate_position(program.ranks.at(0)) >= 0)
+  if (layout.pipeline.post_validation && program::validate_position(program.list(0)) >= 0)
     simulation.period = end_of_steps(program, layout, times, 3) - end_of_steps(program, layout, times, 2);
   return simulation;
 }

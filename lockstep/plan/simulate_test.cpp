@@ -134,12 +134,16 @@ TEST(Simulate, EveryProgramOfTheLibrary) {
 TEST(Simulate, ACircleIsNamed) {
   const PipelineCase of{.ranks = 2, .microbatches = 1};
   program::Program program = stage_program(of);
-  std::swap(program.ranks[1][0], program.ranks[1][1]);  // B before its F: rank 0 waits for it, it for nobody
-  std::swap(program.ranks[0][0], program.ranks[0][1]);
+  const auto swap_first = [&](int rank) {
+    std::vector<program::Action>& list = program.own_list(rank);
+    std::swap(list[0], list[1]);
+  };
+  swap_first(1);  // B before its F: rank 0 waits for it, it for nobody
+  swap_first(0);
   const program::Layout layout = pipeline_layout(of);
   EXPECT_NO_THROW(simulate(program, layout, unit_times(program, layout)));
   program = stage_program(of);
-  std::swap(program.ranks[0][0], program.ranks[0][1]);  // B waits for rank 1, which waits for F
+  swap_first(0);  // B waits for rank 1, which waits for F
   EXPECT_THROW(simulate(program, layout, unit_times(program, layout)), InternalError);
 }
 

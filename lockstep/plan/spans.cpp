@@ -29,7 +29,7 @@ Utilisation utilisation(const program::Program& program, const Spans& spans) {
     for (size_t i = 0; i < spans[rank].size(); ++i) {
       const Span& span = spans[rank][i];
       result.step_seconds = std::max(result.step_seconds, span.end);
-      if (!program::computes(program.ranks[rank][i].kind)) continue;
+      if (!program::computes(program.list(static_cast<int>(rank))[i].kind)) continue;
       busy += span.seconds();
       if (first < 0) first = span.start;
       last = std::max(last, span.end);

@@ -78,7 +78,7 @@ StepTrace parse_step_trace(std::string_view text, std::string_view origin) {
 
 std::vector<StepTrace> read_step(const std::filesystem::path& folder, int64_t step, const program::Program& program) {
   std::vector<StepTrace> traces;
-  const int ranks = static_cast<int>(program.ranks.size());
+  const int ranks = program.world_size();
   for (int rank = 0; rank < ranks; ++rank) {
     const std::filesystem::path path = folder / step_trace_name(step, rank);
     StepTrace trace = parse_step_trace(read_file(path), path.string());
@@ -128,10 +128,10 @@ std::vector<int64_t> traced_steps(const std::filesystem::path& folder) {
 
 Spans measured_spans(const program::Program& program, const program::Layout& layout,
                      const std::vector<StepTrace>& traces) {
-  LOCKSTEP_CHECK_EQ(traces.size(), program.ranks.size());
+  LOCKSTEP_CHECK_EQ(static_cast<int>(traces.size()), program.world_size());
   Spans spans;
   for (size_t rank = 0; rank < traces.size(); ++rank) {
-    std::vector<Span>& row = spans.emplace_back(program.ranks[rank].size());
+    std::vector<Span>& row = spans.emplace_back(program.list(static_cast<int>(rank)).size());
     size_t next = 0;
     double before = 0;
     for (const ActionRecord& record : traces[rank].records) {

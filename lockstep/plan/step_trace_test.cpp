@@ -75,16 +75,16 @@ TEST(StepTrace, TypicalTimesAreMediansOverMicrobatchesAndSteps) {
       program::transfer_activations(program::expand_layers(program::schedule(layout), layout), layout);
   const ActionTimes plain = unit_times(program, layout);
   std::vector<ActionTimes> steps = {plain, plain};
-  for (size_t i = 0; i < program.ranks[0].size(); ++i) {
-    const program::Action& action = program.ranks[0][i];
+  for (size_t i = 0; i < program.list(0).size(); ++i) {
+    const program::Action& action = program.list(0)[i];
     if (action.kind == program::ActionKind::kForward && action.microbatch == 2) steps[0].seconds[0][i] = 50;
     if (action.kind == program::ActionKind::kBackwardWeight) steps[1].seconds[0][i] *= 3;
   }
   const ActionTimes typical = typical_times(program, steps);
   EXPECT_EQ(typical.source, "medians over 2 steps");
   EXPECT_EQ(typical.seconds[1], plain.seconds[1]);
-  for (size_t i = 0; i < program.ranks[0].size(); ++i) {
-    const double factor = program.ranks[0][i].kind == program::ActionKind::kBackwardWeight ? 2 : 1;  // between 1 and 3
+  for (size_t i = 0; i < program.list(0).size(); ++i) {
+    const double factor = program.list(0)[i].kind == program::ActionKind::kBackwardWeight ? 2 : 1;  // between 1 and 3
     EXPECT_NEAR(typical.seconds[0][i], factor * plain.seconds[0][i], 1e-12) << i;
   }
 }

@@ -29,11 +29,8 @@ inline program::Layout pipeline_layout(const PipelineCase& of) {
 }
 
 inline program::Program stage_program(const PipelineCase& of) {
-  return {.ranks = program::make_schedule({.kind = of.kind,
-                                           .ranks = of.ranks,
-                                           .virtual_stages = of.virtual_stages,
-                                           .microbatches = of.microbatches}),
-          .buckets = {}};
+  return program::Program::of_ranks(program::make_schedule(
+      {.kind = of.kind, .ranks = of.ranks, .virtual_stages = of.virtual_stages, .microbatches = of.microbatches}));
 }
 
 }  // namespace lockstep::plan

@@ -280,7 +280,7 @@ std::vector<WayOut> ways_out(const config::RunConfig& config, const Layout& layo
   std::vector<WayOut> ways;
   for (const Tried& one : tried) ways.push_back(one.way);
   int64_t actions = 0;
-  for (const auto& of_rank : now.program.ranks) actions += std::ssize(of_rank);
+  for (int rank = 0; rank < now.program.world_size(); ++rank) actions += std::ssize(now.program.list(rank));
   if (!tried.empty() && !ways.front().fits && actions < kLargeProgram)
     if (auto several = together(tried, judge, shortage.room)) ways.insert(ways.begin(), *std::move(several));
   ways.resize(std::min(shortage.most, ways.size()));

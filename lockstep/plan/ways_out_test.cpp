@@ -383,7 +383,7 @@ TEST(StepCost, CountsProductsTrafficAndWhatIsComputedAgain) {
   Program again = build_program(plain);
   Layout full = plain;
   full.recompute.assign(costs.size() - 2, arch::Recompute::kFull);
-  auto& actions = again.ranks[0];
+  auto& actions = again.own_list(0);
   for (size_t layer = 1; layer + 1 < costs.size(); ++layer)
     actions.insert(actions.begin(), {.kind = ActionKind::kRecompute, .layer = static_cast<int>(layer), .microbatch = 0});
   const StepCost more = step_cost(full, again, 0);

@@ -54,11 +54,15 @@ int64_t LedgerEntry::sent_total() const {
   return total;
 }
 
-void Ledger::add(const LedgerKey& key, int64_t payload, const std::map<int, int64_t>& sent) {
+void Ledger::add(const LedgerKey& key, int64_t payload, const std::map<int, int64_t>& sent, int64_t times) {
   LedgerEntry& entry = entries_[key];
-  entry.count += 1;
-  entry.payload += payload;
-  for (const auto& [peer, bytes] : sent) entry.sent[peer] += bytes;
+  entry.count += times;
+  entry.payload += times * payload;
+  auto at = entry.sent.begin();  // both in the order of the peers
+  for (const auto& [peer, bytes] : sent) {
+    at = entry.sent.try_emplace(at, peer, 0);
+    (at++)->second += times * bytes;
+  }
 }
 
 void Ledger::merge(const Ledger& other) {

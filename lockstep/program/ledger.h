@@ -35,7 +35,8 @@ struct LedgerEntry {
 // Not thread-safe: one per rank, guarded by its owner.
 class Ledger {
  public:
-  void add(const LedgerKey& key, int64_t payload, const std::map<int, int64_t>& sent);
+  // `times` calls, each with this payload and these bytes.
+  void add(const LedgerKey& key, int64_t payload, const std::map<int, int64_t>& sent, int64_t times = 1);
   void merge(const Ledger& other);
   void clear() { entries_.clear(); }
   const std::map<LedgerKey, LedgerEntry>& entries() const { return entries_; }

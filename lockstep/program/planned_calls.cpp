@@ -210,6 +210,14 @@ std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& prog
   return Planner(layout, program, rank).of(action);
 }
 
+std::vector<std::vector<PlannedCall>> planned_calls(const Layout& layout, const Program& program, int rank,
+                                                    const std::vector<Action>& actions) {
+  Planner planner(layout, program, rank);
+  std::vector<std::vector<PlannedCall>> calls;
+  for (const Action& action : actions) calls.push_back(planner.of(action));
+  return calls;
+}
+
 std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& program, int rank) {
   Planner planner(layout, program, rank);
   std::vector<PlannedCall> calls;

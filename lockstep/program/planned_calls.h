@@ -34,6 +34,9 @@ struct PlannedCall {
   int group_rank = 0;  // of this rank in it
 };
 std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& program, int rank, const Action& action);
+// The same of each of several.
+std::vector<std::vector<PlannedCall>> planned_calls(const Layout& layout, const Program& program, int rank,
+                                                    const std::vector<Action>& actions);
 // Of the rank's whole program.
 std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& program, int rank);
 

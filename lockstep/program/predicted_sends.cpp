@@ -1,4 +1,5 @@
 // What each algorithm of ledger.h puts on the links.
+#include <algorithm>
 #include <bit>
 
 #include "lockstep/base/check.h"
@@ -13,20 +14,18 @@ class Sends {
  public:
   Sends(const CollectiveCall& call, int rank) : call_(call), rank_(rank), size_(static_cast<int>(call.group.size())) {}
 
+  // Around the ring goes every chunk but the one that ends here; of the others' chunks those behind the last element are empty.
   void reduce_scatter() {
-    if (call_.algorithm == Algorithm::kRing) {
-      for (int step = 0; step < size_ - 1; ++step) send(rank_ + 1, chunk(rank_ - step - 1));
-    } else {
-      for (int c = 0; c < size_; ++c) send(c, chunk(c));
-    }
+    if (call_.algorithm == Algorithm::kRing) return send(rank_ + 1, call_.numel - chunk(rank_));
+    const auto filled = static_cast<int>(std::min<int64_t>(size_, call_.numel));
+    for (int c = 0; c < filled; ++c) send(c, chunk(c));
   }
 
+  // And every chunk but the one that the next rank began with.
   void all_gather() {
-    if (call_.algorithm == Algorithm::kRing) {
-      for (int step = 0; step < size_ - 1; ++step) send(rank_ + 1, chunk(rank_ - step));
-    } else {
-      for (int c = 0; c < size_; ++c) send(c, chunk(rank_));
-    }
+    if (call_.algorithm == Algorithm::kRing) return send(rank_ + 1, call_.numel - chunk(rank_ + 1));
+    const int64_t own = chunk(rank_);
+    for (int c = 0; own > 0 && c < size_; ++c) send(c, own);
   }
 
   void broadcast(int root) {
@@ -84,7 +83,10 @@ class Sends {
   }
   int low(int v) const { return v == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(size_))) : (v & -v); }
   void send(int peer, int64_t numel) {
-    if (wrap(peer) != rank_ && numel > 0) bytes_[call_.group[wrap(peer)]] += numel * call_.element_size;
+    if (wrap(peer) == rank_ || numel <= 0) return;
+    const int to = call_.group[static_cast<size_t>(wrap(peer))];
+    // Most go to one peer after the other: as many as there are ranks in a small direct call.
+    bytes_.try_emplace(bytes_.end(), to, 0)->second += numel * call_.element_size;
   }
 
   const CollectiveCall& call_;

@@ -1,4 +1,4 @@
-// A training step as data: per rank a list of actions. passes/ makes it, predict/ folds traffic and memory from it, render/ draws
+// A training step as data: lists of actions, and which rank runs which. passes/ makes it, predict/ folds traffic and memory from it, render/ draws
 // it, verify/ checks it, plan/ simulates it and engine/ interprets it.
 #pragma once
 
@@ -118,14 +118,26 @@ struct Bucket {
   bool operator==(const Bucket&) const = default;
 };
 
+// Ranks that do the same share a list: there are as many lists as differ, whatever the number of ranks.
 struct Program {
-  std::vector<std::vector<Action>> ranks;
-  const std::vector<Action>& list(int rank) const { return ranks.at(static_cast<size_t>(rank)); }
-  std::vector<Bucket> buckets;  // of every coordinate on pp in turn; of one of them in the order in which backward fills them
+  std::vector<std::vector<Action>> lists{};  // each is run by some rank
+  std::vector<int32_t> list_of{};            // by rank: which of them it runs
+  std::vector<Bucket> buckets{};  // of every coordinate on pp in turn; of one of them in the order in which backward fills them
   // Tensors that may be on their way in a channel between two pipeline ranks at once: a SEND waits for the one this many
   // before it. Until then the sender keeps what it sent.
   int channel_depth = 1;
-  bool operator==(const Program&) const = default;
+
+  // From the list of every rank; equal ones become one.
+  static Program of_ranks(std::vector<std::vector<Action>> ranks);
+  int world_size() const { return static_cast<int>(list_of.size()); }
+  size_t list_index(int rank) const { return static_cast<size_t>(list_of.at(static_cast<size_t>(rank))); }
+  const std::vector<Action>& list(int rank) const { return lists.at(list_index(rank)); }
+  bool same_list(int a, int b) const { return list_index(a) == list_index(b) || list(a) == list(b); }
+  // Of every list the first rank that runs it.
+  std::vector<int> first_ranks() const;
+  // What `rank` runs, as a list that no other rank runs: to be changed. Valid until another rank is given one.
+  std::vector<Action>& own_list(int rank);
+  bool operator==(const Program& other) const;  // every rank runs the same, however it is shared
 };
 
 }  // namespace lockstep::program

@@ -1,5 +1,6 @@
 #include "lockstep/program/passes/build.h"
 
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/passes/post_validation.h"
 
 namespace lockstep::program {
@@ -23,13 +24,12 @@ Program make_program(const Layout& layout) {
 }
 
 Program evaluation_program(const Layout& layout) {
-  Program program;
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
-    std::vector<Action>& actions = program.ranks.emplace_back();
-    for (const int stage : layout.pipeline.stages_of(layout.pipeline_rank(rank)))
-      actions.push_back({.kind = ActionKind::kForward, .stage = stage, .microbatch = 0});
-  }
-  return offload(shard_parameters(transfer_activations(expand_layers(std::move(program), layout), layout), layout), layout);
+  std::vector<std::vector<Action>> lists(static_cast<size_t>(layout.pipeline.ranks));
+  for (int stage = 0; stage < layout.pipeline.stages(); ++stage)
+    lists[static_cast<size_t>(layout.pipeline.rank_of(stage))].push_back(
+        {.kind = ActionKind::kForward, .stage = stage, .microbatch = 0});
+  Program program = expand_layers(by_pipeline_rank(layout, std::move(lists)), layout);
+  return offload(shard_parameters(transfer_activations(std::move(program), layout), layout), layout);
 }
 
 }  // namespace lockstep::program

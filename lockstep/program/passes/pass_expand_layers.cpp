@@ -3,7 +3,7 @@
 namespace lockstep::program {
 
 Program expand_layers(Program program, const Layout& layout) {
-  for (std::vector<Action>& actions : program.ranks) {
+  for (std::vector<Action>& actions : program.lists) {
     std::vector<Action> expanded;
     for (Action action : actions) {
       const auto [begin, end] = layout.stage_layers(action.stage);

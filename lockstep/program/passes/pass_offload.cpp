@@ -166,16 +166,7 @@ Actions offloaded(Actions actions, const Layout& layout, int rank) {
 Program offload(Program program, const Layout& layout) {
   const Offload& what = layout.offload;
   if (!what.optimizer && !what.parameters && !what.activations) return program;
-  Actions planned, result;  // most ranks have the same list, and then the same layers: planned once
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
-    Actions& actions = program.ranks[static_cast<size_t>(rank)];
-    if (actions != planned) {
-      planned = actions;
-      result = offloaded(planned, layout, rank);
-    }
-    actions = result;
-  }
-  return program;
+  return with_lists(std::move(program), [&](int rank, const Actions& actions) { return offloaded(actions, layout, rank); });
 }
 
 }  // namespace lockstep::program

@@ -117,18 +117,11 @@ Program reduce_gradients(Program program, const Layout& layout) {
   const int per_stage = layout.mesh.world_size() / layout.pipeline.ranks;  // pp varies slowest
   for (int coordinate = 0; coordinate < layout.pipeline.ranks; ++coordinate)
     for (Bucket& bucket : gradient_buckets(layout, coordinate * per_stage)) program.buckets.push_back(std::move(bucket));
-  if (layout.mesh.degree(layout.dense_domain().sum) == 1 && !layout.transient_gradients()) return program;
-  std::vector<Action> planned;  // most ranks have the same list, and then the same layers: planned once
-  std::vector<Action> result;
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
-    std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
-    if (actions != planned) {
-      planned = actions;
-      result = Reductions(layout, rank, program.buckets, planned).result();
-    }
-    actions = result;
-  }
-  return program;
+  if (layout.mesh.degree(layout.tokens()) == 1 && !layout.transient_gradients()) return program;
+  const std::vector<Bucket> buckets = program.buckets;
+  return with_lists(std::move(program), [&](int rank, const std::vector<Action>& actions) {
+    return Reductions(layout, rank, buckets, actions).result();
+  });
 }
 
 }  // namespace lockstep::program

@@ -111,17 +111,9 @@ class Gathering {
 
 Program shard_parameters(Program program, const Layout& layout) {
   if (!layout.transient_parameters()) return program;
-  std::vector<Action> planned;  // most ranks have the same list, and then the same layers: planned once
-  std::vector<Action> result;
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
-    std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
-    if (actions != planned) {
-      planned = actions;
-      result = Gathering(layout, rank, planned).result();
-    }
-    actions = result;
-  }
-  return program;
+  return with_lists(std::move(program), [&](int rank, const std::vector<Action>& actions) {
+    return Gathering(layout, rank, actions).result();
+  });
 }
 
 }  // namespace lockstep::program

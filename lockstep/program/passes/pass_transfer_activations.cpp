@@ -120,8 +120,8 @@ class Transfers {
 // The first rank of every coordinate on pp, which varies slowest.
 std::vector<const std::vector<Action>*> one_pipeline(const Program& program, const Layout& layout) {
   std::vector<const std::vector<Action>*> lists;
-  const size_t copies = program.ranks.size() / static_cast<size_t>(layout.pipeline.ranks);
-  for (size_t rank = 0; rank < program.ranks.size(); rank += copies) lists.push_back(&program.ranks[rank]);
+  const int copies = program.world_size() / layout.pipeline.ranks;
+  for (int rank = 0; rank < program.world_size(); rank += copies) lists.push_back(&program.list(rank));
   return lists;
 }
 
@@ -140,7 +140,7 @@ int channel_depth(const Program& program, const Layout& layout) {
 Program transfer_activations(Program program, const Layout& layout) {
   if (layout.pipeline.ranks == 1) return program;
   const Channels channels(layout, one_pipeline(program, layout));
-  for (std::vector<Action>& actions : program.ranks) actions = Transfers(layout, channels, actions).take();
+  for (std::vector<Action>& actions : program.lists) actions = Transfers(layout, channels, actions).take();
   // Of the generated schedules the verifier proves that one is enough.
   if (layout.pipeline.kind == ScheduleKind::kFile) program.channel_depth = channel_depth(program, layout);
   return program;

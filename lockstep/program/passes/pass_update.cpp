@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/program/passes/passes.h"
 
@@ -14,6 +15,24 @@ void step(const Layout& layout, int rank, std::vector<Action>& actions) {
   }
 }
 
+// The server updates and its workers do not: a list that both ran is two from here on.
+void part_workers(Program& program, const Layout& layout) {
+  std::vector<bool> of_servers(program.lists.size());
+  for (int rank = 0; rank < program.world_size(); ++rank)
+    if (layout.owns_optimizer(rank)) of_servers[program.list_index(rank)] = true;
+  std::vector<int32_t> of_workers(program.lists.size(), -1);  // by the list that they ran
+  for (int rank = 0; rank < program.world_size(); ++rank) {
+    const size_t ran = program.list_index(rank);
+    if (layout.owns_optimizer(rank) || !of_servers[ran]) continue;
+    if (of_workers[ran] < 0) {
+      of_workers[ran] = static_cast<int32_t>(program.lists.size());
+      std::vector<Action> copy = program.lists[ran];
+      program.lists.push_back(std::move(copy));
+    }
+    program.list_of[static_cast<size_t>(rank)] = of_workers[ran];
+  }
+}
+
 }  // namespace
 
 bool has_partial(const std::vector<arch::ParamSpec>& table) {
@@ -21,20 +40,21 @@ bool has_partial(const std::vector<arch::ParamSpec>& table) {
 }
 
 Program update(Program program, const Layout& layout) {
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
-    std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
+  if (layout.server_mode()) part_workers(program, layout);
+  const std::vector<Bucket> buckets = program.buckets;
+  return with_lists(std::move(program), [&](int rank, std::vector<Action> actions) {
     actions.push_back({.kind = ActionKind::kLoss});
     const bool owner = layout.owns_optimizer(rank);
     if (owner && layout.tied_peer(rank) >= 0) actions.push_back({.kind = ActionKind::kReduceTied, .unit = 0});
     if (owner && has_partial(layout.param_table(rank))) actions.push_back({.kind = ActionKind::kReducePartial});
     actions.push_back({.kind = ActionKind::kNorm});
     if (owner) step(layout, rank, actions);
-    for (size_t i = 0; layout.server_mode() && i < program.buckets.size(); ++i) {
-      if (program.buckets[i].pipeline != layout.pipeline_rank(rank)) continue;
+    for (size_t i = 0; layout.server_mode() && i < buckets.size(); ++i) {
+      if (buckets[i].pipeline != layout.pipeline_rank(rank)) continue;
       actions.push_back({.kind = ActionKind::kPull, .bucket = static_cast<int>(i)});
     }
-  }
-  return program;
+    return actions;
+  });
 }
 
 }  // namespace lockstep::program

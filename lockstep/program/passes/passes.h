@@ -1,12 +1,29 @@
 // The passes that make a step program, in their order. Each is a pure function of what the one before it made, in a
 // file of its own: pass_<name>.cpp. A further parallelism between layers is one more pass.
+//
+// A pass changes every list once, as that of the first rank that runs it. That holds for all its ranks: of a rank's place a
+// pass reads the coordinate on pp (its layers, ties and neighbours), and update whether it owns optimizer state. Units have
+// the same sizes and the same partial parameters on all ranks of tp (arch::flat_layout), and shards are equal parts of them:
+// neither tp nor the data axes change where anything stands, what is on disk (placement.h) or whether REDUCE_PARTIAL is there.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "lockstep/program/program.h"
 
 namespace lockstep::program {
+
+// A list for every coordinate on pp, which all ranks there run.
+Program by_pipeline_rank(const Layout& layout, std::vector<std::vector<Action>> lists);
+
+// The program with make(rank, list) in place of every list; `rank` is the first that runs it.
+template <typename Make>
+Program with_lists(Program program, const Make& make) {
+  const std::vector<int> ranks = program.first_ranks();
+  for (size_t i = 0; i < ranks.size(); ++i) program.lists[i] = make(ranks[i], program.lists[i]);
+  return program;
+}
 
 // F, B, I and W of whole stages, as Layout::pipeline says (schedules.h).
 Program schedule(const Layout& layout);

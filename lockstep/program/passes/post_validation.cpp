@@ -7,6 +7,8 @@
 #include "lockstep/base/text.h"
 #include "lockstep/program/effects.h"
 #include "lockstep/program/names.h"
+#include "lockstep/program/passes/passes.h"
+#include "lockstep/program/rank_class.h"
 
 namespace lockstep::program {
 namespace {
@@ -27,32 +29,35 @@ std::set<Message> sent(const std::vector<Action>& actions, size_t count) {
   return messages;
 }
 
-// The first RECV_F among the first `count` actions of `rank` that is not sent as early; `count` where there is none.
+// The first RECV_F among the first counts[list] actions of `rank` that is not sent as early; that count where there is none.
+// The senders of ranks that run one list run one list too: both follow from the coordinate on pp and from who owns the
+// optimizer of a group.
 size_t first_not_sent(const Program& program, const Layout& layout, int rank, const std::vector<size_t>& counts) {
   const std::vector<Action>& actions = program.list(rank);
-  const size_t count = counts[static_cast<size_t>(rank)];
+  const size_t count = counts[program.list_index(rank)];
   std::map<int, std::set<Message>> by_sender;
   for (size_t i = 0; i < count; ++i) {
     if (actions[i].kind != ActionKind::kRecvForward) continue;
     const int sender = layout.rank_at(rank, actions[i].stage - 1);
     const auto [messages, fresh] = by_sender.try_emplace(sender);
-    if (fresh) messages->second = sent(program.list(sender), counts[static_cast<size_t>(sender)]);
+    if (fresh) messages->second = sent(program.list(sender), counts[program.list_index(sender)]);
     if (!messages->second.contains({actions[i].stage, actions[i].microbatch})) return i;
   }
   return count;
 }
 
-// By rank, so many actions stand ahead of VALIDATE: as many as may, less where one of them needs what is sent later.
+// By list, so many actions stand ahead of VALIDATE: as many as may, less where one of them needs what is sent later.
 std::vector<size_t> positions(const Program& program, const Layout& layout) {
   std::vector<size_t> counts;
-  for (const std::vector<Action>& actions : program.ranks)
+  for (const std::vector<Action>& actions : program.lists)
     counts.push_back(static_cast<size_t>(std::ranges::find_if_not(actions, may_be_repeated, &Action::kind) - actions.begin()));
+  const std::vector<int> ranks = program.first_ranks();
   for (bool changed = true; changed;) {
     changed = false;
-    for (int rank = 0; rank < static_cast<int>(counts.size()); ++rank) {
-      const size_t count = first_not_sent(program, layout, rank, counts);
-      changed = changed || count != counts[static_cast<size_t>(rank)];
-      counts[static_cast<size_t>(rank)] = count;
+    for (size_t list = 0; list < counts.size(); ++list) {
+      const size_t count = first_not_sent(program, layout, ranks[list], counts);
+      changed = changed || count != counts[list];
+      counts[list] = count;
     }
   }
   return counts;
@@ -79,15 +84,15 @@ void reduce_tied_early(const Layout& layout, int rank, std::vector<Action>& acti
 Program validate_in_next_step(Program program, const Layout& layout) {
   if (!layout.pipeline.post_validation) return program;
   const bool several = layout.mesh.degree(layout.tokens()) > 1;
-  for (int rank = 0; rank < static_cast<int>(program.ranks.size()); ++rank) {
-    std::vector<Action>& actions = program.ranks[static_cast<size_t>(rank)];
+  program = with_lists(std::move(program), [&](int rank, std::vector<Action> actions) {
     reduce_tied_early(layout, rank, actions);
     if (several) actions.insert(actions.begin(), {.kind = ActionKind::kTokens});
-  }
+    return actions;
+  });
   const std::vector<size_t> counts = positions(program, layout);
-  for (size_t rank = 0; rank < counts.size(); ++rank) {
-    std::vector<Action>& actions = program.ranks[rank];
-    actions.insert(actions.begin() + static_cast<std::ptrdiff_t>(counts[rank]), {.kind = ActionKind::kValidate});
+  for (size_t list = 0; list < counts.size(); ++list) {
+    std::vector<Action>& actions = program.lists[list];
+    actions.insert(actions.begin() + static_cast<std::ptrdiff_t>(counts[list]), {.kind = ActionKind::kValidate});
   }
   return program;
 }
@@ -111,12 +116,13 @@ std::vector<Action> unreceived(const Program& program, const Layout& layout, int
 
 std::vector<std::string> check_validation(const Program& program, const Layout& layout) {
   std::vector<std::string> problems;
-  std::vector<size_t> counts;
-  const auto problem = [&](size_t rank, const std::string& what) { problems.push_back(cat("[validate] rank ", rank, ": ", what)); };
+  std::vector<size_t> counts;  // by list
+  const std::vector<int> ranks = program.first_ranks();
+  const auto problem = [&](int rank, const std::string& what) { problems.push_back(cat("[validate] rank ", rank, ": ", what)); };
   const auto count_of = [](const std::vector<Action>& actions, ActionKind kind) { return std::ranges::count(actions, kind, &Action::kind); };
   const bool wanted = layout.pipeline.post_validation, tokens = wanted && layout.mesh.degree(layout.tokens()) > 1;
-  for (size_t rank = 0; rank < program.ranks.size(); ++rank) {
-    const std::vector<Action>& actions = program.ranks[rank];
+  for (const int rank : ranks) {
+    const std::vector<Action>& actions = program.list(rank);
     if (const auto count = count_of(actions, ActionKind::kValidate); count != (wanted ? 1 : 0))
       problem(rank, cat(count, " VALIDATE; should be ", wanted ? 1 : 0));
     if (const auto count = count_of(actions, ActionKind::kTokens); count != (tokens ? 1 : 0))
@@ -126,11 +132,12 @@ std::vector<std::string> check_validation(const Program& program, const Layout& 
       if (!may_be_repeated(actions[i].kind))
         problem(rank, cat(action_text(actions[i], program.buckets, layout.num_layers()), " before VALIDATE"));
   }
-  for (int rank = 0; problems.empty() && wanted && rank < static_cast<int>(counts.size()); ++rank)
-    if (const size_t at = first_not_sent(program, layout, rank, counts); at != counts[static_cast<size_t>(rank)])
-      problem(static_cast<size_t>(rank),
-              cat(action_text(program.list(rank)[at], program.buckets, layout.num_layers()),
-                  " before VALIDATE, but sent after it"));
+  if (!problems.empty() || !wanted) return problems;
+  for (const std::vector<int>& pipeline : distinct_pipelines(program, layout))
+    for (const int rank : pipeline)
+      if (const size_t at = first_not_sent(program, layout, rank, counts); at != counts[program.list_index(rank)])
+        problem(rank, cat(action_text(program.list(rank)[at], program.buckets, layout.num_layers()),
+                          " before VALIDATE, but sent after it"));
   return problems;
 }
 

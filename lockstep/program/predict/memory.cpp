@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/program/planned_calls.h"
 #include "lockstep/program/predict/memory_walk.h"
 
 namespace lockstep::program {
@@ -17,6 +18,23 @@ void note(const MemoryPoint& point, MemoryBytes& bytes) {
     bytes.bytes[i] = std::max(bytes.bytes[i], border ? point.after[i] : point.within[i]);
   }
   bytes.peak = std::max(bytes.peak, device_total(point.within));
+}
+
+// The largest values, if what an action copies of a rank's shard were so many bytes.
+MemoryBytes with_copy(const Layout& layout, const std::vector<Action>& actions, const MemoryTimeline& timeline, int64_t copied) {
+  MemoryBytes bytes;
+  MemoryArray before = timeline.before;
+  note({.within = before, .after = before}, bytes);
+  for (size_t i = 0; i < actions.size(); ++i) {
+    MemoryPoint point = timeline.points[i];
+    if (differs_by_shard(layout, actions[i])) {
+      for (size_t c = 0; c < kNumMemoryCategories; ++c) point.within[c] = std::max(before[c], point.after[c]);
+      point.within[static_cast<size_t>(MemoryCategory::kBuffers)] += copied;
+    }
+    note(point, bytes);
+    before = point.after;
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -76,6 +94,30 @@ MemoryBytes predict_memory(const Layout& layout, const Program& program, int ran
   note({.within = timeline.before, .after = timeline.before}, bytes);
   for (const MemoryPoint& point : timeline.points) note(point, bytes);
   return bytes;
+}
+
+const MemoryBytes& RankMemory::of(int rank) {
+  const RankClass of_rank = class_of(program_, layout_, rank);
+  auto found = known_.find(of_rank);
+  if (found == known_.end()) found = known_.emplace(of_rank, predict(rank)).first;
+  Alike& alike = found->second;
+  if (!alike.by_shard) return alike.bytes;
+  const auto [bytes, fresh] = alike.shards.try_emplace(layout_.shard(rank));
+  if (fresh) bytes->second = predict_memory(layout_, program_, rank);
+  return bytes->second;
+}
+
+// No shard holds more of what is copied than there is: where all of it makes no difference, no shard does.
+RankMemory::Alike RankMemory::predict(int rank) const {
+  const MemoryTimeline timeline = memory_timeline(layout_, program_, rank);
+  const std::vector<Action>& actions = program_.list(rank);
+  const auto differs = [&](const Action& action) { return differs_by_shard(layout_, action); };
+  Alike alike{.bytes = with_copy(layout_, actions, timeline, 0)};
+  if (std::none_of(actions.begin(), actions.end(), differs)) return alike;
+  const PartialGradients all = partial_gradients(layout_.param_table(rank));
+  const int64_t most = std::max(all.of_axis, all.of_copies) * static_cast<int64_t>(sizeof(float));
+  alike.by_shard = alike.bytes != with_copy(layout_, actions, timeline, most);
+  return alike;
 }
 
 }  // namespace lockstep::program

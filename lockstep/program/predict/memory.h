@@ -3,10 +3,12 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string_view>
 #include <vector>
 
 #include "lockstep/program/program.h"
+#include "lockstep/program/rank_class.h"
 
 namespace lockstep::program {
 
@@ -26,6 +28,7 @@ struct MemoryBytes {
   int64_t operator[](MemoryCategory category) const { return bytes[static_cast<size_t>(category)]; }
   int64_t peak = 0;  // the most of the device at one time; of activations also what lives inside an action, dy beside dx
   int64_t total() const { return device_total(bytes); }
+  bool operator==(const MemoryBytes&) const = default;
 };
 
 // One action of the program.
@@ -42,6 +45,26 @@ MemoryTimeline memory_timeline(const Layout& layout, const Program& program, int
 
 // The largest values of the timeline.
 MemoryBytes predict_memory(const Layout& layout, const Program& program, int rank);
+
+// The same of many ranks: once for every class of ranks. References live as long as this object.
+class RankMemory {
+ public:
+  RankMemory(const Layout& layout, const Program& program) : layout_(layout), program_(program) {}
+  const MemoryBytes& of(int rank);
+
+ private:
+  struct Alike {
+    MemoryBytes bytes{};  // of all ranks of the class
+    // Unless what an action copies of a rank's shard is the most of something: then by shard.
+    bool by_shard = false;
+    std::map<int, MemoryBytes> shards{};
+  };
+  Alike predict(int rank) const;
+
+  const Layout& layout_;
+  const Program& program_;
+  std::map<RankClass, Alike> known_;
+};
 
 // The cost list of every layer as `rank` runs it, under its recompute choice.
 std::vector<arch::LayerCost> layer_costs(const Layout& layout, int rank);

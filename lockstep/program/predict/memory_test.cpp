@@ -51,7 +51,8 @@ Layout layout_for(const Options& options) {
 // The same list for every rank; a bucket per unit, in backward order.
 Program program_of(const Layout& layout, const std::vector<Action>& actions) {
   Program program;
-  program.ranks.assign(static_cast<size_t>(layout.mesh.world_size()), actions);
+  program.lists = {actions};
+  program.list_of.assign(static_cast<size_t>(layout.mesh.world_size()), 0);
   const arch::FlatLayout flat = layout.flat_layout(0);
   for (auto unit = flat.units.rbegin(); unit != flat.units.rend(); ++unit)
     program.buckets.push_back({.layers = {unit->layer}, .begin = unit->begin, .end = unit->end});

@@ -64,8 +64,8 @@ TEST(PipelineMemory, AReceivedInputIsThereFromItsReceiveAndASentOutputUntilItHas
   const std::vector<arch::LayerCost> c = layer_costs(layout, 0);
   const int64_t h = c[1].output;  // of an output and of its gradient
   const std::vector<K> kinds = {K::kForward, K::kForward, K::kSendForward, K::kRecvBackward, K::kBackward, K::kBackward, K::kLoss, K::kNorm, K::kStep};
-  ASSERT_EQ(program.ranks[0].size(), kinds.size());
-  for (size_t i = 0; i < kinds.size(); ++i) ASSERT_EQ(program.ranks[0][i].kind, kinds[i]) << i;
+  ASSERT_EQ(program.list(0).size(), kinds.size());
+  for (size_t i = 0; i < kinds.size(); ++i) ASSERT_EQ(program.list(0)[i].kind, kinds[i]) << i;
   EXPECT_THAT(after_each(memory_timeline(layout, program, 0)),
               ::testing::ElementsAre(c[0].kept + h,                  // F of the embedding
                                      c[0].kept + c[1].kept + h,      // F of the block

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -11,11 +12,13 @@
 namespace lockstep::program {
 
 struct AxisGroups {
-  std::string axis;  // "tp", "dp_shard", "dp_replicate", "pp", "tied"
-  std::vector<std::vector<int>> groups;
+  std::string axis{};  // "tp", "dp_shard", "dp_replicate", "pp", "tied"
+  int count = 0;       // groups
+  std::vector<std::vector<int>> groups{};  // the first of them, by their first ranks
 };
-// Of every axis with several ranks, the fastest axis first; "tied": the two ranks that hold a tied embedding twice.
-std::vector<AxisGroups> axis_groups(const Layout& layout);
+// Of every axis with several ranks, the fastest axis first; "tied": the two ranks that hold a tied embedding twice. At most
+// `most` groups of each are made.
+std::vector<AxisGroups> axis_groups(const Layout& layout, int64_t most = std::numeric_limits<int64_t>::max());
 
 // Servers with places for `ranks_per_node` ranks.
 struct RankMap {

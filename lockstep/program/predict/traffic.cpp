@@ -1,5 +1,6 @@
 #include "lockstep/program/predict/traffic.h"
 
+#include <algorithm>
 #include <array>
 #include <initializer_list>
 #include <map>
@@ -8,19 +9,47 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
-#include "lockstep/program/planned_calls.h"
 #include "lockstep/program/passes/build.h"
+#include "lockstep/program/rank_class.h"
 
 namespace lockstep::program {
 namespace {
 
+// The different actions of a list that are wanted, and how often each is there, whatever the microbatch.
+template <typename Wanted>
+std::vector<std::pair<Action, int64_t>> repeated_actions(const std::vector<Action>& list, const Wanted& wanted) {
+  std::vector<std::pair<Action, int64_t>> actions;
+  std::map<std::array<int, 5>, size_t> known;
+  for (Action action : list) {
+    if (!wanted(action)) continue;
+    action.microbatch = 0;
+    const std::array<int, 5> key = {static_cast<int>(action.kind), action.stage, action.layer, action.bucket, action.unit};
+    const auto [entry, is_new] = known.try_emplace(key, actions.size());
+    if (is_new) actions.emplace_back(action, 0);
+    actions[entry->second].second += 1;
+  }
+  return actions;
+}
+
+template <typename Wanted>
+std::vector<RepeatedCalls> calls_of(const Layout& layout, const Program& program, int rank, const Wanted& wanted) {
+  const std::vector<std::pair<Action, int64_t>> repeated = repeated_actions(program.list(rank), wanted);
+  std::vector<Action> actions;
+  for (const auto& [action, times] : repeated) actions.push_back(action);
+  std::vector<std::vector<PlannedCall>> planned = planned_calls(layout, program, rank, actions);
+  std::vector<RepeatedCalls> calls;
+  for (size_t i = 0; i < actions.size(); ++i)
+    calls.push_back({.action = actions[i], .times = repeated[i].second, .calls = std::move(planned[i])});
+  return calls;
+}
+
 // What the rank sends for actions of these kinds.
 int64_t sent_for(const Program& program, const Layout& layout, int rank, std::initializer_list<ActionKind> kinds) {
-  Program part{.ranks = std::vector<std::vector<Action>>(program.ranks.size()), .buckets = program.buckets};
-  for (const Action& action : program.list(rank))
-    for (ActionKind kind : kinds)
-      if (action.kind == kind) part.ranks[static_cast<size_t>(rank)].push_back(action);
-  return predict_ledger(layout, part, rank).sent_total();
+  const auto wanted = [&](const Action& action) { return std::find(kinds.begin(), kinds.end(), action.kind) != kinds.end(); };
+  int64_t sent = 0;
+  for (const RepeatedCalls& repeated : calls_of(layout, program, rank, wanted))
+    for (const PlannedCall& planned : repeated.calls) sent += repeated.times * sent_bytes(planned);
+  return sent;
 }
 
 // Site, collective, axis and algorithm; size of the group; whether this rank is its root.
@@ -33,28 +62,26 @@ bool has_root(Collective collective) {
          collective == Collective::kScatter;
 }
 
-// All microbatches make the same calls: each action is asked once.
 CallKinds call_kinds(const Program& program, const Layout& layout, int rank, bool numbered) {
-  std::vector<std::pair<Action, int64_t>> actions;
-  std::map<std::array<int, 5>, size_t> known;
-  for (Action action : program.list(rank)) {
-    action.microbatch = 0;
-    const std::array<int, 5> key = {static_cast<int>(action.kind), action.stage, action.layer, action.bucket, action.unit};
-    const auto [entry, is_new] = known.try_emplace(key, actions.size());
-    if (is_new) actions.emplace_back(action, 0);
-    actions[entry->second].second += 1;
-  }
   CallKinds kinds;
-  for (const auto& [action, times] : actions)
-    for (PlannedCall& planned : planned_calls(layout, program, rank, action)) {
-      if (layout.shards() > 1 && planned.key.site == "reduce_partial") continue;
+  for (RepeatedCalls& repeated : repeated_calls(layout, program, rank)) {
+    if (differs_by_shard(layout, repeated.action)) continue;
+    for (PlannedCall& planned : repeated.calls) {
       if (!numbered) planned.key.site = site_kind(planned.key.site);
       const bool root = has_root(planned.call.collective) && planned.call.root == planned.group_rank;
       auto& [count, bytes] = kinds[{planned.key, planned.call.group.size(), root}];
-      count += times;
-      bytes += times * payload(planned.call);
+      count += repeated.times;
+      bytes += repeated.times * payload(planned.call);
     }
+  }
   return kinds;
+}
+
+// Ranks of one class make the same calls, but for their shard. Along tp the rows of what goes between stages may differ.
+RankClass calling_class(const Program& program, const Layout& layout, int rank) {
+  RankClass of_rank = class_of(program, layout, rank);
+  if (layout.micro_batch * layout.seq_len % layout.mesh.degree(mesh::Axis::kTp) == 0) of_rank.tp = 0;
+  return of_rank;
 }
 
 int64_t gathers(const Layout& layout) {
@@ -78,22 +105,13 @@ std::string site_kind(const std::string& site) {
 std::vector<std::vector<int>> alike_ranks(const Program& program, const Layout& layout, const std::vector<int>& ranks,
                                           bool numbered) {
   std::map<CallKinds, size_t> known;
+  std::map<RankClass, size_t> of_class;
   std::vector<std::vector<int>> groups;
-  // Data ranks that do the same for the same part of the model make the same calls, but for a server and its workers.
-  std::map<std::array<int, 3>, std::pair<int, size_t>> parts;  // first rank and its group
   for (const int rank : ranks) {
-    const mesh::PerAxis at = layout.mesh.coordinates(rank);
-    const bool root = layout.mesh.group_rank(rank, layout.tokens()) == kServerRank;
-    const auto part = parts.find({at[mesh::Axis::kPp], at[mesh::Axis::kTp], root});
-    size_t group = 0;
-    if (part != parts.end() && program.list(part->second.first) == program.list(rank)) {
-      group = part->second.second;
-    } else {
-      group = known.try_emplace(call_kinds(program, layout, rank, numbered), groups.size()).first->second;
-      parts[{at[mesh::Axis::kPp], at[mesh::Axis::kTp], root}] = {rank, group};
-    }
-    if (group == groups.size()) groups.emplace_back();
-    groups[group].push_back(rank);
+    const auto [group, fresh] = of_class.try_emplace(calling_class(program, layout, rank), 0);
+    if (fresh) group->second = known.try_emplace(call_kinds(program, layout, rank, numbered), groups.size()).first->second;
+    if (group->second == groups.size()) groups.emplace_back();
+    groups[group->second].push_back(rank);
   }
   return groups;
 }
@@ -120,7 +138,7 @@ std::vector<ReductionTraffic> reduction_traffic(const Layout& layout, const std:
   const auto sent = [](const Layout& kind, const Program& program, int rank) {
     return sent_for(program, kind, rank, {ActionKind::kReduceGrad, ActionKind::kPush, ActionKind::kPull});
   };
-  const Program reduces = make_program(ring), pushes = build_program(server);
+  const Program reduces = make_program(ring), pushes = make_program(server);
   std::vector<ReductionTraffic> traffic;
   for (const int rank : ranks) {
     // Every link of the ring carries what its rank sends; the workers of a server are all alike.
@@ -163,9 +181,20 @@ ReplicaTraffic replica_traffic(const Program& program, const Layout& layout, int
 
 Ledger predict_ledger(const Layout& layout, const Program& program, int rank) {
   Ledger ledger;
-  for (const PlannedCall& planned : planned_calls(layout, program, rank))
-    ledger.add(planned.key, payload(planned.call), predicted_sends(planned.call, planned.group_rank));
+  for (const RepeatedCalls& repeated : repeated_calls(layout, program, rank))
+    for (const PlannedCall& planned : repeated.calls)
+      ledger.add(planned.key, payload(planned.call), predicted_sends(planned.call, planned.group_rank), repeated.times);
   return ledger;
+}
+
+std::vector<RepeatedCalls> repeated_calls(const Layout& layout, const Program& program, int rank) {
+  return calls_of(layout, program, rank, [](const Action&) { return true; });
+}
+
+int64_t sent_bytes(const PlannedCall& planned) {
+  int64_t sent = 0;
+  for (const auto& [peer, bytes] : predicted_sends(planned.call, planned.group_rank)) sent += bytes;
+  return sent;
 }
 
 double ring_link_bytes(double gradient_bytes, int ranks) {

@@ -6,13 +6,23 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/program/ledger.h"
-#include "lockstep/program/program.h"
+#include "lockstep/program/planned_calls.h"
 
 namespace lockstep::program {
 
+// The calls of an action, and how often the rank's list has it: all microbatches make the same.
+struct RepeatedCalls {
+  Action action{};  // without its microbatch
+  int64_t times = 0;
+  std::vector<PlannedCall> calls{};
+};
+// In the order in which the list comes to them.
+std::vector<RepeatedCalls> repeated_calls(const Layout& layout, const Program& program, int rank);
+
 // The ledger of one step of `rank`: all planned calls. Empty for one rank.
 Ledger predict_ledger(const Layout& layout, const Program& program, int rank);
+// What the rank puts on the links in all by one call.
+int64_t sent_bytes(const PlannedCall& planned);
 
 // What the literature says of one synchronisation of S bytes of gradients over n ranks, in bytes.
 // Ring (Patarasuk & Yuan 2009): every link carries 2 (n - 1) / n S. Parameter server (Li et al. 2014): the server's

@@ -50,7 +50,7 @@ class Drawing {
       : program_(program),
         num_layers_(static_cast<int>(arch::layer_table(layout.model).size())),
         effects_(layout, program.buckets, 0),
-        ranks_(program.ranks.size()) {
+        ranks_(program.list_of.size()) {
     while (advance()) communicate();
     if (!microbatch_starts_.contains(1)) microbatch_starts_.clear();
   }
@@ -87,7 +87,7 @@ class Drawing {
   }
 
  private:
-  const std::vector<Action>& actions(size_t rank) const { return program_.ranks[rank]; }
+  const std::vector<Action>& actions(size_t rank) const { return program_.list(static_cast<int>(rank)); }
 
   // Computes on every rank up to its next communication; false once all are at their end.
   bool advance() {

@@ -73,11 +73,11 @@ std::string traffic_table(const Program& program, const Layout& layout, const st
 
 std::string groups_table(const Layout& layout) {
   std::vector<Row> rows = {{"axis", "groups", "of ranks"}};
-  for (const AxisGroups& axis : axis_groups(layout)) {
+  for (const AxisGroups& axis : axis_groups(layout, kMostGroups)) {
     std::vector<std::string> texts;
-    for (size_t i = 0; i < std::min(axis.groups.size(), kMostGroups); ++i) texts.push_back(rank_list(axis.groups[i]));
-    if (axis.groups.size() > kMostGroups) texts.push_back(cat("and ", axis.groups.size() - kMostGroups, " more"));
-    rows.push_back({axis.axis, cat(axis.groups.size(), " x ", axis.groups[0].size()), join(texts, " | ")});
+    for (const std::vector<int>& group : axis.groups) texts.push_back(rank_list(group));
+    if (const int more = axis.count - static_cast<int>(axis.groups.size()); more > 0) texts.push_back(cat("and ", more, " more"));
+    rows.push_back({axis.axis, cat(axis.count, " x ", axis.groups[0].size()), join(texts, " | ")});
   }
   return rows.size() == 1 ? "" : table(rows, 0, 0);
 }

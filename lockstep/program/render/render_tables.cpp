@@ -3,7 +3,9 @@
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
 #include "lockstep/program/names.h"
+#include "lockstep/program/placement.h"
 #include "lockstep/program/predict/memory.h"
+#include "lockstep/program/predict/moves.h"
 #include "lockstep/program/render/render.h"
 #include "lockstep/program/render/render_text.h"
 
@@ -45,6 +47,7 @@ std::string layout_table(const Program& program, const Layout& layout, const std
   const size_t first_number = rows[0].size();
   for (MemoryCategory category : kCategories) rows[0].emplace_back(category_name(category));
   rows[0].emplace_back("peak");
+  RankMemory memory(layout, program);
   for (size_t i = 0; i < shown; ++i) {
     const int rank = ranks[i];
     const SampleRange first = microbatch_samples(layout, rank, 0);
@@ -59,7 +62,7 @@ std::string layout_table(const Program& program, const Layout& layout, const std
       row.push_back(cat(layout.shard(rank), " of ", layout.shards(), " on ranks ",
                         rank_list(layout.mesh.group(rank, domain.shard))));
     if (replicated) row.push_back(cat("ranks ", rank_list(layout.mesh.group(rank, domain.copies))));
-    const MemoryBytes bytes = predict_memory(layout, program, rank);
+    const MemoryBytes& bytes = memory.of(rank);
     for (MemoryCategory category : kCategories) row.push_back(bytes_text(bytes[category]));
     row.push_back(bytes_text(bytes.peak));
     rows.push_back(std::move(row));

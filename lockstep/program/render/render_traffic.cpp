@@ -53,30 +53,29 @@ std::vector<StageSends> stage_sends(const Program& program, const Layout& layout
       if (!same_stages) found.push_back({.ranks = {}});
       found.back().ranks.push_back(rank);
     }
-  for (StageSends& sends : found) {
-    const Ledger ledger = predict_ledger(layout, program, sends.ranks.front());
-    for (const auto& [key, entry] : ledger.entries()) {
-      const bool of_layers = key.axis == "tp" || key.axis == "kv";
-      sends.bytes[of_layers ? "tp" : key.site.substr(0, key.site.find(' '))] += entry.sent_total();
-    }
-    sends.all = ledger.sent_total();
-  }
+  for (StageSends& sends : found)
+    for (const RepeatedCalls& repeated : repeated_calls(layout, program, sends.ranks.front()))
+      for (const PlannedCall& planned : repeated.calls) {
+        const LedgerKey& key = planned.key;
+        const bool of_layers = key.axis == "tp" || key.axis == "kv";
+        const int64_t sent = repeated.times * sent_bytes(planned);
+        sends.bytes[of_layers ? "tp" : key.site.substr(0, key.site.find(' '))] += sent;
+        sends.all += sent;
+      }
   return found;
 }
 
 }  // namespace
 
 std::string ledger_table(const Program& program, const Layout& layout, int rank, bool buckets) {
-  std::map<LedgerKey, LedgerEntry> entries;
+  Ledger ledger;
   std::vector<LedgerKey> order;  // as the program comes to them
-  for (PlannedCall& planned : planned_calls(layout, program, rank)) {
-    if (!buckets) planned.key.site = site_kind(planned.key.site);
-    if (!entries.contains(planned.key)) order.push_back(planned.key);
-    LedgerEntry& entry = entries[planned.key];
-    entry.count += 1;
-    entry.payload += payload(planned.call);
-    for (const auto& [peer, bytes] : predicted_sends(planned.call, planned.group_rank)) entry.sent[peer] += bytes;
-  }
+  for (RepeatedCalls& repeated : repeated_calls(layout, program, rank))
+    for (PlannedCall& planned : repeated.calls) {
+      if (!buckets) planned.key.site = site_kind(planned.key.site);
+      if (!ledger.entries().contains(planned.key)) order.push_back(planned.key);
+      ledger.add(planned.key, payload(planned.call), predicted_sends(planned.call, planned.group_rank), repeated.times);
+    }
   if (order.empty()) return cat("rank ", rank, " communicates nothing: it is alone\n");
   std::string title = cat("rank ", rank);
   if (layout.pipeline.ranks > 1)
@@ -84,7 +83,7 @@ std::string ledger_table(const Program& program, const Layout& layout, int rank,
                  layers_text(layout, rank));
   std::vector<Row> rows = {{"site", "collective", "axis", "algorithm", "calls", "payload", "sent", "on the links"}};
   for (const LedgerKey& key : order) {
-    const LedgerEntry& entry = entries[key];
+    const LedgerEntry& entry = ledger.entries().at(key);
     std::vector<std::string> links;
     for (const auto& [peer, bytes] : entry.sent) {
       if (links.size() < 4) links.push_back(cat("to ", peer, ": ", decimal_bytes(bytes)));

@@ -2,7 +2,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
-#include "lockstep/program/passes/build.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {

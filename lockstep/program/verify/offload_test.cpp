@@ -227,7 +227,7 @@ TEST(OffloadTest, TheVerifierNamesWhatIsWrongWithEachMutant) {
   for (const Mutant& mutant : kMutants) {
     const Layout layout = layout_of(mutant.c);
     Program program = build_program(layout);
-    for (Actions& actions : program.ranks) mutant.breaks(actions);
+    for (int rank = 0; rank < program.world_size(); ++rank) mutant.breaks(program.own_list(rank));
     EXPECT_THAT(join(verify(program, layout), "\n"), HasSubstr(cat("[", mutant.rule, "]"))) << mutant.what;
   }
 }
@@ -237,13 +237,13 @@ TEST(OffloadTest, NoMoveIsTooManyOrTooFew) {
   for (const Case& c : {Case{}, Case{.parameters = true}, kDisk, kSharded, Case{.zero = 2, .shard = 2}}) {
     const Layout layout = layout_of(c);
     const Program good = build_program(layout);
-    for (size_t i = 0; i < good.ranks[0].size(); ++i) {
-      const K kind = good.ranks[0][i].kind;
+    for (size_t i = 0; i < good.list(0).size(); ++i) {
+      const K kind = good.list(0)[i].kind;
       if (kind != K::kFetch && kind != K::kEvict) continue;
       Program without = good, with = good;
-      for (size_t rank = 0; rank < good.ranks.size(); ++rank) {
-        erase(without.ranks[rank], i);
-        insert(with.ranks[rank], i, good.ranks[rank][i]);
+      for (int rank = 0; rank < good.world_size(); ++rank) {
+        erase(without.own_list(rank), i);
+        insert(with.own_list(rank), i, good.list(rank)[i]);
       }
       EXPECT_THAT(verify(without, layout), Not(IsEmpty())) << "without action " << i;
       EXPECT_THAT(verify(with, layout), Not(IsEmpty())) << "action " << i << " twice";
@@ -272,7 +272,7 @@ TEST(OffloadTest, EveryLayoutHasASoundProgram) {
     plain.offload = {};
     const auto passes = [](const Program& of) {
       Actions kept;
-      for (const Action& action : of.ranks[0])
+      for (const Action& action : of.list(0))
         if (computes(action.kind)) kept.push_back(action);
       return kept;
     };

@@ -90,7 +90,7 @@ TEST(PipelineProgramTest, EveryLayoutIsSound) {
   }
 }
 
-Actions& rank(Program& program, size_t r) { return program.ranks[r]; }
+Actions& rank(Program& program, int r) { return program.own_list(r); }
 // By kind, layer or stage, and microbatch.
 size_t find(const Actions& actions, K kind, int place, int microbatch) {
   for (size_t i = 0; i < actions.size(); ++i) {
@@ -221,7 +221,7 @@ TEST(PipelineMutantsTest, ACircleOfWaitingIsShown) {
   const Layout layout = layout_of(kThree);
   Program program = schedule(layout);
   // Rank 1 runs every F before B of m0; rank 0 runs B of m0 before F of m3.
-  Actions& middle = program.ranks[1];
+  Actions& middle = program.own_list(1);
   for (const int m : {2, 3}) move(middle, find(middle, K::kForward, 1, m), find(middle, K::kBackward, 1, 0));
   const auto found = [&](Pass after) { return verify(program, layout, after); };
   const std::vector<std::string> early = found(Pass::kSchedule);
@@ -239,7 +239,7 @@ TEST(PipelineMutantsTest, ACircleOfSendsIsShown) {
   Layout layout = layout_of({.microbatches = 8});
   Program program = schedule(layout);
   layout.pipeline.kind = Kind::kGPipe;
-  program.ranks[0] = schedule(layout).ranks[0];
+  program.own_list(0) = schedule(layout).list(0);
   EXPECT_THAT(verify(program, layout, Pass::kSchedule), IsEmpty());
   program = transfer_activations(expand_layers(std::move(program), layout), layout);
   const std::string text = join(verify(program, layout, Pass::kTransferActivations), "\n");
@@ -255,11 +255,11 @@ TEST(PipelineMutantsTest, NoActionIsTooManyOrTooFew) {
     const Shape shape{.kind = kind, .virtual_stages = each, .dp = 2, .tied = true};
     const Layout layout = layout_of(shape);
     const Program good = build_program(layout);
-    for (size_t r : {size_t{0}, size_t{2}})
-      for (size_t i = 0; i < good.ranks[r].size(); ++i) {
+    for (const int r : {0, 2})
+      for (size_t i = 0; i < good.list(r).size(); ++i) {
         Program without = good, with = good;
-        erase(without.ranks[r], i);
-        twice(with.ranks[r], i);
+        erase(without.own_list(r), i);
+        twice(with.own_list(r), i);
         EXPECT_THAT(verify(without, layout), Not(IsEmpty())) << text_of(shape) << ": rank " << r << " without action " << i;
         EXPECT_THAT(verify(with, layout), Not(IsEmpty())) << text_of(shape) << ": rank " << r << ", action " << i << " twice";
       }

@@ -82,7 +82,7 @@ TEST(PostValidation, UnreceivedIsWhatIsMissing) {
 // A tied gradient is summed while the last rank still has weight gradients to compute.
 TEST(PostValidation, TiedGradientsDoNotWaitForTheLastW) {
   const Layout layout = layout_of(ScheduleKind::kZbH2, 2, 6);
-  const std::vector<Action> last = build_program(layout).ranks[1];
+  const std::vector<Action> last = build_program(layout).list(1);
   const auto tied = std::ranges::find(last, ActionKind::kReduceTied, &Action::kind);
   EXPECT_TRUE(std::any_of(tied, last.end(), [](const Action& action) { return action.kind == ActionKind::kBackwardWeight; }));
 }
@@ -92,7 +92,7 @@ TEST(PostValidation, VerifierFindsWhatStandsWrong) {
   const Program sound = build_program(layout);
   const auto problems = [&](const auto& change) {
     Program broken = sound;
-    for (std::vector<Action>& actions : broken.ranks) change(actions);
+    for (int rank = 0; rank < broken.world_size(); ++rank) change(broken.own_list(rank));
     return join(verify(broken, layout), "\n");
   };
   const Action validate{.kind = ActionKind::kValidate};
@@ -111,7 +111,7 @@ TEST(PostValidation, VerifierFindsWhatStandsWrong) {
               HasSubstr("before VALIDATE"));
   // The first ranks find out before they send: those behind them have received what will be sent again.
   Program early = sound;
-  for (int rank = 0; rank < 2; ++rank) move_to(early.ranks[static_cast<size_t>(rank)], 0);
+  for (int rank = 0; rank < 2; ++rank) move_to(early.own_list(rank), 0);
   EXPECT_THAT(join(verify(early, layout), "\n"), HasSubstr("before VALIDATE, but sent after it"));
   Layout without = layout;
   without.pipeline.post_validation = false;

@@ -204,7 +204,7 @@ size_t find(const std::vector<Action>& actions, ActionKind kind, int layer = -1,
   throw std::runtime_error("no such action");
 }
 std::vector<Action>& rank(Program& program, int r) {
-  return program.ranks[static_cast<size_t>(r)];
+  return program.own_list(r);
 }
 void erase(std::vector<Action>& actions, size_t i) {
   actions.erase(actions.begin() + static_cast<int64_t>(i));
@@ -219,7 +219,7 @@ constexpr auto kRing = DataParallel::kRing;
 constexpr auto kServer = DataParallel::kParameterServer;
 using K = ActionKind;
 const Mutant kMutants[] = {
-    {"ranks", "a rank without a list", kRing, [](Program& p) { p.ranks.pop_back(); }},
+    {"ranks", "a rank without a list", kRing, [](Program& p) { p.list_of.pop_back(); }},
     {"ranks", "a microbatch that does not exist", kRing, [](Program& p) { rank(p, 0)[0].microbatch = 7; }},
     {"ranks", "a bucket that does not exist", kRing,
      [](Program& p) { rank(p, 0)[find(rank(p, 0), K::kReduceGrad)].bucket = 9; }},

@@ -41,13 +41,12 @@ TEST(Recompute, StandsDirectlyBeforeTheBackwardOfBlocksThatKeepLess) {
 
 TEST(Recompute, BackwardInParts) {
   const Layout layout = layout_of();
-  Program program{.ranks = {{{.kind = K::kForward, .stage = 0, .microbatch = 0},
-                             {.kind = K::kBackwardInput, .stage = 0, .microbatch = 0},
-                             {.kind = K::kBackwardWeight, .stage = 0, .microbatch = 0}}},
-                  .buckets = {}};
+  Program program = Program::of_ranks({{{.kind = K::kForward, .stage = 0, .microbatch = 0},
+                                        {.kind = K::kBackwardInput, .stage = 0, .microbatch = 0},
+                                        {.kind = K::kBackwardWeight, .stage = 0, .microbatch = 0}}});
   program = expand_layers(std::move(program), layout);
   std::vector<std::string> names;
-  for (const Action& action : program.ranks[0])
+  for (const Action& action : program.list(0))
     if (action.layer == 3) names.push_back(std::string(action_name(action.kind)));
   EXPECT_THAT(names, testing::ElementsAre("F", "RECOMPUTE", "I", "W"));
 }
@@ -74,7 +73,7 @@ TEST(Recompute, TheVerifierNamesWhatIsBroken) {
   ASSERT_THAT(verify(sound, layout), IsEmpty());
   const auto broken = [&](auto change) {
     Program program = sound;
-    std::vector<Action>& actions = program.ranks[0];
+    std::vector<Action>& actions = program.own_list(0);
     const auto first = std::find_if(actions.begin(), actions.end(), [](const Action& a) { return a.kind == K::kRecompute; });
     change(actions, first);
     return verify(program, layout);

@@ -132,7 +132,7 @@ TEST(ScheduleFileTest, BackwardInAnyOrderOfTheMicrobatches) {
   EXPECT_THAT(verify(program, layout), IsEmpty());
   for (const ActionKind kind : {ActionKind::kBackwardInput, ActionKind::kBackwardWeight}) {
     Program other = program;
-    std::vector<Action>& list = other.ranks[1];
+    std::vector<Action>& list = other.own_list(1);
     const int last = layout.num_layers() - 1;
     const auto of = [&](int m) {
       return std::ranges::find(list, Action{.kind = kind, .layer = last, .microbatch = m});
@@ -186,7 +186,7 @@ TEST(ScheduleFileTest, AChannelKeepsTheOrderOfItsSender) {
       const Program program = build_program(layout);
       EXPECT_THAT(verify(program, layout), IsEmpty()) << text;
       std::vector<int> received;
-      for (const Action& action : program.ranks[1])
+      for (const Action& action : program.list(1))
         if (action.kind == ActionKind::kRecvForward) received.push_back(action.microbatch);
       EXPECT_THAT(received, text[2] == '0' ? ElementsAre(0, 1, 2) : ElementsAre(2, 0, 1)) << text;
       EXPECT_GT(predict_memory(layout, program, 1).peak, 0);

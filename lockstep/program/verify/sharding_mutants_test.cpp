@@ -188,7 +188,7 @@ TEST(ShardingMutantsTest, TheVerifierNamesWhatIsWrongWithEach) {
     Program program = build_program(mutant.layout);
     ASSERT_THAT(verify(program, mutant.layout), IsEmpty());
     if (mutant.breaks) {
-      mutant.breaks(program.ranks[1]);
+      mutant.breaks(program.own_list(1));
     } else {
       program.buckets[0].layers = {kHead, 2};
       program.buckets[0].begin = program.buckets[1].begin;
@@ -201,11 +201,11 @@ TEST(ShardingMutantsTest, TheVerifierNamesWhatIsWrongWithEach) {
 TEST(ShardingMutantsTest, NoActionIsTooManyOrTooFew) {
   for (const Layout& layout : {layout_of(1), layout_of(2), layout_of(3), keeping_after_forward(), narrow()}) {
     const Program good = build_program(layout);
-    for (size_t i = 0; i < good.ranks[0].size(); ++i) {
+    for (size_t i = 0; i < good.list(0).size(); ++i) {
       Program without = good, with = good;
-      for (size_t rank = 0; rank < good.ranks.size(); ++rank) {
-        erase(without.ranks[rank], i);
-        twice(with.ranks[rank], i);
+      for (int rank = 0; rank < good.world_size(); ++rank) {
+        erase(without.own_list(rank), i);
+        twice(with.own_list(rank), i);
       }
       EXPECT_THAT(verify(without, layout), Not(IsEmpty())) << "without action " << i;
       EXPECT_THAT(verify(with, layout), Not(IsEmpty())) << "action " << i << " twice";

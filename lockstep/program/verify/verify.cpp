@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "lockstep/program/effects.h"
 #include "lockstep/program/names.h"
 #include "lockstep/program/passes/post_validation.h"
+#include "lockstep/program/rank_class.h"
 #include "lockstep/program/verify/rules.h"
 
 namespace lockstep::program {
@@ -52,8 +54,8 @@ class Verifier {
         server_mode_(layout.server_mode()) {}
 
   std::vector<std::string> run() {
-    if (program_.ranks.size() != static_cast<size_t>(layout_.mesh.world_size())) {
-      problem("ranks", cat(program_.ranks.size(), " lists for ", layout_.mesh.world_size(), " ranks"));
+    if (program_.world_size() != layout_.mesh.world_size()) {
+      problem("ranks", cat(program_.world_size(), " lists for ", layout_.mesh.world_size(), " ranks"));
       return problems_;
     }
     for (int coordinate = 0; coordinate < layout_.pipeline.ranks; ++coordinate) {
@@ -67,17 +69,16 @@ class Verifier {
       } else {
         writers_.push_back(writers(bucket, tables_[static_cast<size_t>(bucket.pipeline)]));
       }
-    for (rank_ = 0; rank_ < layout_.mesh.world_size(); ++rank_) {
+    for (const int rank : representatives()) {
+      rank_ = rank;
       if (!trace()) continue;
       take(check_passes(program_, layout_, rank_, after_));
-      const bool repeated = rank_ > 0 && actions() == program_.ranks[static_cast<size_t>(rank_) - 1];
-      if (after_ >= Pass::kExpandLayers && !repeated) take(check_recomputed(program_, layout_, rank_));
-      if (after_ >= Pass::kShardParameters && !repeated) take(check_gathered(program_, layout_, rank_));
-      if (after_ >= Pass::kReduceGradients && sharded_ && !repeated)
-        take(check_sharded_gradients(program_, layout_, rank_));
+      if (after_ >= Pass::kExpandLayers) take(check_recomputed(program_, layout_, rank_));
+      if (after_ >= Pass::kShardParameters) take(check_gathered(program_, layout_, rank_));
+      if (after_ >= Pass::kReduceGradients && sharded_) take(check_sharded_gradients(program_, layout_, rank_));
       if (after_ >= Pass::kReduceGradients && !sharded_) check_reductions();
       if (after_ >= Pass::kUpdate) take(check_update(program_, layout_, rank_, after_));
-      if (after_ >= Pass::kOffload && !repeated) take(check_offloaded(program_, layout_, rank_));
+      if (after_ >= Pass::kOffload) take(check_offloaded(program_, layout_, rank_));
     }
     if (problems_.empty()) take(check_pipelines(program_, layout_, after_));
     if (problems_.empty() && after_ >= Pass::kPostValidation) take(check_validation(program_, layout_));
@@ -95,6 +96,21 @@ class Verifier {
     problems_.insert(problems_.end(), problems.begin(), problems.end());
   }
   void here(const char* rule, const std::string& what) { problem(rule, cat("rank ", rank_, ": ", what)); }
+
+  // The first rank of every class that runs a list. The rules of a list read layers, units and their sizes, ties and who owns
+  // the optimizer; all ranks of tp agree on these (passes.h), so their classes are one.
+  std::vector<int> representatives() const {
+    std::set<RankClass> known;
+    std::vector<int> ranks;
+    RankClass before{.list = -1};
+    for (int rank = 0; rank < program_.world_size(); ++rank) {
+      RankClass of_rank = class_of(program_, layout_, rank);
+      of_rank.tp = 0;
+      if (of_rank != before && known.insert(of_rank).second) ranks.push_back(rank);
+      before = of_rank;
+    }
+    return ranks;
+  }
 
   int some_rank(int coordinate) const {
     mesh::PerAxis at = layout_.mesh.coordinates(0);
@@ -207,32 +223,52 @@ class Verifier {
     }
   }
 
-  // Sends and receives of a group match if every member makes the same calls in the same order.
+  // Sends and receives of a group match if every member makes the same calls in the same order: lists are compared, not
+  // ranks, each pair that stands in one group once.
   void check_same_communication() {
-    using Call = std::tuple<ActionKind, int, int, int>;
-    const auto over_data = [&](int rank) {
-      std::vector<Call> list;
-      for (const Action& action : program_.list(rank)) {
-        // Over tp alone; servers and workers of a group differ there.
-        if (action.kind == ActionKind::kReducePartial) continue;
-        if (is_communication(action.kind)) list.emplace_back(action.kind, action.bucket, action.unit, action.microbatch);
-      }
-      return list;
+    struct Along {
+      mesh::Axis axis;
+      int stride;  // between neighbours of a group
+      std::set<std::pair<size_t, size_t>> compared{};
     };
-    // Layers communicate too: the whole list counts.
-    const auto same_list = [&](int a, int b) {
-      return program_.list(a) == program_.list(b);
-    };
+    std::vector<Along> groups;
+    for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kTp})
+      if (layout_.mesh.degree(axis) > 1) groups.push_back({.axis = axis, .stride = stride_of(axis)});
     for (int rank = 0; rank < layout_.mesh.world_size(); ++rank) {
-      for (const auto& [axes, name] : {std::pair(mesh::Axis::kDpShard, "dp_shard"), {mesh::Axis::kDpReplicate, "dp_replicate"}})
-        if (const int first = layout_.mesh.member(rank, axes, 0);
-            first != rank && !same_list(rank, first) && over_data(rank) != over_data(first))
-          problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", name,
-                                  " group do not communicate in the same order"));
-      const int tensor = layout_.mesh.member(rank, mesh::Axis::kTp, 0);
-      if (!same_list(rank, tensor))
-        problem("deadlock", cat("ranks ", tensor, " and ", rank, " of one tp group do not run the same list"));
+      const mesh::PerAxis at = layout_.mesh.coordinates(rank);
+      for (Along& group : groups) {
+        const int first = rank - at[group.axis] * group.stride;
+        const std::pair lists(program_.list_index(first), program_.list_index(rank));
+        if (lists.first != lists.second && group.compared.insert(lists).second) compare(first, rank, group.axis);
+      }
     }
+  }
+
+  int stride_of(mesh::Axis axis) const {
+    mesh::PerAxis at = layout_.mesh.coordinates(0);
+    at[axis] = 1;
+    return layout_.mesh.rank(at);
+  }
+
+  void compare(int first, int rank, mesh::Axis axis) {
+    if (program_.same_list(first, rank)) return;
+    // Layers communicate too over tp: the whole list counts.
+    if (axis == mesh::Axis::kTp)
+      problem("deadlock", cat("ranks ", first, " and ", rank, " of one tp group do not run the same list"));
+    else if (data_calls(first) != data_calls(rank))
+      problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", mesh::axis_name(axis),
+                              " group do not communicate in the same order"));
+  }
+
+  using Call = std::tuple<ActionKind, int, int, int>;
+  std::vector<Call> data_calls(int rank) const {
+    std::vector<Call> calls;
+    for (const Action& action : program_.list(rank)) {
+      // Over tp alone; servers and workers of a group differ there.
+      if (action.kind == ActionKind::kReducePartial) continue;
+      if (is_communication(action.kind)) calls.emplace_back(action.kind, action.bucket, action.unit, action.microbatch);
+    }
+    return calls;
   }
 
   const Program& program_;

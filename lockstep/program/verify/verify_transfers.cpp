@@ -1,9 +1,9 @@
-#include <algorithm>
 #include <utility>
 
 #include "lockstep/base/text.h"
 #include "lockstep/program/names.h"
 #include "lockstep/program/passes/pipeline_walk.h"
+#include "lockstep/program/rank_class.h"
 #include "lockstep/program/verify/rules.h"
 
 namespace lockstep::program {
@@ -85,17 +85,8 @@ class PipelineCheck {
 std::vector<std::string> check_pipelines(const Program& program, const Layout& layout, Pass after) {
   std::vector<std::string> problems;
   if (layout.pipeline.stages() == 1) return problems;
-  std::vector<int> checked;  // most pipelines run the same lists
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
-    if (layout.pipeline_rank(rank) != 0) continue;
-    const std::vector<int> ranks = layout.mesh.group(rank, mesh::Axis::kPp);
-    const auto same = [&](int a, int b) {
-      return program.list(a) == program.list(b);
-    };
-    if (!checked.empty() && std::ranges::equal(checked, ranks, same)) continue;
+  for (const std::vector<int>& ranks : distinct_pipelines(program, layout))
     for (std::string& problem : PipelineCheck(program, layout, after, ranks).run()) problems.push_back(std::move(problem));
-    checked = ranks;
-  }
   return problems;
 }
 
