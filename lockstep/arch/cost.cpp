@@ -1,60 +1,108 @@
 #include "lockstep/arch/cost.h"
 
 #include <algorithm>
+#include <cstddef>
 
-#include "lockstep/arch/cost_sizes.h"
+#include "lockstep/arch/layer_description.h"
+#include "lockstep/base/text.h"
 
 namespace lockstep::arch {
 namespace {
 
-// y = x W^T for all tokens, and its two gradients.
-void add_linear(const std::string& name, const Sizes& s, int64_t in, int64_t out, LayerCost& cost) {
-  cost.forward.push_back({.name = name, .m = s.tokens, .n = out, .k = in});
-  cost.backward.push_back({.name = name + ".dx", .m = s.tokens, .n = in, .k = out});
-  cost.backward.push_back({.name = name + ".dw", .m = out, .n = in, .k = s.tokens, .in_weight = true});
+bool is_of(const Step& step, Phase a, Phase b) { return step.phases.has(a) && step.phases.has(b); }
+
+// Bytes alive while a layer's steps are run.
+class Walk {
+ public:
+  Walk(const LayerDescription& layer, int64_t now) : layer_(layer), now_(now), peak_(now) {}
+
+  void run(Phase phase) { run(phase, phase); }
+  // I and then W, as action B has them.
+  void run_backward() { run(Phase::kBackward, Phase::kInput), run(Phase::kBackward, Phase::kWeight); }
+  int64_t now() const { return now_; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  void run(Phase phase, Phase part) {
+    for (const Step& step : layer_.steps) {
+      if (!is_of(step, phase, part)) continue;
+      if (step.what == Step::What::kTake) now_ += bytes(step);
+      if (step.what == Step::What::kDrop) now_ -= bytes(step);
+      peak_ = std::max(peak_, now_ + step.scratch);
+    }
+  }
+  int64_t bytes(const Step& step) const { return layer_.values[static_cast<size_t>(step.index)].bytes(); }
+
+  const LayerDescription& layer_;
+  int64_t now_;
+  int64_t peak_;
+};
+
+Gemm gemm_of(const Product& product, bool in_weight) {
+  constexpr std::string_view kRoles[] = {"", ".dx", ".dw"};
+  return {.name = cat(product.name, kRoles[static_cast<size_t>(product.role)]),
+          .m = product.m,
+          .n = product.n,
+          .k = product.k,
+          .count = product.count,
+          .in_weight = in_weight};
 }
 
-// Flash attention: two products forward; backward those of q, k, v and of the probabilities, and the scores once more.
-void add_attention_core(const Sizes& s, LayerCost& cost) {
-  const int64_t seq = s.input.seq_len;
-  const int64_t half = (seq + 1) / 2;  // causal: of the S keys a query sees half on average
-  const auto product = [&](std::string name) {
-    return Gemm{
-        .name = std::move(name), .m = seq, .n = half, .k = s.model.head_size, .count = s.input.batch * s.model.heads};
-  };
-  cost.forward.push_back(product("scores"));
-  cost.forward.push_back(product("mix"));
-  for (const char* name : {"scores.again", "scores.dq", "scores.dk", "mix.dp", "mix.dv"})
-    cost.backward.push_back(product(name));
-}
-
-void block_work(const Sizes& s, LayerCost& cost) {
-  const ModelConfig& m = s.model;
-  add_linear("qkv", s, m.hidden, s.qkv_width, cost);
-  add_attention_core(s, cost);
-  add_linear("out", s, s.q_width, m.hidden, cost);
-  add_linear(m.traits().gated_mlp ? "gate_up" : "up", s, m.hidden, s.up_width, cost);
-  add_linear("down", s, m.ffn, m.hidden, cost);
-  const int64_t heads = s.activations((m.heads + m.kv_heads) * m.head_size);  // of queries and keys
-  const int64_t rotary = (m.traits().learned_positions ? 0 : 2 * heads) + (m.qk_norm ? 6 * heads : 0);
-  const int64_t norms_and_sums = 2 * (2 + 3) * s.hidden;
-  cost.memory_traffic = norms_and_sums + rotary + s.qkv + s.q + s.up + s.ffn + 4 * s.mask;
-  if (s.input.recompute == Recompute::kFull) {
-    cost.recompute.assign(cost.forward.begin(), cost.forward.end() - 1);  // not the last one, which makes the output
-    cost.recompute_traffic = cost.memory_traffic - 3 * s.hidden - s.mask;  // nor the sum behind it
-  } else if (s.input.recompute == Recompute::kSelective) {
-    cost.recompute_traffic = 2 * 2 * s.hidden + (m.qk_norm ? rotary : 0) + s.up + s.ffn + 2 * s.mask;
+void add_work(const LayerDescription& layer, Recompute choice, LayerCost& cost) {
+  const Phase again = choice == Recompute::kFull ? Phase::kRecompute : Phase::kRestore;
+  const bool computes_again = choice != Recompute::kNone;
+  for (const Step& step : layer.steps) {
+    const PhaseSet phases = step.phases;
+    const bool in_weight = phases.has(Phase::kWeight);
+    if (phases.has(Phase::kForward) || phases.has(Phase::kInput)) cost.memory_traffic += step.traffic;
+    if (computes_again && phases.has(again)) cost.recompute_traffic += step.traffic;
+    if (step.what != Step::What::kProduct) continue;
+    const Gemm gemm = gemm_of(layer.products[static_cast<size_t>(step.index)], in_weight);
+    if (phases.has(Phase::kForward)) cost.forward.push_back(gemm);
+    if (phases.has(Phase::kInput) || in_weight) cost.backward.push_back(gemm);
+    if (computes_again && phases.has(again)) cost.recompute.push_back(gemm);
   }
 }
 
-// All three products run in I: see nn/head.h.
-void head_work(const Sizes& s, LayerCost& cost) {
-  const ModelConfig& m = s.model;
-  cost.backward = {{.name = "logits", .m = s.tokens, .n = m.vocab_size, .k = m.hidden},
-                   {.name = "logits.dx", .m = s.tokens, .n = m.hidden, .k = m.vocab_size},
-                   {.name = "logits.dw", .m = m.vocab_size, .n = m.hidden, .k = s.tokens}};
-  const int64_t passes = 2;  // softmax cross-entropy: read and write
-  cost.memory_traffic = 4 * s.hidden + passes * s.tokens * m.vocab_size * s.input.element_size;
+int64_t kept_by(const LayerDescription& layer, Recompute choice) {
+  int64_t bytes = 0;
+  for (const Value& value : layer.values)
+    if (!value.kept_as.empty() && choice <= value.most) bytes += value.bytes();
+  return bytes;
+}
+
+int64_t bytes_of(const LayerDescription& layer, int value) {
+  return value == kNoValue ? 0 : layer.values[static_cast<size_t>(value)].bytes();
+}
+
+void add_forward_bytes(const LayerDescription& layer, Recompute choice, LayerCost& cost) {
+  const int64_t all = kept_by(layer, Recompute::kNone);
+  cost.kept = kept_by(layer, choice);
+  cost.restored = all - cost.kept;
+  cost.output = bytes_of(layer, layer.output);
+  Walk forward(layer, bytes_of(layer, layer.input));
+  forward.run(choice == Recompute::kFull && layer.has(Phase::kRecompute) ? Phase::kEvaluate : Phase::kForward);
+  cost.forward_workspace = forward.peak() - cost.kept - cost.output;
+  if (choice == Recompute::kNone) return;
+  Walk again(layer, cost.kept);
+  again.run(choice == Recompute::kFull ? Phase::kRecompute : Phase::kRestore);
+  cost.recompute_workspace = again.peak() - all;
+}
+
+void add_backward_bytes(const LayerDescription& layer, bool overlapped, LayerCost& cost) {
+  const int64_t dx = bytes_of(layer, layer.input), begin = kept_by(layer, Recompute::kNone) + cost.output;
+  Walk input(layer, begin);
+  input.run(Phase::kInput);
+  cost.input_workspace = input.peak() - begin - dx;
+  Walk left(layer, 0);  // W leaves nothing, so it begins with what it releases
+  left.run(Phase::kWeight);
+  cost.held = -left.now();
+  Walk weight(layer, cost.held);
+  weight.run(Phase::kWeight);
+  cost.weight_workspace = weight.peak() - cost.held;
+  Walk backward(layer, begin);
+  overlapped ? backward.run(Phase::kOverlapped) : backward.run_backward();
+  cost.backward_workspace = backward.peak() - begin - dx;
 }
 
 double sum_flops(const std::vector<Gemm>& gemms) {
@@ -88,7 +136,17 @@ double LayerCost::recompute_flops() const {
 }
 
 std::vector<KeptPart> block_kept_parts(const ModelConfig& model, const CostInput& input) {
-  return block_parts(Sizes(model, input));
+  std::vector<KeptPart> parts;
+  for (const Value& value : describe_layer(model, layer_spec(model, 1), input).values) {
+    if (value.kept_as.empty()) continue;
+    const auto same = [&](const KeptPart& part) { return part.name == value.kept_as; };
+    const auto part = std::find_if(parts.begin(), parts.end(), same);
+    if (part == parts.end())
+      parts.push_back({.name = std::string(value.kept_as), .bytes = value.bytes(), .most = value.most});
+    else
+      part->bytes += value.bytes();
+  }
+  return parts;
 }
 
 int64_t head_chunk_rows(int64_t vocab_size) {
@@ -96,22 +154,11 @@ int64_t head_chunk_rows(int64_t vocab_size) {
 }
 
 LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input) {
-  const Sizes sizes(model, input);
+  const LayerDescription description = describe_layer(model, layer, input);
   LayerCost cost;
-  switch (layer.kind) {
-    case LayerKind::kEmbedding:
-      embedding_memory(sizes, cost);
-      cost.memory_traffic = (model.traits().learned_positions ? 3 : 2) * sizes.hidden;
-      break;
-    case LayerKind::kBlock:
-      block_memory(sizes, cost);
-      block_work(sizes, cost);
-      break;
-    case LayerKind::kHead:
-      head_memory(sizes, cost);
-      head_work(sizes, cost);
-      break;
-  }
+  add_work(description, input.recompute, cost);
+  add_forward_bytes(description, input.recompute, cost);
+  add_backward_bytes(description, input.tensor.size > 1 && input.overlap, cost);
   return cost;
 }
 

@@ -1,4 +1,4 @@
-// What the parts of a cost list are made from: inside arch/ alone.
+// The local sizes that layer descriptions are made from: inside arch/ alone.
 #pragma once
 
 #include <algorithm>
@@ -27,13 +27,9 @@ struct Sizes {
         qkv(activations(qkv_width)),
         up(activations(up_width)),
         ffn(activations(model.ffn)),
-        logsumexp(4 * tokens * model.heads),
-        statistics((m.traits().layer_norm ? 2 : 1) * 4 * rows),  // LayerNorm: mean and rstd in fp32; RMSNorm: rstd
         mask(m.dropout > 0 ? rows * m.hidden : 0) {}
 
   int64_t activations(int64_t width) const { return tokens * width * input.element_size; }
-  int64_t gathered() const { return whole + (uneven ? hidden : 0); }  // while the rows of this rank, copied, are on their way
-  int64_t scattered() const { return whole + (uneven ? whole : 0); }
 
   // The model whose layers are what this rank holds of them.
   static ModelConfig part_of(ModelConfig m, const TensorShard& shard) {
@@ -61,16 +57,7 @@ struct Sizes {
   int64_t qkv;
   int64_t up;
   int64_t ffn;
-  int64_t logsumexp;
-  int64_t statistics;
   int64_t mask;  // 0 without dropout
 };
-
-std::vector<KeptPart> block_parts(const Sizes& s);
-
-// The bytes of a layer: what `cost` has of kept, held, output and workspaces (cost_memory.cpp, cost_memory_ends.cpp).
-void embedding_memory(const Sizes& s, LayerCost& cost);
-void block_memory(const Sizes& s, LayerCost& cost);
-void head_memory(const Sizes& s, LayerCost& cost);
 
 }  // namespace lockstep::arch

@@ -1,121 +1,36 @@
 #include "lockstep/arch/params.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
+#include <string_view>
 #include <utility>
 
+#include "lockstep/arch/layer_description.h"
 #include "lockstep/base/check.h"
 
 namespace lockstep::arch {
 namespace {
 
-constexpr double kInitStd = 0.02;
-
-// Adds rows to the table, each with the layer's prefix.
-class TableBuilder {
- public:
-  explicit TableBuilder(const ModelConfig& model)
-      : model_(model), output_std_(kInitStd / std::sqrt(2.0 * static_cast<double>(model.layers))) {}
-
-  void add_layer(const LayerSpec& layer) {
-    layer_ = layer;
-    switch (layer.kind) {
-      case LayerKind::kEmbedding:
-        return embedding();
-      case LayerKind::kBlock:
-        return block();
-      case LayerKind::kHead:
-        return head();
-    }
-  }
-  std::vector<ParamSpec> take() { return std::move(table_); }
-
- private:
-  void embedding() {
-    weight("tokens.weight", {model_.vocab_size, model_.hidden}).cut = TensorCut::kRows;
-    if (model_.tied) table_.back().tied_layers = {static_cast<int>(model_.layers) + 1};
-    if (model_.traits().learned_positions) weight("positions.weight", {model_.max_seq_len, model_.hidden});
-  }
-
-  void block() {
-    const int64_t q = model_.heads * model_.head_size;
-    const int64_t kv = model_.kv_heads * model_.head_size;
-    norm("attention_norm");
-    fused("attention.qkv", model_.qkv_bias,
-          {{"attention.q", q, TensorCut::kRows},
-           {"attention.k", kv, TensorCut::kKeyValueHeads},
-           {"attention.v", kv, TensorCut::kKeyValueHeads}});
-    if (model_.qk_norm) {
-      for (const char* name : {"attention.q_norm.weight", "attention.k_norm.weight"})
-        vector(name, model_.head_size, Init::kOnes).per_head = true;
-    }
-    weight("attention.out.weight", {model_.hidden, q}, output_std_).cut = TensorCut::kColumns;
-    if (model_.out_bias) vector("attention.out.bias", model_.hidden, Init::kZeros);
-    norm("mlp_norm");
-    if (model_.traits().gated_mlp) {
-      fused("mlp.gate_up", model_.mlp_bias,
-            {{"mlp.gate", model_.ffn, TensorCut::kRows}, {"mlp.up", model_.ffn, TensorCut::kRows}});
-    } else {
-      weight("mlp.up.weight", {model_.ffn, model_.hidden}).cut = TensorCut::kRows;
-      if (model_.mlp_bias) vector("mlp.up.bias", model_.ffn, Init::kZeros).cut = TensorCut::kRows;
-    }
-    weight("mlp.down.weight", {model_.hidden, model_.ffn}, output_std_).cut = TensorCut::kColumns;
-    if (model_.mlp_bias) vector("mlp.down.bias", model_.hidden, Init::kZeros);
-  }
-
-  void head() {
-    norm("norm");
-    if (!model_.tied) weight("weight", {model_.vocab_size, model_.hidden}).cut = TensorCut::kRows;
-  }
-
-  ParamSpec& add(const std::string& name, std::vector<int64_t> shape, Init init, double std) {
-    ParamSpec spec;
-    spec.name = cat(layer_.name, ".", name);
-    spec.weight_decay = shape.size() >= 2;
-    spec.shape = std::move(shape);
-    spec.init = init;
-    spec.init_std = std;
-    spec.layer = layer_.index;
-    return table_.emplace_back(std::move(spec));
-  }
-  ParamSpec& weight(const std::string& name, std::vector<int64_t> shape, double std = kInitStd) {
-    return add(name, std::move(shape), Init::kNormal, std);
-  }
-  ParamSpec& vector(const std::string& name, int64_t size, Init init) { return add(name, {size}, init, 0); }
-  void norm(const std::string& name) {
-    vector(name + ".weight", model_.hidden, Init::kOnes);
-    if (model_.traits().layer_norm) vector(name + ".bias", model_.hidden, Init::kZeros);
-  }
-
-  // Linears that read the same input: their weights stacked along dim 0, and their biases where there are any.
-  struct Part {
-    std::string name;
-    int64_t rows;
-    TensorCut cut;
-  };
-  void fused(const std::string& name, bool has_bias, const std::vector<Part>& parts) {
-    for (const Part& part : parts) {
-      ParamSpec& spec = weight(part.name + ".weight", {part.rows, model_.hidden});
-      spec.fuse = cat(layer_.name, ".", name, ".weight");
-      spec.cut = part.cut;
-    }
-    if (!has_bias) return;
-    for (const Part& part : parts) {
-      ParamSpec& spec = vector(part.name + ".bias", part.rows, Init::kZeros);
-      spec.fuse = cat(layer_.name, ".", name, ".bias");
-      spec.cut = part.cut;
-    }
-  }
-
-  const ModelConfig& model_;
-  const double output_std_;
-  LayerSpec layer_;
-  std::vector<ParamSpec> table_;
-};
-
 int64_t product(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+ParamSpec spec_of(const LayerSpec& layer, const ParameterRow& row, int head) {
+  const std::string_view kind = row.bias ? ".bias" : ".weight";
+  const auto named = [&](std::string_view part) { return cat(layer.name, part.empty() ? "" : ".", part, kind); };
+  ParamSpec spec;
+  spec.name = named(row.part);
+  spec.shape.push_back(row.rows);
+  if (row.columns >= 0) spec.shape.push_back(row.columns);
+  spec.init = row.init;
+  spec.init_std = row.init_std;
+  spec.weight_decay = spec.shape.size() >= 2;
+  spec.layer = layer.index;
+  if (!row.fused.empty()) spec.fuse = named(row.fused);
+  if (row.in_head) spec.tied_layers = {head};
+  spec.cut = row.cut;
+  spec.per_head = row.per_head;
+  return spec;
 }
 
 // Gives the row its piece of `shard`.
@@ -178,10 +93,12 @@ std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& 
 
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard, const std::vector<int>& layers) {
   LOCKSTEP_CHECK(shard.rank >= 0 && shard.rank < shard.size, "rank ", shard.rank, " of ", shard.size);
-  TableBuilder builder(model);
-  for (const int layer : layers) builder.add_layer(layer_spec(model, layer));
-  std::vector<ParamSpec> table = builder.take();
-  for (ParamSpec& spec : table) place(model, shard, spec);
+  std::vector<ParamSpec> table;
+  for (const int index : layers) {
+    const LayerSpec layer = layer_spec(model, index);
+    for (const ParameterRow& row : layer_parameters(model, layer))
+      place(model, shard, table.emplace_back(spec_of(layer, row, static_cast<int>(model.layers) + 1)));
+  }
   return table;
 }
 

@@ -130,6 +130,7 @@ void Executor::run_list() {
       if (options_.before_action) options_.before_action(action, store_);
       if (recorder_) recorder_->begin();
       run(action);
+      if (state_.outcome == Outcome::kTakenBack) redo();
       if (recorder_) recorder_->end(i);
     } catch (...) {
       rethrow_out_of_memory(options_.layout, groups_.rank(), describe(action, options_.layout), measured_memory());
@@ -140,7 +141,6 @@ void Executor::run_list() {
       case Outcome::kLeftOut:
         return;
       case Outcome::kTakenBack:
-        redo();
         return run_list();
     }
   }

@@ -52,7 +52,7 @@ class Executor {
   // DivergedError LS5001; both name rank and parameter, and weights and the optimizer's slots are untouched. PeerLostError from
   // communication; of a call on a GPU that was aborted it comes before anything is updated (comm::Communicator::confirm).
   // OutOfMemory (out_of_memory.h) where memory runs short, also for memory.device_limit.
-  // With post-validation (program/post_validation.h) and `may_pend` the result may be pending: the next step() validates it,
+  // With post-validation (program/passes/post_validation.h) and `may_pend` the result may be pending: the next step() validates it,
   // and take_validated() then has it, or settle() does. DivergedError comes from there as well.
   StepResult step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr, bool may_pend = false);
   // Where a step is pending: waits for the other ranks and makes its update final. All ranks alike; needed before anything
@@ -90,7 +90,7 @@ class Executor {
   const program::Layout& layout() const { return options_.layout; }
   bool is_server() const;
   at::ScalarType compute_dtype() const { return options_.layout.precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat; }
-  // Largest bytes per category since the start, measured as program/memory.h states them.
+  // Largest bytes per category since the start, measured as program/predict/memory.h states them.
   program::MemoryBytes measured_memory() const { return memory_.measured(); }
 
  private:

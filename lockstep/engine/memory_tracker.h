@@ -1,5 +1,5 @@
 // Measured memory: every CPU tensor is allocated under a category of a rank's account, so that what a run uses stands
-// beside what program/memory.h predicted.
+// beside what program/predict/memory.h predicted.
 #pragma once
 
 #include <array>

@@ -1,5 +1,7 @@
 #include "lockstep/engine/parameter_gather.h"
 
+#include <utility>
+
 #include "lockstep/base/check.h"
 
 namespace lockstep::engine {
@@ -50,10 +52,10 @@ Started ParameterGather::fetch(int layer) {
   const at::Tensor to = store_.compute_part(unit);
   HostStates& host = *store_.host();
   if (host.on_disk(unit)) return [copy = host.disk()->fetch_parameters(unit, to)]() mutable { copy.order_after(); };
-  const Copy copy = copies_->copy(store_.fetched_from(unit), to,
-                                  cat("parameters of ", names_.at(static_cast<size_t>(layer)), " to the device"));
+  Copy copy = copies_->copy(store_.fetched_from(unit), to,
+                            cat("parameters of ", names_.at(static_cast<size_t>(layer)), " to the device"));
   host.read_by(unit, copy);  // no update before it has read: nobody else waits for it on the host
-  return [copy]() mutable { copy.order_after(); };
+  return [copy = std::move(copy)]() mutable { copy.order_after(); };
 }
 
 void ParameterGather::evict(int layer) {

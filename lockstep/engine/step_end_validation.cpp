@@ -64,7 +64,11 @@ StepResult StepEnd::outcome() {
 
 // What this step has computed with parameters that are wrong, and what others have sent of it.
 void StepEnd::forget_forward() {
-  for (const Action& action : program::unreceived(with_.program, with_.layout, with_.groups.rank())) with_.layers.receive(action)();
+  // All are asked for before one is waited for: a sender may wait for room in another channel first.
+  std::vector<Started> coming;
+  for (const Action& action : program::unreceived(with_.program, with_.layout, with_.groups.rank()))
+    coming.push_back(with_.layers.receive(action));
+  for (const Started& started : coming) started();
   with_.joins.join(Resource::kInput);
   with_.joins.join(Resource::kSent);
   with_.joins.join(Resource::kTokens);  // they are counted again

@@ -61,6 +61,7 @@ class AxisSet {
   uint32_t bits_ = 0;
 };
 constexpr AxisSet operator|(AxisSet a, AxisSet b) { return a.with(b); }
+constexpr AxisSet operator|(Axis a, Axis b) { return AxisSet(a) | AxisSet(b); }
 constexpr AxisSet operator&(AxisSet a, AxisSet b) { return a.without(a.without(b)); }
 
 struct Factor {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "lockstep/arch/cost.h"
+#include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 #include "lockstep/parallel/tensor/embedding.h"
 #include "lockstep/parallel/tensor/head.h"
@@ -24,13 +26,19 @@ std::unique_ptr<nn::Embedding> PartsBuilder::embedding() {
 }
 
 std::unique_ptr<Block> PartsBuilder::block(int index) {
-  const std::string name = cat("blocks.", index, ".");
-  return std::make_unique<Block>(Block::Parts{.attention_norm = norm(name + "attention_norm"),
-                                              .attention = attention(name + "attention"),
-                                              .attention_dropout = dropout(name + "attention"),
-                                              .mlp_norm = norm(name + "mlp_norm"),
-                                              .mlp = mlp(name + "mlp"),
-                                              .mlp_dropout = dropout(name + "mlp"),
+  using Mixer = arch::Branch::Mixer;
+  const arch::LayerSpec layer = arch::layer_spec(model_, index + 1);
+  const std::vector<arch::Branch> branches = arch::block_branches(model_, layer.index);
+  LOCKSTEP_CHECK(branches.size() == 2 && branches[0].mixer == Mixer::kAttention && branches[1].mixer == Mixer::kMlp,
+                 layer.name, " has ", branches.size(), " branches; built are attention and then an MLP");
+  const std::string prefix = layer.name + ".";
+  const arch::Branch &first = branches[0], &second = branches[1];
+  return std::make_unique<Block>(Block::Parts{.attention_norm = norm(cat(prefix, first.norm)),
+                                              .attention = attention(prefix, first),
+                                              .attention_dropout = dropout(cat(prefix, first.name)),
+                                              .mlp_norm = norm(cat(prefix, second.norm)),
+                                              .mlp = mlp(prefix, second),
+                                              .mlp_dropout = dropout(cat(prefix, second.name)),
                                               .overlap = group() && group()->overlap()});
 }
 
@@ -70,14 +78,15 @@ std::unique_ptr<nn::Norm> PartsBuilder::norm(const std::string& name) {
   return std::make_unique<nn::Norm>(weight, bias, model_.norm_eps);
 }
 
-std::unique_ptr<nn::Attention> PartsBuilder::attention(const std::string& name) {
+std::unique_ptr<nn::Attention> PartsBuilder::attention(const std::string& prefix, const arch::Branch& branch) {
   const int64_t tp = tensor_size();
   const nn::Attention::Shape shape{.heads = model_.heads / tp,
                                    .kv_heads = std::max<int64_t>(1, model_.kv_heads / tp),
                                    .head_size = model_.head_size};
-  const at::TensorOptions options = source_.parameter(name + ".qkv.weight").value.options();
-  return std::make_unique<nn::Attention>(shape, column_linear(name + ".qkv", model_.qkv_bias), rotary(options),
-                                         row_linear(name + ".out", model_.out_bias), head_norm(name));
+  const at::TensorOptions options = source_.parameter(cat(prefix, branch.first, ".weight")).value.options();
+  return std::make_unique<nn::Attention>(shape, column_linear(cat(prefix, branch.first), model_.qkv_bias), rotary(options),
+                                         row_linear(cat(prefix, branch.last), model_.out_bias),
+                                         head_norm(cat(prefix, branch.name)));
 }
 
 std::unique_ptr<nn::HeadNorm> PartsBuilder::head_norm(const std::string& name) {
@@ -86,13 +95,12 @@ std::unique_ptr<nn::HeadNorm> PartsBuilder::head_norm(const std::string& name) {
                                         source_.parameter(name + ".k_norm.weight"), model_.norm_eps);
 }
 
-std::unique_ptr<nn::Mlp> PartsBuilder::mlp(const std::string& name) {
-  std::unique_ptr<nn::Linear> down = row_linear(name + ".down", model_.mlp_bias);
+std::unique_ptr<nn::Mlp> PartsBuilder::mlp(const std::string& prefix, const arch::Branch& branch) {
+  std::unique_ptr<nn::Linear> down = row_linear(cat(prefix, branch.last), model_.mlp_bias);
+  std::unique_ptr<nn::Linear> up = column_linear(cat(prefix, branch.first), model_.mlp_bias);
   if (model_.traits().gated_mlp)
-    return std::make_unique<nn::Mlp>(column_linear(name + ".gate_up", model_.mlp_bias), std::make_unique<nn::SwiGlu>(),
-                                     std::move(down));
-  return std::make_unique<nn::Mlp>(column_linear(name + ".up", model_.mlp_bias), std::make_unique<nn::GeluTanh>(),
-                                   std::move(down));
+    return std::make_unique<nn::Mlp>(std::move(up), std::make_unique<nn::SwiGlu>(), std::move(down));
+  return std::make_unique<nn::Mlp>(std::move(up), std::make_unique<nn::GeluTanh>(), std::move(down));
 }
 
 nn::Dropout PartsBuilder::dropout(const std::string& site) const {

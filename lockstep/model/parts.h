@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "lockstep/arch/layer_description.h"
 #include "lockstep/arch/model_config.h"
 #include "lockstep/model/block.h"
 #include "lockstep/model/model.h"
@@ -36,9 +37,10 @@ class PartsBuilder {
   parallel::TensorGroup* group() const;
   int tensor_size() const;
   std::unique_ptr<nn::Norm> norm(const std::string& name);
-  std::unique_ptr<nn::Attention> attention(const std::string& name);
+  // Of the block whose parameters' names begin with `prefix`.
+  std::unique_ptr<nn::Attention> attention(const std::string& prefix, const arch::Branch& branch);
   std::unique_ptr<nn::HeadNorm> head_norm(const std::string& name);  // null without qk_norm
-  std::unique_ptr<nn::Mlp> mlp(const std::string& name);
+  std::unique_ptr<nn::Mlp> mlp(const std::string& prefix, const arch::Branch& branch);
   nn::Dropout dropout(const std::string& site) const;
   std::optional<nn::Rotary> rotary(const at::TensorOptions& options);
 

@@ -94,7 +94,7 @@ class Costs {
     }
     return sum;
   }
-  // As program/moves.h; what is dropped moves nothing.
+  // As program/predict/moves.h; what is dropped moves nothing.
   double copy(const Action& action) const {
     if (action.moved == program::Moved::kActivation)
       return costs_.copy.seconds(

@@ -19,7 +19,6 @@ using program::MemoryCategory;
 using program::Program;
 using program::build_program;
 using program::layer_costs;
-using program::layout_of;
 using program::make_layout;
 using program::predict_memory;
 

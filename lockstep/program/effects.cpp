@@ -105,7 +105,8 @@ Effects EffectTable::make(const Action& action) {
       break;
     case ActionKind::kReduceTied:  // behind all other reductions, so that they are in one order on every rank
       starts(Lane::kNetwork);
-      touch(Resource::kGradients, Access::kUpdate, kEvery);
+      touch(Resource::kGradients, Access::kRead, kEvery);
+      touch(Resource::kGradients, Access::kUpdate, action.unit);
       break;
     case ActionKind::kReducePartial:
       effects.lane = Lane::kNetwork;

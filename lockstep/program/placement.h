@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "lockstep/config/suggestion.h"
 #include "lockstep/program/layout.h"
 
 namespace lockstep::program {

@@ -1,89 +1,76 @@
 #include "lockstep/program/tensor_calls.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "lockstep/base/check.h"
 
 namespace lockstep::program {
 namespace {
 
-class Calls {
- public:
-  Calls(const Layout& layout, const Action& action)
-      : layout_(layout),
-        tp_(layout.mesh.degree(mesh::Axis::kTp)),
-        rows_(layout.micro_batch * layout.seq_len),
-        forward_(action.kind == ActionKind::kForward),
-        recompute_(action.kind == ActionKind::kRecompute &&
-                   layout.recompute_of(action.layer) == arch::Recompute::kFull),
-        input_(action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput),
-        weight_(action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight) {}
-
-  std::vector<TensorCall> of(const arch::LayerSpec& layer) {
-    switch (layer.kind) {
-      case arch::LayerKind::kEmbedding:
-        if (forward_) reduce_output("embed forward");
-        if (weight_ && sequence()) gather("embed backward");
-        break;
-      case arch::LayerKind::kBlock:
-        half(layer.name + ".attention.qkv", layer.name + ".attention.out", /*output_again=*/true);
-        half(cat(layer.name, ".mlp.", layout_.model.traits().gated_mlp ? "gate_up" : "up"), layer.name + ".mlp.down",
-             /*output_again=*/false);
-        break;
-      case arch::LayerKind::kHead:
-        if (input_) head();
-        break;
-    }
-    return std::move(calls_);
+std::optional<arch::Phase> phase_of(const Layout& layout, const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return arch::Phase::kForward;
+    case ActionKind::kBackward:
+      return arch::Phase::kBackward;
+    case ActionKind::kBackwardInput:
+      return arch::Phase::kInput;
+    case ActionKind::kBackwardWeight:
+      return arch::Phase::kWeight;
+    case ActionKind::kRecompute:
+      return layout.recompute_of(action.layer) == arch::Recompute::kFull ? arch::Phase::kRecompute : arch::Phase::kRestore;
+    default:
+      return std::nullopt;
   }
-
- private:
-  bool sequence() const { return layout_.sequence_parallel; }
-  int64_t padded_numel() const { return mesh::padded_part(rows_, tp_) * tp_ * layout_.model.hidden; }
-
-  void add(std::string site, Collective collective, int64_t numel, int64_t element_size) {
-    calls_.push_back({std::move(site), collective, numel, element_size});
-  }
-  void gather(std::string site) {
-    add(std::move(site), Collective::kAllGather, padded_numel(), layout_.element_size());
-  }
-  void reduce_output(std::string site) {
-    if (sequence())
-      add(std::move(site), Collective::kReduceScatter, padded_numel(), layout_.element_size());
-    else
-      add(std::move(site), Collective::kAllReduce, rows_ * layout_.model.hidden, layout_.element_size());
-  }
-
-  // A column-parallel linear and the row-parallel one behind it, whose output full recomputation needs or not.
-  void half(const std::string& column, const std::string& row, bool output_again) {
-    if ((forward_ || recompute_) && sequence()) gather(column + " forward");
-    if (forward_ || (recompute_ && output_again)) reduce_output(row + " forward");
-    if (input_ && sequence()) gather(row + " backward");
-    if (weight_ && sequence()) gather(column + " gather");
-    if (input_) reduce_output(column + " backward");
-  }
-
-  // All in I; in an evaluation's F, which nobody predicts, without the last one.
-  void head() {
-    if (sequence()) gather("head forward");
-    const int64_t chunk = arch::head_chunk_rows(mesh::padded_part(layout_.model.vocab_size, tp_));
-    for (int64_t begin = 0; begin < rows_; begin += chunk)
-      add("head softmax", Collective::kAllGather, tp_ * 3 * std::min(chunk, rows_ - begin), sizeof(float));
-    reduce_output("head backward");
-  }
-
-  const Layout& layout_;
-  const int tp_;
-  const int64_t rows_;
-  const bool forward_, recompute_, input_, weight_;
-  std::vector<TensorCall> calls_;
-};
+}
 
 }  // namespace
 
+arch::LayerDescription describe_layer(const Layout& layout, const arch::LayerSpec& layer) {
+  const arch::TensorShard first{.size = layout.mesh.degree(mesh::Axis::kTp), .sequence_parallel = layout.sequence_parallel};
+  return arch::describe_layer(layout.model, layer,
+                              {.batch = layout.micro_batch, .seq_len = layout.seq_len,
+                               .element_size = layout.element_size(), .tensor = first});
+}
+
+Collective collective_of(arch::LayerCall::What what) {
+  switch (what) {
+    case arch::LayerCall::What::kGather:
+      return Collective::kAllGather;
+    case arch::LayerCall::What::kReduceScatter:
+      return Collective::kReduceScatter;
+    case arch::LayerCall::What::kAllReduce:
+      return Collective::kAllReduce;
+  }
+  throw InternalError("no such collective of a layer");
+}
+
 std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action) {
-  if (layout.mesh.degree(mesh::Axis::kTp) == 1 || action.layer < 0) return {};
-  return Calls(layout, action).of(arch::layer_spec(layout.model, action.layer));
+  if (action.layer < 0) return {};
+  const std::optional<arch::Phase> phase = phase_of(layout, action);
+  return phase ? tensor_calls(layout, action.layer, *phase) : std::vector<TensorCall>();
+}
+
+std::vector<TensorCall> tensor_calls(const Layout& layout, int layer, arch::Phase phase) {
+  if (layout.mesh.degree(mesh::Axis::kTp) == 1) return {};
+  const arch::LayerSpec spec = arch::layer_spec(layout.model, layer);
+  const arch::LayerDescription description = describe_layer(layout, spec);
+  std::vector<bool> made(description.calls.size());
+  for (const arch::Step& step : description.steps)
+    if (step.what == arch::Step::What::kStart && step.phases.has(phase)) made[static_cast<size_t>(step.index)] = true;
+  std::vector<TensorCall> calls;
+  for (size_t i = 0; i < made.size(); ++i) {
+    if (!made[i]) continue;
+    const arch::LayerCall& call = description.calls[i];
+    const int64_t at_once = call.at_once > 0 ? call.at_once : call.numel;
+    for (int64_t begin = 0; begin < call.numel; begin += at_once)
+      calls.push_back({.site = arch::layer_call_site(spec, call),
+                       .collective = collective_of(call.what),
+                       .numel = std::min(at_once, call.numel - begin),
+                       .element_size = call.element_size});
+  }
+  return calls;
 }
 
 Algorithm tensor_algorithm(Collective collective, int64_t bytes, int ranks) {

@@ -102,6 +102,21 @@ TEST(Effects, WhatIsJoinedAtOnce) {
   }
 }
 
+// It comes behind all other sums; of what comes behind it only what touches its unit waits for it. With post-validation backward
+// goes on beside it, and hands over what the other rank needs before it comes to this sum.
+TEST(Effects, ATiedSumHoldsUpItsUnitAlone) {
+  const Layout layout = layout_of(degrees(2, 1, 1, 1));
+  EffectTable effects(layout, {}, 1);
+  Pending<int> pending;
+  const Action tied{.kind = ActionKind::kReduceTied, .unit = 0}, weight{.kind = ActionKind::kBackwardWeight, .layer = 4, .microbatch = 0};
+  pending.start({.touches = {{Resource::kGradients, Access::kUpdate, 4}}}, {}, 1);
+  EXPECT_THAT(pending.of(effects.of(tied), tied), ElementsAre(1));
+  pending.start(effects.of(tied), tied, 2);
+  EXPECT_THAT(pending.of(effects.of(weight), weight), IsEmpty());
+  const Action norm{.kind = ActionKind::kNorm};
+  EXPECT_THAT(pending.of(effects.of(norm), norm), ElementsAre(2));
+}
+
 // What is dropped unchanged moves nothing and takes no place in the lane of copies.
 TEST(Effects, WhatIsCopied) {
   const Layout layout = layout_of(degrees(1, 1, 1, 1));

@@ -130,7 +130,7 @@ TEST(PipelineMemory, IReleasesWhatWDoesNotNeed) {
   std::vector<Action> actions;
   for (const K kind : {K::kForward, K::kBackwardInput, K::kBackwardWeight})
     for (int i = 0; i < 3; ++i) actions.push_back({.kind = kind, .layer = kind == K::kForward ? i : 2 - i, .microbatch = 0});
-  const MemoryTimeline timeline = memory_timeline(layout, {.ranks = {actions}, .buckets = {}}, 0);
+  const MemoryTimeline timeline = memory_timeline(layout, Program::of_ranks({actions}), 0);
   const int64_t h = c[1].output;
   EXPECT_THAT(after_each(timeline),
               ::testing::ElementsAre(c[0].kept + h, c[0].kept + c[1].kept + h, c[0].kept + c[1].kept + c[2].kept,

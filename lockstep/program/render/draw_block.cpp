@@ -9,6 +9,8 @@
 namespace lockstep::program {
 namespace {
 
+using Slot = arch::LayerCall::Slot;
+
 constexpr int kColumns = 12;  // of a matrix as drawn
 constexpr int kRows = 4;
 constexpr int kLeft = 8;      // what a line of the drawing begins with
@@ -27,10 +29,11 @@ class BlockDrawing {
   BlockDrawing(const Layout& layout, int rank)
       : layout_(layout), rank_(rank), tp_(layout.mesh.degree(mesh::Axis::kTp)),
         sequence_(tp_ > 1 && layout.sequence_parallel) {
+    const arch::LayerSpec block = arch::layer_spec(layout.model, 1);
     for (const arch::ParamSpec& spec : layout.param_table(rank))
-      if (spec.layer == 1) specs_[spec.name.substr(std::string("blocks.0.").size())] = spec;
-    for (const ActionKind kind : {ActionKind::kForward, ActionKind::kBackward})
-      for (TensorCall& call : tensor_calls(layout, {.kind = kind, .layer = 1, .microbatch = 0})) calls_.push_back(call);
+      if (spec.layer == block.index) specs_[spec.name.substr(block.name.size() + 1)] = spec;
+    rows_ = arch::layer_parameters(layout.model, block);
+    description_ = describe_layer(layout, block);
   }
 
   std::string text() {
@@ -38,10 +41,7 @@ class BlockDrawing {
     const int here_rank = layout_.mesh.coordinates(rank_)[mesh::Axis::kTp];
     const mesh::Range here = sequence_ ? mesh::padded_range(rows, tp_, here_rank) : mesh::Range{0, rows};
     line(cat("x  rows ", here.begin, "..", here.end - 1, " of ", rows, ", all ", layout_.model.hidden, " columns"));
-    half("attention", {"q", "k", "v"}, heads_text(), "out");
-    const std::vector<std::string> first =
-        layout_.model.traits().gated_mlp ? std::vector<std::string>{"gate", "up"} : std::vector<std::string>{"up"};
-    half("mlp", first, layout_.model.traits().gated_mlp ? "silu(gate) * up" : "gelu", "down");
+    for (const arch::Branch& branch : description_.branches) draw(branch);
     return std::move(text_);
   }
 
@@ -60,36 +60,34 @@ class BlockDrawing {
   }
 
   // norm, the first linears side by side, what is between, the second linear, the sum.
-  void half(const std::string& part, const std::vector<std::string>& first, const std::string& between,
-            const std::string& second) {
+  void draw(const arch::Branch& branch) {
     line("|");
-    line(cat(part, "_norm  ", shape_text(spec(part + "_norm.weight").shape), "  whole on every rank"));
-    const std::string joint = part == "attention" ? "qkv" : first.size() > 1 ? "gate_up" : first[0];
-    communication(cat("blocks.0.", part, ".", joint));
+    line(cat(branch.norm, "  ", shape_text(spec(cat(branch.norm, ".weight")).shape), "  whole on every rank"));
+    communication(branch.first);
     std::vector<std::string> names;
-    for (const std::string& name : first) names.push_back(cat(part, ".", name, ".weight"));
+    for (const arch::ParameterRow& row : rows_)
+      if (!row.bias && (row.fused == branch.first || row.part == branch.first)) names.push_back(cat(row.part, ".weight"));
     matrices(names);
-    line(cat("| ", between));
-    matrices({cat(part, ".", second, ".weight")});
-    communication(cat("blocks.0.", part, ".", second));
+    line(cat("| ", branch.mixer == arch::Branch::Mixer::kAttention ? heads_text() : std::string(branch.between)));
+    matrices({cat(branch.last, ".weight")});
+    communication(branch.last);
     line(cat("+  x of this half, on the same rows"));
   }
 
   // What the linear communicates, forward to the right, backward to the left.
-  void communication(const std::string& linear) {
-    for (const TensorCall& call : calls_) {
-      if (!call.site.starts_with(linear + " ")) continue;
-      const std::string pass = call.site.substr(linear.size() + 1);
-      const char* arrow = pass == "forward" ? "|==> forward:  " : "<==| backward: ";
-      line(cat(arrow, collective_name(call.collective), of_what(call, pass), ", ",
+  void communication(std::string_view linear) {
+    for (const arch::LayerCall& call : description_.calls) {
+      if (call.part != linear) continue;
+      const char* arrow = call.slot == Slot::kForward ? "|==> forward:  " : "<==| backward: ";
+      line(cat(arrow, collective_name(collective_of(call.what)), of_what(call), ", ",
                format_bytes(static_cast<double>(call.numel * call.element_size))));
     }
   }
 
-  static const char* of_what(const TensorCall& call, const std::string& pass) {
-    if (pass == "forward") return "";
-    if (pass == "gather") return " of x, for the weight gradient";
-    return call.collective == Collective::kAllGather ? " of dy" : " of dx";
+  static const char* of_what(const arch::LayerCall& call) {
+    if (call.slot == Slot::kForward) return "";
+    if (call.slot == Slot::kGather) return " of x, for the weight gradient";
+    return call.what == arch::LayerCall::What::kGather ? " of dy" : " of dx";
   }
 
   void matrices(const std::vector<std::string>& names) {
@@ -124,7 +122,8 @@ class BlockDrawing {
   const int tp_;
   const bool sequence_;
   std::map<std::string, arch::ParamSpec> specs_;  // of block 0, names without its own
-  std::vector<TensorCall> calls_;
+  std::vector<arch::ParameterRow> rows_;          // of the same
+  arch::LayerDescription description_;
   std::string text_;
 };
 

@@ -43,12 +43,10 @@ std::optional<char> at_height(const MemoryArray& bytes, double height) {
 
 char letter_of(const Action& action, EffectTable& effects) {
   if (action.kind == ActionKind::kForward) return 'F';
-  const std::vector<Touch>& touches = effects.of(action).touches;
-  const auto touched = [&](Resource what, Access how) {
-    return std::ranges::any_of(touches, [&](const Touch& touch) { return touch.what == what && touch.how == how; });
-  };
-  if (computes(action.kind)) return touched(Resource::kGradients, Access::kAdd) || touched(Resource::kOutputGrad, Access::kCreate) ? 'B' : 'R';
-  return effects.of(action).lane == Lane::kCompute && touched(Resource::kStates, Access::kUpdate) ? 'S' : '.';
+  if (computes(action.kind)) return words_of(action.kind).comes_and_goes ? 'R' : 'B';
+  const Effects& of = effects.of(action);
+  const bool updates = std::ranges::any_of(of.touches, [](const Touch& touch) { return touch.what == Resource::kStates; });
+  return of.lane == Lane::kCompute && updates ? 'S' : '.';
 }
 
 // "m0    m1": where the first action of each microbatch stands, as far as there is room.
