@@ -28,7 +28,7 @@ target_link_libraries(01_train PRIVATE lockstep::lockstep)
 """
 
 CORE_USER = """#include <cstdio>
-#include "lockstep/program/render/render.h"
+#include "lockstep/program/passes/make_layout.h"
 int main() {
   lockstep::config::RunConfig config;
   config.model.preset = "gpt2-test";

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 # Their tests need MPI's launcher or GPUs.
 ELSEWHERE = ("comm.mpi", "comm.nccl")
-CORE = ("base", "config", "mesh", "arch", "chat", "data", "launch", "program", "plan")
+CORE = [line.split()[1] for line in (ROOT / "cmake/rooms.txt").read_text().splitlines() if line.endswith(" core")]
 # Of the tests with many ranks and sizes: 2 and 3 ranks.
 FEW_RANKS = "*/1:*/2"
 # The readers of safetensors alone; all of checkpoint needs the rooms that train (tests/CMakeLists.txt).
@@ -26,7 +26,7 @@ READERS = "sanitized.safetensors_fuzz_test"
 
 def tests_of(*rooms):
     """The names of the test programs of these rooms, as cmake/rooms.cmake makes them."""
-    found = [f"{room}.{path.stem}" for room in rooms for path in sorted((ROOT / "lockstep" / room).glob("*_test.cpp"))]
+    found = [f"{room.replace('/', '_')}.{path.stem}" for room in rooms for path in sorted((ROOT / "lockstep" / room).glob("*_test.cpp"))]
     assert found, rooms
     return [name for name in found if not name.startswith(ELSEWHERE)]
 
