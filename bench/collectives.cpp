@@ -105,7 +105,7 @@ class Bench {
     if (options_.algorithm == "exchange") algorithm = program::Algorithm::kExchange;
     if (options_.algorithm == "prompt" && (options_.collective == "all_reduce" || options_.collective == "grid"))
       algorithm = program::prompt_all_reduce(bytes, ranks);
-    return {.site = site, .algorithm = algorithm, .blocking = !options_.queued};
+    return {.id = program::named_call(site), .algorithm = algorithm, .blocking = !options_.queued};
   }
   void call(const at::Tensor& tensor) {
     comm::Communicator& group = *groups_[options_.collective == "grid" ? 1 + turn_++ % 2 : 0];
@@ -120,7 +120,7 @@ class Bench {
   void check_sum(int64_t count) {
     comm::Communicator& group = everyone();
     const at::Tensor tensor = at::full({count}, group.rank() + 1.0, at::kFloat);
-    group.all_reduce(tensor, {.site = "check"}).wait();
+    group.all_reduce(tensor, {.id = program::named_call("check")}).wait();
     const auto expected = static_cast<float>(group.size() * (group.size() + 1) / 2);
     const auto* sums = tensor.const_data_ptr<float>();
     if (!std::all_of(sums, sums + count, [&](float sum) { return sum == expected; })) throw InternalError("wrong sum");
@@ -136,7 +136,7 @@ class Bench {
   double median_seconds(const std::function<void()>& call) {
     const double first = std::min({block(call, 1), block(call, 1), block(call, 1)});
     const at::Tensor count = at::full({1}, std::max(1.0, options_.seconds / kBlocks / std::max(first, 1e-7)), at::kLong);
-    everyone().broadcast(count, 0, {.site = "count"}).wait();
+    everyone().broadcast(count, 0, {.id = program::named_call("count")}).wait();
     std::vector<double> seconds(kBlocks);
     for (double& taken : seconds) taken = block(call, count.const_data_ptr<int64_t>()[0]);
     std::ranges::nth_element(seconds, seconds.begin() + kBlocks / 2);
@@ -144,10 +144,10 @@ class Bench {
   }
 
   double block(const std::function<void()>& call, int64_t count) {
-    everyone().barrier({.site = "block"}).wait();
+    everyone().barrier({.id = program::named_call("block")}).wait();
     const auto begin = Clock::now();
     for (int64_t i = 0; i < count; ++i) call();
-    everyone().barrier({.site = "block"}).wait();  // until all are done: they may have to share cores
+    everyone().barrier({.id = program::named_call("block")}).wait();  // until all are done: they may have to share cores
     return std::chrono::duration<double>(Clock::now() - begin).count() / static_cast<double>(count);
   }
 

@@ -89,11 +89,10 @@ OrderedJson rank_json(const Shown& shown, program::RankMemory& memory, int rank,
   if (what != "traffic") return json;
   json["parameters"] = program::parameters_of(layout, rank);
   json["calls"] = OrderedJson::array();
-  const program::Ledger ledger = program::predict_ledger(layout, shown.program, rank);
-  for (const auto& [key, entry] : ledger.entries()) {
+  for (const auto& [text, key, entry] : program::predict_ledger(layout, shown.program, rank).printed()) {
     OrderedJson sent = OrderedJson::object();
     for (const auto& [peer, bytes] : entry.sent) sent[cat(peer)] = bytes;
-    json["calls"].push_back({{"site", key.site},
+    json["calls"].push_back({{"site", text},
                              {"collective", collective_name(key.collective)},
                              {"axis", key.axis},
                              {"algorithm", algorithm_name(key.algorithm)},

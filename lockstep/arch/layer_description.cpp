@@ -5,7 +5,6 @@
 
 #include "lockstep/arch/layer_builder.h"
 #include "lockstep/base/check.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::arch {
 namespace {
@@ -271,11 +270,6 @@ LayerDescription describe_layer(const ModelConfig& model, const LayerSpec& layer
       return describe_head(model, input);
   }
   throw InternalError("no such layer");
-}
-
-std::string layer_call_site(const LayerSpec& layer, const LayerCall& call) {
-  constexpr std::string_view kSlots[] = {"forward", "backward", "gather", "softmax"};
-  return cat(layer.name, call.part.empty() ? "" : ".", call.part, " ", kSlots[static_cast<size_t>(call.slot)]);
 }
 
 }  // namespace lockstep::arch

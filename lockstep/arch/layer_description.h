@@ -58,7 +58,7 @@ struct Product {
   int64_t count = 1;
 };
 
-// A collective over tp. Owner (the layer), part and slot name it; layer_call_site() makes the text.
+// A collective over tp. Owner (the layer), part and slot are its id (program/call.h).
 struct LayerCall {
   enum class Slot {
     kForward,   // of what comes in, or of what the part makes
@@ -139,8 +139,5 @@ std::vector<ParameterRow> layer_parameters(const ModelConfig& model, const Layer
 
 // Which branches a block has, by the index of its layer.
 std::vector<Branch> block_branches(const ModelConfig& model, int layer);
-
-// "blocks.3.attention.out forward".
-std::string layer_call_site(const LayerSpec& layer, const LayerCall& call);
 
 }  // namespace lockstep::arch

@@ -1,5 +1,7 @@
 #include "lockstep/arch/optimizer.h"
 
+#include <algorithm>
+
 #include "lockstep/base/check.h"
 
 namespace lockstep::arch {
@@ -42,6 +44,15 @@ size_t OptimizerSpec::slot_index(std::string_view name) const {
   for (size_t i = 0; i < slots.size(); ++i)
     if (slots[i].name == name) return i;
   throw InternalError(cat(id, " has no slot named ", name));
+}
+
+OptimizerChoice optimizer_choice(const config::OptimizerSection& section) {
+  return {.kind = section.kind, .rules = section.rules, .iterations = section.ns_steps, .iterate_in = section.ns_precision};
+}
+
+double iteration_flops(int64_t rows, int64_t columns) {
+  const auto m = static_cast<double>(std::min(rows, columns)), k = static_cast<double>(std::max(rows, columns));
+  return 4 * m * m * k + 2 * m * m * m;
 }
 
 }  // namespace lockstep::arch

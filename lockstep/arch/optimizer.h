@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -13,8 +14,8 @@ namespace lockstep::arch {
 
 // A tensor with the shape of the parameter; begins as zeros.
 struct StateSlot {
-  std::string_view name;  // "exp_avg": its key in a checkpoint is "optim.exp_avg.<parameter>"
-  std::string_view text;  // in messages: "first moment"
+  std::string_view name{};  // "exp_avg": its key in a checkpoint is "optim.exp_avg.<parameter>"
+  std::string_view text{};  // in messages: "first moment"
   config::Precision dtype = config::Precision::kFp32;
 
   int64_t element_size() const;  // bytes
@@ -39,5 +40,26 @@ inline constexpr std::string_view kDefaultOptimizer = "adamw";
 // Of the registry, which lives as long as the program. InternalError where the id is not there.
 const OptimizerSpec& optimizer_spec(std::string_view id = kDefaultOptimizer);
 const std::vector<OptimizerSpec>& optimizer_specs();
+
+// How one parameter is updated.
+struct UpdateRule {
+  const OptimizerSpec* optimizer = &optimizer_spec();
+  double lr_factor = 1;                  // of the rate that its optimizer has
+  std::optional<double> weight_decay{};  // unset: that of its optimizer
+  bool operator==(const UpdateRule&) const = default;
+};
+
+// Who updates what, of the configuration: the rules of a parameter are found by its name and class (params.h).
+struct OptimizerChoice {
+  config::OptimizerKind kind = config::OptimizerKind::kAdamW;
+  config::OptimizerRules rules{};
+  int iterations = 5;  // of whole matrices (Newton-Schulz), and in which type
+  config::Precision iterate_in = config::Precision::kBf16;
+  bool operator==(const OptimizerChoice&) const = default;
+};
+OptimizerChoice optimizer_choice(const config::OptimizerSection& section);
+
+// Of one iteration over a matrix, on its shorter side m: X X^T, the square of that, and its product with X.
+double iteration_flops(int64_t rows, int64_t columns);
 
 }  // namespace lockstep::arch

@@ -29,6 +29,12 @@ ParamSpec spec_of(const LayerSpec& layer, const ParameterRow& row, int head) {
   if (!row.fused.empty()) spec.fuse = named(row.fused);
   if (row.in_head) spec.tied_layers = {head};
   spec.cut = row.cut;
+  if (row.columns < 0)
+    spec.of = spec.name.ends_with(".bias") ? config::ParameterClass::kBias : config::ParameterClass::kNorm;
+  else if (layer.kind == LayerKind::kEmbedding)
+    spec.of = config::ParameterClass::kEmbedding;
+  else if (layer.kind == LayerKind::kHead)
+    spec.of = config::ParameterClass::kHead;
   spec.per_head = row.per_head;
   return spec;
 }

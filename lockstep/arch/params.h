@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/arch/model_config.h"
+#include "lockstep/arch/optimizer.h"
 #include "lockstep/mesh/mesh.h"
 #include "lockstep/mesh/placement.h"
 
@@ -48,7 +49,9 @@ struct ParamSpec {
   std::map<mesh::Axis, mesh::Placement> placements;  // axes not named: Replicate
   Init init = Init::kNormal;
   double init_std = 0;                // kNormal: 0.02, output projections 0.02 / sqrt(2 L)
-  bool weight_decay = false;          // parameters of two or more dimensions
+  bool weight_decay = false;          // parameters of two or more dimensions, where no rule says otherwise
+  config::ParameterClass of = config::ParameterClass::kMatrix;
+  UpdateRule update{};                // AdamW, until choose_optimizers()
   int layer = 0;                      // owner in the layer table
   std::string fuse;                   // "" or the name under which neighbouring rows form one matrix:
                                       // "blocks.3.attention.qkv.weight" = q, k, v stacked along dim 0
@@ -81,6 +84,14 @@ std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& 
 // The rows that these layers own.
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard, const std::vector<int>& layers);
 int64_t num_parameters(const ModelConfig& model);
+
+// Gives every row its rule. InternalError where that is of whole matrices and the row is none (rule_problems).
+void choose_optimizers(const OptimizerChoice& choice, std::vector<ParamSpec>& table);
+// What is wrong with the rules for these parameters, in words: a whole-matrix optimizer of what is no matrix, a rule that names
+// nothing.
+std::vector<std::string> rule_problems(const OptimizerChoice& choice, const std::vector<ParamSpec>& table);
+// The parameter is updated as a whole matrix, and no rank has all of it.
+bool is_scattered_matrix(const ParamSpec& spec, int shards);
 
 // Where each parameter lies in the flat buffers: one contiguous unit per layer, units in layer order, parameters of a unit
 // in table order with fused rows side by side. Offsets and sizes in elements. A parameter or fused group has the same

@@ -57,7 +57,7 @@ TEST(AbortedCall, IsInNoCheckpoint) {
       EXPECT_EQ(save_as(1), "");
       device.halted = program::Collective::kBroadcast;
       device.halts = true;
-      training->broadcast(values, 0, {.site = "pull"}).wait();  // on its way into the weights
+      training->broadcast(values, 0, {.id = program::named_call("pull")}).wait();  // on its way into the weights
       EXPECT_NE(save_as(2), "") << "rank " << world.rank();
     });
     EXPECT_TRUE(fs::exists(directory / "step-00000001"));

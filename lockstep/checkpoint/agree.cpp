@@ -19,16 +19,16 @@ at::Tensor number_tensor(int64_t number) {
 
 }  // namespace
 
-std::string broadcast_text(comm::Communicator& world, const std::string& site, int root, const std::string& text) {
+std::string broadcast_text(comm::Communicator& world, const program::CallId& id, int root, const std::string& text) {
   const at::Tensor buffer =
       at::zeros({static_cast<int64_t>(kMaxText / sizeof(int64_t))}, at::TensorOptions().dtype(at::kLong));
   auto* bytes = static_cast<char*>(buffer.mutable_data_ptr());
   std::memcpy(bytes, text.data(), std::min(text.size(), kMaxText - 1));
-  world.broadcast(buffer, root, {.site = site}).wait();
+  world.broadcast(buffer, root, {.id = id}).wait();
   return bytes;
 }
 
-std::string agree(comm::Communicator& world, const std::string& site, const std::function<void()>& work) {
+std::string agree(comm::Communicator& world, const program::CallId& id, const std::function<void()>& work) {
   std::string problem;
   bool failed = false;
   try {
@@ -43,16 +43,16 @@ std::string agree(comm::Communicator& world, const std::string& site, const std:
   }
   // The largest number wins: the lowest rank that failed.
   const at::Tensor flag = number_tensor(failed ? world.size() - world.rank() : 0);
-  world.all_reduce(flag, {.site = site, .op = comm::ReduceOp::kMax}).wait();
+  world.all_reduce(flag, {.id = id, .op = comm::ReduceOp::kMax}).wait();
   const int64_t winner = flag.const_data_ptr<int64_t>()[0];
   if (winner == 0) return "";
   const int root = world.size() - static_cast<int>(winner);
-  return cat("rank ", root, ": ", broadcast_text(world, site, root, problem));
+  return cat("rank ", root, ": ", broadcast_text(world, id, root, problem));
 }
 
-int64_t broadcast_number(comm::Communicator& world, const std::string& site, int64_t number) {
+int64_t broadcast_number(comm::Communicator& world, const program::CallId& id, int64_t number) {
   const at::Tensor value = number_tensor(number);
-  world.broadcast(value, 0, {.site = site}).wait();
+  world.broadcast(value, 0, {.id = id}).wait();
   return value.const_data_ptr<int64_t>()[0];
 }
 

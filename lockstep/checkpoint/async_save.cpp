@@ -171,7 +171,7 @@ std::optional<SaveResult> Saver::poll(comm::Communicator& training) {
   const int64_t trouble = mine.empty() ? 0 : training.size() - training.rank();
   const at::Tensor worst = at::tensor({running ? int64_t{1} : int64_t{0}, trouble}, at::kLong);
   training
-      .all_reduce(worst, {.site = "checkpoint in flight",
+      .all_reduce(worst, {.id = program::call_id(program::Purpose::kCheckpointInFlight),
                           .algorithm = program::Algorithm::kDirect,
                           .op = comm::ReduceOp::kMax})
       .wait();
@@ -179,7 +179,7 @@ std::optional<SaveResult> Saver::poll(comm::Communicator& training) {
   if (values[0] == 0) return wait();
   if (values[1] == 0) return std::nullopt;
   const int root = training.size() - static_cast<int>(values[1]);
-  give_up(cat("rank ", root, ": ", broadcast_text(training, "checkpoint hangs", root, mine)));
+  give_up(cat("rank ", root, ": ", broadcast_text(training, program::call_id(program::Purpose::kCheckpointHangs), root, mine)));
 }
 
 std::optional<SaveResult> Saver::wait() {

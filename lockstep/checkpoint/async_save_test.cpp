@@ -171,7 +171,7 @@ TEST(AsyncSave, PollTellsAllRanksAtOneStep) {
       std::optional<SaveResult> saved;
       while (!saved) {
         const at::Tensor gradient = at::arange(300).to(at::kFloat);
-        rank.training->all_reduce(gradient, {.site = "gradient"}).wait();
+        rank.training->all_reduce(gradient, {.id = program::named_call("gradient")}).wait();
         ++step;
         saved = rank.saver.poll(*rank.training);
       }
@@ -192,7 +192,7 @@ TEST(AsyncSave, AFullDiskIsEveryRanksErrorAndTheNextSaveWorks) {
   std::vector<std::string> problems(2);
   testing::run_ranks(2, [&](comm::World& world) {
     Rank rank(world, directory);
-    const auto barrier = [&] { rank.training->barrier({.site = "limit"}).wait(); };
+    const auto barrier = [&] { rank.training->barrier({.id = program::named_call("limit")}).wait(); };
     if (world.rank() == 0) {
       const rlimit small{.rlim_cur = 4096, .rlim_max = before.rlim_max};
       EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);

@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include "lockstep/arch/optimizer.h"
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/agree.h"
@@ -51,6 +52,17 @@ const ManifestTensor* source_of(const StateTensor& target, const Manifest& manif
   return nullptr;
 }
 
+// States of an optimizer that this one does not have.
+bool has_other_slots(const StateTensor& target, const Manifest& manifest) {
+  for (const arch::OptimizerSpec& optimizer : arch::optimizer_specs())
+    for (const arch::StateSlot& slot : optimizer.slots) {
+      StateTensor other = target;
+      other.kind = engine::StateKind{slot.name};
+      if (other.kind != target.kind && manifest.tensors.contains(saved_name(other))) return true;
+    }
+  return false;
+}
+
 struct PieceJob {
   std::string name;
   const Piece* piece = nullptr;
@@ -62,6 +74,7 @@ using Jobs = std::map<std::string, std::map<const Piece*, PieceJob>>;  // by fil
 Jobs plan(const fs::path& folder, const Manifest& manifest, std::span<const StateTensor> state) {
   Jobs jobs;
   std::vector<std::string> different, missing;
+  bool of_others = false;  // what is missing has states of another optimizer instead
   std::set<std::string> parameters, named;  // a tensor may have several pieces here
   for (const StateTensor& target : state) {
     if (target.kind == StateKind::kParameter) parameters.insert(target.name);
@@ -69,6 +82,7 @@ Jobs plan(const fs::path& folder, const Manifest& manifest, std::span<const Stat
     const ManifestTensor* source = source_of(target, manifest, &name);
     if (source == nullptr) {
       if (!named.insert(saved_name(target)).second) continue;
+      of_others = of_others || (target.kind != StateKind::kParameter && has_other_slots(target, manifest));
       (target.kind == StateKind::kParameter ? different : missing)
           .push_back(cat(saved_name(target), "   not in the checkpoint   config ", shape_text(target.global_shape)));
       continue;
@@ -93,7 +107,9 @@ Jobs plan(const fs::path& folder, const Manifest& manifest, std::span<const Stat
   if (!missing.empty())
     throw CheckpointError({.code = "LS1308",
                            .what = cat("checkpoint ", folder.string(), " lacks optimizer state", listed(missing)),
-                           .way_out = "it can be used for generation, but not to go on with training"});
+                           .way_out = of_others ? "it has that of another optimizer: set optimizer.kind and optimizer.rules as they were, "
+                                                  "or begin anew: another run.name, no checkpoint.resume"
+                                                : "it can be used for generation, but not to go on with training"});
   return jobs;
 }
 
@@ -137,7 +153,7 @@ struct Attempt {
 Attempt attempt(const ResumeRequest& request, const fs::path& folder) {
   Attempt result;
   std::optional<Error> mismatch;
-  const std::string wrong = agree(request.world, "checkpoint model", [&] {
+  const std::string wrong = agree(request.world, program::call_id(program::Purpose::kCheckpointModel), [&] {
     try {
       const Manifest manifest = read_manifest(folder);
       compare_models(folder, request.model, read_train_state(folder, manifest).model);
@@ -150,14 +166,14 @@ Attempt attempt(const ResumeRequest& request, const fs::path& folder) {
   });
   if (!wrong.empty()) {
     // A rank may hold no piece of what is wrong, and learns it from the others.
-    const std::string other_model = agree(request.world, "checkpoint model", [&] {
+    const std::string other_model = agree(request.world, program::call_id(program::Purpose::kCheckpointModel), [&] {
       if (mismatch && mismatch->message().code == "LS1307") throw *mismatch;
     });
     if (mismatch) throw CheckpointError(mismatch->message());
     throw CheckpointError({.code = other_model.empty() ? "LS1308" : "LS1307", .what = wrong});
   }
   result.problem =
-      agree(request.world, "checkpoint load", [&] { result.train_state = load_into(folder, request.state); });
+      agree(request.world, program::call_id(program::Purpose::kCheckpointLoad), [&] { result.train_state = load_into(folder, request.state); });
   return result;
 }
 
@@ -189,12 +205,12 @@ std::optional<Resumed> resume(const ResumeRequest& request) {
     candidates = step_of(request.path) ? std::vector<StepFolder>{{.path = request.path}} : list_steps(request.path);
   }
   Resumed resumed;
-  const int64_t count = broadcast_number(request.world, "checkpoint count", static_cast<int64_t>(candidates.size()));
+  const int64_t count = broadcast_number(request.world, program::call_id(program::Purpose::kCheckpointCount), static_cast<int64_t>(candidates.size()));
   for (int64_t i = 0; i < count; ++i) {
     // Rank 0 alone has the list; the others learn the name, and "" stands for the folder that the request names.
     const StepFolder mine = request.world.rank() == 0 ? candidates[static_cast<size_t>(i)] : StepFolder{};
     const bool whole_folder = mine.path == request.path;
-    const std::string name = broadcast_text(request.world, "checkpoint step", 0,
+    const std::string name = broadcast_text(request.world, program::call_id(program::Purpose::kCheckpointStep), 0,
                                             whole_folder ? "" : mine.path.filename().string());
     const fs::path folder = name.empty() ? request.path : request.path / name;
     Attempt result = attempt(request, folder);

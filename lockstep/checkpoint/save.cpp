@@ -17,6 +17,7 @@ namespace lockstep::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using program::Purpose;
 
 class Writing {
  public:
@@ -26,20 +27,20 @@ class Writing {
         temporary_(request.directory / cat(kTemporaryPrefix, step_name(request.train_state.step))) {}
 
   SaveResult run() {
-    together("prepare", [this] { on_rank_0(&Writing::prepare); });
-    together("write", [this] { write_own(); });
-    together("publish", [this] { on_rank_0(&Writing::publish); });
+    together(Purpose::kCheckpointPrepare, "prepare", [this] { on_rank_0(&Writing::prepare); });
+    together(Purpose::kCheckpointWrite, "write", [this] { write_own(); });
+    together(Purpose::kCheckpointPublish, "publish", [this] { on_rank_0(&Writing::publish); });
     result_.path = final_;
     result_.step = request_.train_state.step;
     result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
     result_.bytes = static_cast<uint64_t>(
-        broadcast_number(request_.world, "checkpoint bytes", static_cast<int64_t>(result_.bytes)));
+        broadcast_number(request_.world, program::call_id(Purpose::kCheckpointBytes), static_cast<int64_t>(result_.bytes)));
     return std::move(result_);
   }
 
  private:
-  void together(const std::string& part, const std::function<void()>& work) {
-    const std::string problem = agree(request_.world, cat("checkpoint ", part), [&] {
+  void together(Purpose purpose, const std::string& part, const std::function<void()>& work) {
+    const std::string problem = agree(request_.world, program::call_id(purpose), [&] {
       tell(part);
       work();
       tell("");

@@ -4,6 +4,7 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <numeric>
 #include <tuple>
 
@@ -40,7 +41,10 @@ void run(const Case& c, const fs::path& from, const fs::path& directory, int64_t
   const program::Layout layout = layout_for(c, 12);
   lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
     Groups groups(world, layout);
-    Executor executor({.layout = layout, .seed = from.empty() ? uint64_t{1} : uint64_t{2}}, groups);
+    Executor executor({.layout = layout,
+                       .seed = from.empty() ? uint64_t{1} : uint64_t{2},
+                       .optimizer = engine::testing::optimizer_of(c)},
+                      groups);
     if (from.empty()) {
       for (int64_t index = 0; index < 2; ++index)
         executor.step(engine::testing::microbatches(layout, world.rank(), index), index + 1, 1e-3);
@@ -98,6 +102,57 @@ TEST(ZeroLayouts, MasterWeightsToo) {
                              layout("gpt2-test", 2, 2, 2), layout("gpt2-test", 0, 2, 1)};
   for (Case& c : chain) c.precision = config::Precision::kBf16;
   check_chain(chain);
+}
+
+// All that one rank has of a step, by the names in the files.
+std::map<std::string, at::Tensor> loaded_alone(Case c, const fs::path& step) {
+  c = {.preset = c.preset, .dp = 1, .micro_batch = 1, .vocab_size = c.vocab_size, .optimizer = c.optimizer};
+  const program::Layout layout = layout_for(c, 12);
+  std::map<std::string, at::Tensor> found;
+  lockstep::testing::run_ranks(1, [&](comm::World& world) {
+    Groups groups(world, layout);
+    Executor executor({.layout = layout, .optimizer = engine::testing::optimizer_of(c)}, groups);
+    const auto state = executor.store().state();
+    ASSERT_TRUE(resume({.path = step, .state = state, .world = groups.world(), .model = arch::model_json(layout.model)}));
+    for (const engine::StateTensor& tensor : state) found[saved_name(tensor)] = tensor.local.clone();
+  });
+  return found;
+}
+
+// Matrices have a momentum and no moments, all else has moments.
+TEST(ZeroLayouts, StatesOfMuonGoFromAnyLayoutToAnyOther) {
+  std::vector<Case> chain = {layout("llama-test", 3, 1, 3),    layout("llama-test", 0, 1, 1, 2), layout("llama-test", 1, 1, 4),
+                             layout("llama-test", 2, 1, 2, 2), layout("llama-test", 0, 2, 1),    layout("llama-test", 3, 2, 2)};
+  chain[2].offload = {.optimizer = true};
+  for (Case& c : chain) c.optimizer = config::OptimizerKind::kMuon;
+  const fs::path directory = fresh_folder("muon");
+  run(chain[0], {}, directory, 1);
+  const auto expected = loaded_alone(chain[0], directory / step_name(1));
+  EXPECT_TRUE(expected.contains("optim.momentum_buffer.blocks.0.mlp.up.weight"));
+  EXPECT_FALSE(expected.contains("optim.exp_avg.blocks.0.mlp.up.weight"));
+  EXPECT_TRUE(expected.contains("optim.exp_avg.head.norm.weight"));
+  for (size_t i = 1; i < chain.size(); ++i) {
+    SCOPED_TRACE(program::describe(layout_for(chain[i], 12)));
+    const auto step = static_cast<int64_t>(i + 1);
+    run(chain[i], directory / step_name(step - 1), directory, step);
+    for (const auto& [name, values] : loaded_alone(chain[i], directory / step_name(step)))
+      EXPECT_TRUE(at::equal(values, expected.at(name))) << name;
+  }
+}
+
+TEST(ZeroLayouts, StatesOfAnotherOptimizerAreRefusedByName) {
+  Case c = layout("llama-test", 1, 1, 1);
+  const fs::path directory = fresh_folder("other");
+  run(c, {}, directory, 1);
+  c.optimizer = config::OptimizerKind::kMuon;
+  try {
+    loaded_alone(c, directory / step_name(1));
+    FAIL() << "made up a momentum";
+  } catch (const CheckpointError& error) {
+    EXPECT_EQ(error.message().code, "LS1308");
+    EXPECT_NE(error.message().what.find("optim.momentum_buffer.blocks.0."), std::string::npos) << error.what();
+    EXPECT_NE(error.message().way_out.find("optimizer.kind"), std::string::npos) << error.what();
+  }
 }
 
 // What lives on the host is saved and loaded as what does not.

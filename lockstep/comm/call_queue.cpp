@@ -99,7 +99,7 @@ void CallQueue::run_entry(Entry& entry, std::unique_lock<std::mutex>& lock) {
 
 void CallQueue::run(Call& call) {
   if (call.prepare) call.prepare();
-  const int64_t flight = flights_.enter(call.progress.call, call.key.site, call.payload);
+  const int64_t flight = flights_.enter(call.progress.call, call.payload);
   call.progress.inside = true;
   transport_->publish(call.progress);
   Link link(*transport_, call.header, options_.deadline);

@@ -17,8 +17,8 @@ TEST(Blocking, CallsAreDoneAndExposed) {
   run_ranks(2, [](World& world) {
     const auto group = world.communicator({0, 1}, "tp");
     const at::Tensor tensor = floats(1000, [&](int64_t i) { return value(world.rank(), i); });
-    group->all_reduce(tensor, {.site = "queued"});  // runs first
-    Work work = group->all_reduce(tensor, {.site = "blocking", .algorithm = Algorithm::kExchange, .blocking = true});
+    group->all_reduce(tensor, {.id = program::named_call("queued")});  // runs first
+    Work work = group->all_reduce(tensor, {.id = program::named_call("blocking"), .algorithm = Algorithm::kExchange, .blocking = true});
     EXPECT_TRUE(work.done());
     EXPECT_GT(work.exposed_seconds(), 0);
     expect(

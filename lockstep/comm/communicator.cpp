@@ -14,7 +14,11 @@ namespace {
 using program::Algorithm;
 using program::Collective;
 
-ElementType element_type(const at::Tensor& tensor, const std::string& name) {
+std::string name_of(Collective collective, const CallOptions& options) {
+  return cat(program::collective_name(collective), " '", program::call_text(options.id), "'");
+}
+
+ElementType element_type(const at::Tensor& tensor, Collective collective, const CallOptions& options) {
   switch (tensor.scalar_type()) {
     case at::ScalarType::Float:
       return ElementType::kFloat32;
@@ -25,7 +29,7 @@ ElementType element_type(const at::Tensor& tensor, const std::string& name) {
     case at::ScalarType::Long:
       return ElementType::kInt64;
     default:
-      throw InternalError(cat(name, ": elements of type ", tensor.scalar_type(),
+      throw InternalError(cat(name_of(collective, options), ": elements of type ", tensor.scalar_type(),
                               " cannot be communicated; use fp32, fp64, bf16 or int64"));
   }
 }
@@ -89,13 +93,14 @@ struct Communicator::Impl {
   bool alone() const { return options.ranks.size() == 1; }
   int size() const { return static_cast<int>(options.ranks.size()); }
 
-  static std::string name(const Request& request) {
-    return cat(program::collective_name(request.collective), " '", request.options.site, "'");
+  static std::string name(const Request& request) { return name_of(request.collective, request.options); }
+  static ElementType type_of(const Request& request, const at::Tensor& tensor) {
+    return element_type(tensor, request.collective, request.options);
   }
 
   void check(const Request& request, const at::Tensor& tensor) const {
     LOCKSTEP_CHECK(tensor.defined() && tensor.is_contiguous(), name(request), ": the tensor is not contiguous");
-    element_type(tensor, name(request));
+    type_of(request, tensor);
   }
   void check_parts(const Request& request, const at::Tensor& part, const at::Tensor& full) const {
     check(request, part);
@@ -112,10 +117,9 @@ struct Communicator::Impl {
                    program::algorithm_name(algorithm));
     LOCKSTEP_CHECK(request.root >= 0 && request.root < size(), name(request), ": root or peer ", request.root, " of ",
                    size());
-    const ElementType type = sample.defined() ? element_type(sample, name(request)) : ElementType::kInt64;
+    const ElementType type = sample.defined() ? type_of(request, sample) : ElementType::kInt64;
     Call call;
-    call.key = {
-        .site = request.options.site, .collective = request.collective, .axis = options.axis, .algorithm = algorithm};
+    call.key = {.id = request.options.id, .collective = request.collective, .axis = options.axis, .algorithm = algorithm};
     call.header = {.numel = request.numel,
                    .root = request.root,
                    .collective = static_cast<int8_t>(request.collective),
@@ -128,13 +132,10 @@ struct Communicator::Impl {
 
   Call numbered_call(const Request& request, const at::Tensor& sample) {
     Call call = make_call(request, sample);
-    const std::string& site = request.options.site;
-    std::memcpy(call.header.site.data(), site.data(), std::min(site.size(), call.header.site.size()));
+    call.header.id = request.options.id;
     call.header.sequence = ++collectives;
-    std::string text(program::collective_name(request.collective));  // cat() is too slow for a call of 1 us
-    text.append(" #").append(std::to_string(collectives)).append(" '").append(site).append("'");
     call.progress = {.sequence = collectives,
-                     .call = std::move(text),
+                     .call = {.id = request.options.id, .number = collectives, .collective = request.collective},
                      .on_board = has_board && on_board(request.collective, call.key.algorithm)};
     return call;
   }
@@ -180,9 +181,10 @@ struct Communicator::Impl {
     call.header.root = sends ? request.root : queue.transport().rank();
     call.header.sequence = ++(sends ? sent_to : received_from)[static_cast<size_t>(request.root)];
     call.progress = {.sequence = collectives,
-                     .call = cat(program::collective_name(request.collective), " #", call.header.sequence, " '",
-                                 request.options.site, sends ? "' to rank " : "' from rank ",
-                                 options.ranks[static_cast<size_t>(request.root)])};
+                     .call = {.id = request.options.id,
+                              .peer = options.ranks[static_cast<size_t>(request.root)],
+                              .number = call.header.sequence,
+                              .collective = request.collective}};
     return call;
   }
 
@@ -190,7 +192,7 @@ struct Communicator::Impl {
 
   // The backend moves the tensors; the ledger says what the algorithm asked for would have sent.
   Work launch(const Request& request, const Call& call, const at::Tensor& input, const at::Tensor& output) {
-    const int64_t flight = queue.flights().enter(call.progress.call, call.key.site, call.payload);
+    const int64_t flight = queue.flights().enter(call.progress.call, call.payload);
     auto state = std::make_shared<Work::State>();
     state->native = native->start({.collective = request.collective,
                                    .op = request.options.op,
@@ -261,7 +263,7 @@ Work Communicator::all_reduce(const at::Tensor& tensor, const CallOptions& optio
   impl_->check(request, tensor);
   if (impl_->alone()) return {};
   if (impl_->by_backend(tensor)) return impl_->launch_collective(request, tensor, tensor);
-  const Reduction reduction = reduction_of(element_type(tensor, options.site), options.op);
+  const Reduction reduction = reduction_of(Impl::type_of(request, tensor), options.op);
   return impl_->collective(request, {{{tensor, Use::kBoth}}},
                            [reduction](Link& link, Algorithm algorithm, const HostTensors& host) {
                              comm::all_reduce(link, algorithm, elements_of(host[0]), reduction);
@@ -274,7 +276,7 @@ Work Communicator::reduce(const at::Tensor& tensor, int root, const CallOptions&
   impl_->check(request, tensor);
   if (impl_->alone()) return {};
   if (impl_->by_backend(tensor)) return impl_->launch_collective(request, tensor, tensor);
-  const Combine combine = combine_function(element_type(tensor, options.site), options.op);
+  const Combine combine = combine_function(Impl::type_of(request, tensor), options.op);
   return impl_->collective(request, {{{tensor, rank() == root ? Use::kBoth : Use::kRead}}},
                            [root, combine](Link& link, Algorithm algorithm, const HostTensors& host) {
                              comm::reduce(link, algorithm, elements_of(host[0]), root, combine);
@@ -312,7 +314,7 @@ Work Communicator::reduce_scatter(const at::Tensor& input, const at::Tensor& out
   impl_->check_parts(request, output, input);
   if (impl_->alone()) return copy_alone(input, output), Work();
   if (impl_->by_backend(input)) return impl_->launch_collective(request, input, output);
-  const Reduction reduction = reduction_of(element_type(input, options.site), options.op);
+  const Reduction reduction = reduction_of(Impl::type_of(request, input), options.op);
   return impl_->collective(request, {{{input, Use::kRead}, {output, Use::kWrite}}},
                            [reduction](Link& link, Algorithm algorithm, const HostTensors& host) {
                              const auto& [full, part] = host;

@@ -39,7 +39,7 @@ class Work {
 };
 
 struct CallOptions {
-  std::string site;  // what it is for; the key of the ledger and the text of errors: "reduce_grad bucket 0"
+  program::CallId id{};  // what it is for; the key of the ledger, and in errors its text
   // Unset: ring for all_reduce, all_gather and reduce_scatter, tree for reduce and broadcast; the others know only
   // kDirect. InternalError for one that the collective does not have (program::supports).
   std::optional<program::Algorithm> algorithm{};
@@ -58,10 +58,10 @@ struct CommunicatorOptions {
 };
 
 // Calls of one communicator run in the order in which they were made, on its own progress thread; all ranks of the
-// group must make the same calls in the same order, with the same site. Ranks that do not are told so: InternalError
+// group must make the same calls in the same order, with the same id. Ranks that do not are told so: InternalError
 // with both calls. Sums are in a fixed order: the same bits on every run and on every rank.
 //
-// Tensors: contiguous, fp32, fp64, bf16 or int64 (else InternalError naming site and dtype); in place where not said
+// Tensors: contiguous, fp32, fp64, bf16 or int64 (else InternalError naming call and dtype); in place where not said
 // otherwise; the caller leaves them alone until wait(). A group of one returns its input and records nothing.
 //
 // A tensor on a GPU: where the backend has collectives of its own (nccl), the call is put on the GPU's queue before it
@@ -99,7 +99,7 @@ class Communicator {
   // elsewhere.
   Work gather(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options);
   Work scatter(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options);
-  // Between two ranks; sites may differ.
+  // Between two ranks; ids may differ.
   Work send(const at::Tensor& tensor, int peer, const CallOptions& options);
   Work recv(const at::Tensor& tensor, int peer, const CallOptions& options);
   Work barrier(const CallOptions& options);

@@ -9,10 +9,10 @@
 namespace lockstep::comm {
 
 // Collective: `mine` of every rank of the group, in rank order. Two calls: sizes, then the bytes.
-std::vector<std::string> gather_texts(Communicator& group, const std::string& site, const std::string& mine);
+std::vector<std::string> gather_texts(Communicator& group, const program::CallId& id, const std::string& mine);
 
 // Collective: `mine` of every rank of the group, [size()][mine.size()]; the same number of them on all.
-std::vector<std::vector<int64_t>> gather_numbers(Communicator& group, const std::string& site,
+std::vector<std::vector<int64_t>> gather_numbers(Communicator& group, const program::CallId& id,
                                                  const std::vector<int64_t>& mine);
 
 // "rank 3", "ranks 0-2,5": ascending.

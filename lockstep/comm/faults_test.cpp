@@ -39,7 +39,7 @@ TEST(Mismatch, OfSizesShowsBothCalls) {
   const std::string text = message_of<InternalError>([] {
     run_ranks(2, [](World& world) {
       const auto group = world.communicator({0, 1}, "dp");
-      group->all_reduce(ones(100 + world.rank()), {.site = "grad"}).wait();
+      group->all_reduce(ones(100 + world.rank()), {.id = program::named_call("grad")}).wait();
     });
   });
   EXPECT_THAT(text,
@@ -56,17 +56,17 @@ TEST(Mismatch, OfOperationsSitesAndTypesIsFound) {
       });
     });
   };
-  EXPECT_THAT(differ([](Communicator& c) { c.all_reduce(ones(8), {.site = "a"}).wait(); },
-                     [](Communicator& c) { c.broadcast(ones(8), 1, {.site = "a"}).wait(); }),
+  EXPECT_THAT(differ([](Communicator& c) { c.all_reduce(ones(8), {.id = program::named_call("a")}).wait(); },
+                     [](Communicator& c) { c.broadcast(ones(8), 1, {.id = program::named_call("a")}).wait(); }),
               AllOf(HasSubstr("all_reduce #1 'a'"), HasSubstr("broadcast #1 'a'")));
-  EXPECT_THAT(differ([](Communicator& c) { c.all_reduce(ones(8), {.site = "a"}).wait(); },
-                     [](Communicator& c) { c.all_reduce(ones(8), {.site = "b"}).wait(); }),
+  EXPECT_THAT(differ([](Communicator& c) { c.all_reduce(ones(8), {.id = program::named_call("a")}).wait(); },
+                     [](Communicator& c) { c.all_reduce(ones(8), {.id = program::named_call("b")}).wait(); }),
               AllOf(HasSubstr("'a'"), HasSubstr("'b'")));
-  EXPECT_THAT(differ([](Communicator& c) { c.all_reduce(ones(8), {.site = "a"}).wait(); },
-                     [](Communicator& c) { c.all_reduce(ones(8), {.site = "a", .op = ReduceOp::kMax}).wait(); }),
+  EXPECT_THAT(differ([](Communicator& c) { c.all_reduce(ones(8), {.id = program::named_call("a")}).wait(); },
+                     [](Communicator& c) { c.all_reduce(ones(8), {.id = program::named_call("a"), .op = ReduceOp::kMax}).wait(); }),
               HasSubstr("max"));
-  EXPECT_THAT(differ([](Communicator& c) { c.send(ones(8), 1, {.site = "a"}).wait(); },
-                     [](Communicator& c) { c.recv(at::empty({4}, at::kFloat), 0, {.site = "a"}).wait(); }),
+  EXPECT_THAT(differ([](Communicator& c) { c.send(ones(8), 1, {.id = program::named_call("a")}).wait(); },
+                     [](Communicator& c) { c.recv(at::empty({4}, at::kFloat), 0, {.id = program::named_call("a")}).wait(); }),
               AllOf(HasSubstr("send and recv #1"), HasSubstr("of 8"), HasSubstr("of 4")));
 }
 
@@ -78,7 +78,7 @@ TEST(Mismatch, OnTheBoardIsFound) {
       run_ranks(2,
                 [&](World& world) {
                   const auto group = world.communicator({0, 1}, "tp");
-                  group->barrier({.site = "start"}).wait();
+                  group->barrier({.id = program::named_call("start")}).wait();
                   (world.rank() == 0 ? first : second)(*group);
                 },
                 {.limit = std::chrono::seconds(15)});
@@ -86,36 +86,36 @@ TEST(Mismatch, OnTheBoardIsFound) {
   };
   const auto exchange = [](int64_t numel) {
     return [numel](Communicator& c) {
-      c.all_reduce(ones(numel), {.site = "a", .algorithm = program::Algorithm::kExchange, .blocking = true}).wait();
+      c.all_reduce(ones(numel), {.id = program::named_call("a"), .algorithm = program::Algorithm::kExchange, .blocking = true}).wait();
     };
   };
   EXPECT_THAT(differ(exchange(8), exchange(9)),
               AllOf(HasSubstr("all_reduce #2 'a' of 8 fp32 (exchange"), HasSubstr("all_reduce #2 'a' of 9 fp32")));
   EXPECT_THAT(differ(exchange(8),
                      [](Communicator& c) {
-                       c.all_reduce(ones(8), {.site = "a", .algorithm = program::Algorithm::kDirect}).wait();
+                       c.all_reduce(ones(8), {.id = program::named_call("a"), .algorithm = program::Algorithm::kDirect}).wait();
                      }),
               AllOf(HasSubstr("exchange"), HasSubstr("direct")));
-  EXPECT_THAT(differ(exchange(8), [](Communicator& c) { c.broadcast(ones(8), 0, {.site = "b"}).wait(); }),
+  EXPECT_THAT(differ(exchange(8), [](Communicator& c) { c.broadcast(ones(8), 0, {.id = program::named_call("b")}).wait(); }),
               AllOf(HasSubstr("member 0: all_reduce #2 'a'"), HasSubstr("member 1: broadcast #2 'b'")));
 }
 
 TEST(Checks, RefuseTensorsThatCannotBeSent) {
   run_ranks(1, [](World& world) {
     const auto group = world.communicator({0}, "dp");
-    EXPECT_THAT(message_of<InternalError>([&] { group->all_reduce(at::empty({2}, at::kHalf), {.site = "x"}); }),
+    EXPECT_THAT(message_of<InternalError>([&] { group->all_reduce(at::empty({2}, at::kHalf), {.id = program::named_call("x")}); }),
                 AllOf(HasSubstr("all_reduce 'x'"), HasSubstr("Half")));
     EXPECT_THAT(message_of<InternalError>([&] {
-                  group->all_reduce(at::empty({4, 4}, at::kFloat).t(), {.site = "x"});
+                  group->all_reduce(at::empty({4, 4}, at::kFloat).t(), {.id = program::named_call("x")});
                 }),
                 HasSubstr("not contiguous"));
-    EXPECT_THAT(message_of<InternalError>([&] { group->all_gather(ones(2), ones(3), {.site = "x"}); }),
+    EXPECT_THAT(message_of<InternalError>([&] { group->all_gather(ones(2), ones(3), {.id = program::named_call("x")}); }),
                 AllOf(HasSubstr("all_gather 'x'"), HasSubstr("(2) == full.numel() (3)")));
   });
   EXPECT_THAT(message_of<InternalError>([] {
                 run_ranks(2, [](World& world) {
                   const auto group = world.communicator({0, 1}, "dp");
-                  group->broadcast(ones(2), 0, {.site = "x", .algorithm = program::Algorithm::kRing}).wait();
+                  group->broadcast(ones(2), 0, {.id = program::named_call("x"), .algorithm = program::Algorithm::kRing}).wait();
                 });
               }),
               AllOf(HasSubstr("broadcast 'x'"), HasSubstr("ring")));
@@ -126,12 +126,12 @@ TEST(MissingRank, IsNamedWithWhatItDidLast) {
     run_ranks(3,
               [](World& world) {
                 const auto group = world.communicator({0, 1, 2}, "dp");
-                group->all_reduce(ones(10), {.site = "grad"}).wait();
+                group->all_reduce(ones(10), {.id = program::named_call("grad")}).wait();
                 // Rank 2 is busy with something else; ranks 0 and 1 wait for it, 0 only by way of 1.
                 if (world.rank() == 2)
                   std::this_thread::sleep_for(milliseconds(1200));
                 else
-                  group->all_reduce(ones(10), {.site = "loss"}).wait();
+                  group->all_reduce(ones(10), {.id = program::named_call("loss")}).wait();
               },
               {.deadline = milliseconds(300)});
   });
@@ -146,7 +146,7 @@ TEST(MissingRank, OfABlockingCallIsNamedToo) {
     run_ranks(3,
               [](World& world) {
                 const auto group = world.communicator({0, 1, 2}, "tp");
-                const CallOptions call{.site = "half", .algorithm = program::Algorithm::kExchange, .blocking = true};
+                const CallOptions call{.id = program::named_call("half"), .algorithm = program::Algorithm::kExchange, .blocking = true};
                 group->all_reduce(ones(10), call).wait();
                 if (world.rank() == 2)
                   std::this_thread::sleep_for(milliseconds(1200));
@@ -165,10 +165,10 @@ TEST(MissingRank, ThatNeverJoinedIsNamed) {
       std::make_shared<const launch::SharedRegion>(launch::SharedRegion::anonymous(launch::region_bytes(2)));
   SharedMemoryWorld world(region, 0, 2, {.deadline = milliseconds(100)});
   const auto group = world.communicator({0, 1}, "dp");
-  EXPECT_THAT(message_of<PeerLostError>([&] { group->barrier({.site = "start"}).wait(); }),
+  EXPECT_THAT(message_of<PeerLostError>([&] { group->barrier({.id = program::named_call("start")}).wait(); }),
               HasSubstr("rank 1 never joined the job; barrier #1 'start' of group dp[0,1] lacks it"));
   // What failed once stays failed, at once.
-  EXPECT_THROW(group->barrier({.site = "again"}).wait(), PeerLostError);
+  EXPECT_THROW(group->barrier({.id = program::named_call("again")}).wait(), PeerLostError);
 }
 
 TEST(MissingRank, ThatLeftIsNoticedLongBeforeTheDeadline) {
@@ -176,8 +176,8 @@ TEST(MissingRank, ThatLeftIsNoticedLongBeforeTheDeadline) {
     run_ranks(2,
               [](World& world) {
                 const auto group = world.communicator({0, 1}, "dp");
-                group->barrier({.site = "start"}).wait();
-                if (world.rank() == 0) group->recv(at::empty({1}, at::kFloat), 1, {.site = "act"}).wait();
+                group->barrier({.id = program::named_call("start")}).wait();
+                if (world.rank() == 0) group->recv(at::empty({1}, at::kFloat), 1, {.id = program::named_call("act")}).wait();
               },
               {.deadline = milliseconds(60000), .limit = std::chrono::seconds(20)});
   });
@@ -192,7 +192,7 @@ TEST(Failure, OfOneRankReleasesTheOthers) {
                 const auto group = world.communicator({0, 1, 2, 3}, "dp");
                 if (world.rank() == 3) throw DataError({.code = "LS1200", .what = "no such file"});
                 try {
-                  group->all_reduce(ones(10), {.site = "grad"}).wait();
+                  group->all_reduce(ones(10), {.id = program::named_call("grad")}).wait();
                 } catch (const PeerLostError& error) {
                   ++released;
                   throw;
@@ -211,7 +211,7 @@ TEST(Failure, OfARankWithCallsInFlightDoesNotHoldItUp) {
                           [](World& world) {
                             const auto group = world.communicator({0, 1}, "dp");
                             if (world.rank() == 1) return std::this_thread::sleep_for(milliseconds(300));
-                            group->all_reduce(ones(10), {.site = "grad"});
+                            group->all_reduce(ones(10), {.id = program::named_call("grad")});
                             throw DataError({.code = "LS1200", .what = "too short"});
                           },
                           {.deadline = milliseconds(60000), .limit = std::chrono::seconds(20)});
@@ -225,7 +225,7 @@ TEST(Failure, ReasonReachesThePeers) {
   SharedMemoryWorld first(region, 0, 2);
   SharedMemoryWorld second(region, 1, 2);
   const auto group = first.communicator({0, 1}, "dp");
-  Work work = group->barrier({.site = "end"});
+  Work work = group->barrier({.id = program::named_call("end")});
   second.abort("no space left on the disk");
   EXPECT_THAT(message_of<PeerLostError>([&] { work.wait(); }),
               AllOf(HasSubstr("LS3003"), HasSubstr("rank 1 stopped the job while rank 0 was in barrier #1 'end'"),
@@ -235,7 +235,7 @@ TEST(Failure, ReasonReachesThePeers) {
 TEST(FlightRing, KeepsTheLastCalls) {
   run_ranks(2, [](World& world) {
     const auto group = world.communicator({0, 1}, "dp");
-    for (int call = 0; call < 70; ++call) group->barrier({.site = "step"});
+    for (int call = 0; call < 70; ++call) group->barrier({.id = program::named_call("step")});
     group->take_ledger();  // waits for them
     const std::vector<std::string> lines = split(group->last_calls(), '\n');
     ASSERT_EQ(lines.size(), 65u);  // 64 and the end of the last
@@ -269,7 +269,7 @@ TEST(Processes, AllReduceOverAMemfd) {
     const auto group = world.communicator({0, 1, 2, 3}, "world");
     for (const int64_t numel : {1, 1000, 1000003}) {
       const at::Tensor tensor = ones(numel);
-      group->all_reduce(tensor, {.site = "sum"}).wait();
+      group->all_reduce(tensor, {.id = program::named_call("sum")}).wait();
       const float* data = tensor.const_data_ptr<float>();
       for (int64_t i = 0; i < numel; ++i)
         if (data[i] != n) return 1;
@@ -284,10 +284,10 @@ void expect_that_a_killed_one_is_named(program::Algorithm algorithm) {
   const launch::SharedRegion region = launch::SharedRegion::memfd(launch::region_bytes(n));
   const auto children = fork_ranks(n, region, [algorithm](World& world) {
     const auto group = world.communicator({0, 1, 2}, "world");
-    group->barrier({.site = "start"}).wait();
+    group->barrier({.id = program::named_call("start")}).wait();
     if (world.rank() == 2) raise(SIGKILL);
     const std::string text = message_of<PeerLostError>([&] {
-      for (;;) group->all_reduce(ones(10), {.site = "grad", .algorithm = algorithm, .blocking = true}).wait();
+      for (;;) group->all_reduce(ones(10), {.id = program::named_call("grad"), .algorithm = algorithm, .blocking = true}).wait();
     });
     const bool named =
         text.find(cat("rank 2 (process ")) != std::string::npos && text.find("died") != std::string::npos;
@@ -314,7 +314,7 @@ TEST(Processes, OneStoppedInAWaitIsNamed) {
       n, region,
       [](World& world) {
         const auto group = world.communicator({0, 1, 2}, "world");
-        group->barrier({.site = "start"}).wait();
+        group->barrier({.id = program::named_call("start")}).wait();
         if (world.rank() == 1) {
           std::thread([] {
             std::this_thread::sleep_for(milliseconds(300));
@@ -324,7 +324,7 @@ TEST(Processes, OneStoppedInAWaitIsNamed) {
           std::this_thread::sleep_for(milliseconds(900));
         }
         const std::string text = message_of<PeerLostError>(
-            [&] { group->all_reduce(ones(10), {.site = "grad", .algorithm = program::Algorithm::kRing}).wait(); });
+            [&] { group->all_reduce(ones(10), {.id = program::named_call("grad"), .algorithm = program::Algorithm::kRing}).wait(); });
         const bool named = text.find("rank 1 does not go on with all_reduce #2 'grad'") != std::string::npos;
         if (!named) std::fprintf(stderr, "rank %d: %s\n", world.rank(), text.c_str());
         world.abort(text);

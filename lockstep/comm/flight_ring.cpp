@@ -8,9 +8,9 @@
 
 namespace lockstep::comm {
 
-int64_t FlightRing::enter(const std::string& call, const std::string& site, int64_t bytes) {
+int64_t FlightRing::enter(const CallLabel& call, int64_t bytes) {
   const std::lock_guard lock(mutex_);
-  flights_[static_cast<size_t>(count_ % kCalls)] = {.call = call, .site = site, .bytes = bytes, .entered = Clock::now()};
+  flights_[static_cast<size_t>(count_ % kCalls)] = {.call = call, .bytes = bytes, .entered = Clock::now()};
   return count_++;
 }
 
@@ -18,7 +18,7 @@ void FlightRing::leave(int64_t number) {
   const std::lock_guard lock(mutex_);
   Flight& flight = flights_[static_cast<size_t>(number % kCalls)];
   flight.left = Clock::now();
-  if (timing_) times_.push_back({flight.site, flight.entered, flight.left});
+  if (timing_) times_.push_back({flight.call.id, flight.entered, flight.left});
 }
 
 void FlightRing::time_calls() {
@@ -42,7 +42,7 @@ std::string FlightRing::text(int calls) const {
   for (int64_t i = std::max<int64_t>(0, count_ - std::min(calls, kCalls)); i < count_; ++i) {
     const Flight& flight = flights_[static_cast<size_t>(i % kCalls)];
     text +=
-        cat("  ", flight.call, ", ", format_bytes(static_cast<double>(flight.bytes)), ", entered ",
+        cat("  ", flight.call.text(), ", ", format_bytes(static_cast<double>(flight.bytes)), ", entered ",
             seconds(Clock::now() - flight.entered), " ago, ",
             flight.left == Clock::time_point{} ? "still inside" : cat("took ", seconds(flight.left - flight.entered)),
             "\n");

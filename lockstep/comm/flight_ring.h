@@ -8,11 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/call_label.h"
+
 namespace lockstep::comm {
 
 // When a call ran: from when its turn came to when it was done.
 struct TimedCall {
-  std::string site;
+  program::CallId id{};
   std::chrono::steady_clock::time_point entered{};
   std::chrono::steady_clock::time_point left{};
 };
@@ -23,7 +25,7 @@ class FlightRing {
   static constexpr int kCalls = 64;
 
   // A call begins; its number is handed to leave().
-  int64_t enter(const std::string& call, const std::string& site, int64_t bytes);
+  int64_t enter(const CallLabel& call, int64_t bytes);
   void leave(int64_t number);
   // From now on every call is kept with its times, until they are taken.
   void time_calls();
@@ -34,8 +36,7 @@ class FlightRing {
  private:
   using Clock = std::chrono::steady_clock;
   struct Flight {
-    std::string call;
-    std::string site;
+    CallLabel call{};
     int64_t bytes = 0;
     Clock::time_point entered{};
     Clock::time_point left{};  // zero: still inside

@@ -80,7 +80,7 @@ std::string JobBoard::own_note(int64_t number) const {
   for (const auto& [group, doing] : doing_) {
     const double seconds = duration<double>(steady_clock::now() - doing.changed).count();
     note += cat(doing.progress.sequence, "\t", doing.progress.inside ? 1 : 0, "\t", seconds, "\t", doing.waits_for, "\t",
-                doing.awaiting, "\t", group, "\t", doing.progress.call, "\n");
+                doing.awaiting, "\t", group, "\t", doing.progress.call.text(), "\n");
   }
   return note;
 }

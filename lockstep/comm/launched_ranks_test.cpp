@@ -23,7 +23,7 @@ void play(const std::string& part, World& world) {
   const auto group = world.communicator({0, 1, 2}, "world");
   for (int step = 0; step < 5; ++step) {
     const at::Tensor tensor = at::full({10001}, world.rank() + 1.0, at::kFloat);
-    group->all_reduce(tensor, {.site = "grad"}).wait();
+    group->all_reduce(tensor, {.id = program::named_call("grad")}).wait();
     for (int64_t i = 0; i < tensor.numel(); ++i)
       if (tensor.const_data_ptr<float>()[i] != 6) throw InternalError("wrong sum");
     if (step == 2 && part == "kill" && world.rank() == 2) raise(SIGKILL);

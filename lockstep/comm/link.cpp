@@ -8,7 +8,7 @@ namespace lockstep::comm {
 std::string CallHeader::text() const {
   const auto kind = static_cast<program::Collective>(collective);
   return cat(kind == program::Collective::kSend ? "send and recv" : program::collective_name(kind), " #", sequence,
-             " '", std::string(site.data(), strnlen(site.data(), site.size())), "' of ", numel, " ",
+             " '", program::call_text(id), "' of ", numel, " ",
              element_name(static_cast<ElementType>(dtype)), " (",
              program::algorithm_name(static_cast<program::Algorithm>(algorithm)), ", root ", root,
              static_cast<ReduceOp>(op) == ReduceOp::kMax ? ", max" : "", ")");

@@ -25,7 +25,7 @@ struct CallHeader {
   int8_t algorithm = 0;
   int8_t op = 0;
   int8_t dtype = 0;
-  std::array<char, 40> site{};
+  program::CallId id{};
 
   std::string text() const;
   bool operator==(const CallHeader&) const = default;

@@ -36,34 +36,34 @@ std::vector<int> everyone(const World& world) {
 void play(const std::string& part, World& world) {
   const int rank = world.rank();
   const auto group = world.communicator(everyone(world), "dp");
-  group->all_reduce(ones(10), {.site = "grad"}).wait();
-  if (part == "sizes") group->all_reduce(ones(100 + rank), {.site = "grad"}).wait();
+  group->all_reduce(ones(10), {.id = program::named_call("grad")}).wait();
+  if (part == "sizes") group->all_reduce(ones(100 + rank), {.id = program::named_call("grad")}).wait();
   if (part == "busy") {
     // Rank 2 is busy with something else; ranks 0 and 1 wait for it, 0 only by way of 1.
     if (rank == 2) std::this_thread::sleep_for(milliseconds(4000));
-    group->all_reduce(ones(10), {.site = "loss"}).wait();
+    group->all_reduce(ones(10), {.id = program::named_call("loss")}).wait();
   }
   if (part == "stopped") {
     if (rank == 1) raise(SIGSTOP);
-    group->all_reduce(ones(10), {.site = "loss"}).wait();
+    group->all_reduce(ones(10), {.id = program::named_call("loss")}).wait();
   }
   if (part == "chain") {
     const auto to = rank > 0 ? world.communicator({rank, rank - 1}, "pp") : nullptr;
     const auto from = rank < 2 ? world.communicator({rank + 1, rank}, "pp") : nullptr;
     if (rank == 2) raise(SIGSTOP);
-    from->recv(ones(1), 0, {.site = "recv_b"}).wait();
+    from->recv(ones(1), 0, {.id = program::named_call("recv_b")}).wait();
   }
-  if (part == "left" && rank == 0) group->recv(ones(1), 1, {.site = "act"}).wait();
+  if (part == "left" && rank == 0) group->recv(ones(1), 1, {.id = program::named_call("act")}).wait();
   if (part == "killed") {
     if (rank == 2) raise(SIGKILL);
-    for (;;) group->all_reduce(ones(100000), {.site = "loss"}).wait();
+    for (;;) group->all_reduce(ones(100000), {.id = program::named_call("loss")}).wait();
   }
   if (part == "throws") {
     // Rank 0 has a call in flight when it fails; the exception closes its communicator nevertheless.
-    if (rank != 1) group->all_reduce(ones(1000000), {.site = "loss"});
+    if (rank != 1) group->all_reduce(ones(1000000), {.id = program::named_call("loss")});
     if (rank == 0) throw DataError({.code = "LS1200", .what = "no such file"});
     if (rank == 1) std::this_thread::sleep_for(milliseconds(500));
-    group->barrier({.site = "end"}).wait();
+    group->barrier({.id = program::named_call("end")}).wait();
   }
   // Much longer than the deadline, which is of waits for a rank that gives no sign of life.
   if (part == "slow end" && rank == 1) std::this_thread::sleep_for(milliseconds(2000));

@@ -36,26 +36,28 @@ MpiMember::Status MpiMember::status() const {
   const std::lock_guard lock(mutex_);
   Status status;
   status.known = true;
-  status.progress = progress_;
+  status.sequence = progress_.sequence;
+  status.inside = progress_.inside;
+  status.call = progress_.call.text();
   status.seconds_ago = std::chrono::duration<double>(Clock::now() - changed_at_).count();
   return status;
 }
 
 GroupWait MpiMember::wait(uint64_t key) const {
   const std::lock_guard lock(mutex_);
-  return {.group = key, .waits_for = waits_for_, .awaited = awaiting_ > 0, .call = progress_.call};
+  return {.group = key, .waits_for = waits_for_, .awaited = awaiting_ > 0, .call = progress_.call.text()};
 }
 
 std::string MpiLetter::bytes() const {
-  const std::string first = (kind == Kind::kAbort ? text : status.progress.call).substr(0, kLongestText);
+  const std::string first = (kind == Kind::kAbort ? text : status.call).substr(0, kLongestText);
   const Heading heading{.kind = kind,
                         .waits_for = status.kept_by.waits_for,
                         .group = group,
                         .kept_in = status.kept_by.group,
                         .question = question,
-                        .sequence = status.progress.sequence,
+                        .sequence = status.sequence,
                         .seconds_ago = status.seconds_ago,
-                        .inside = status.progress.inside,
+                        .inside = status.inside,
                         .known = status.known,
                         .first_text = static_cast<int64_t>(first.size())};
   return std::string(reinterpret_cast<const char*>(&heading), sizeof heading) + first +
@@ -75,9 +77,9 @@ std::optional<MpiLetter> MpiLetter::read(const std::string& bytes) {
   }
   MpiMember::Status& status = letter.status;
   status.known = heading.known != 0;
-  status.progress.sequence = heading.sequence;
-  status.progress.call = words.substr(0, first);
-  status.progress.inside = heading.inside != 0;
+  status.sequence = heading.sequence;
+  status.call = words.substr(0, first);
+  status.inside = heading.inside != 0;
   status.seconds_ago = heading.seconds_ago;
   status.kept_by.group = heading.kept_in;
   status.kept_by.waits_for = heading.waits_for;

@@ -18,7 +18,9 @@ class MpiMember {
  public:
   struct Status {
     bool known = false;  // the rank has made the group
-    Progress progress;
+    int64_t sequence = 0;      // of its last call, and whether it is in it
+    bool inside = false;
+    std::string call{};
     double seconds_ago = 0;    // when it entered or left its last call
     GroupWait kept_by{};       // why it does not come (waits.h); waits_for is -1 where it is kept by nobody
   };

@@ -183,7 +183,7 @@ bool MpiTransport::gone(int member) const {
 }
 
 MemberReport MpiTransport::own_report() const {
-  return {.rank = world_rank(group_.rank), .sequence = progress_.sequence, .call = progress_.call};
+  return {.rank = world_rank(group_.rank), .sequence = progress_.sequence, .call = progress_.call.text()};
 }
 
 MemberReport MpiTransport::report_of(int rank, uint64_t group, std::optional<MpiMember::Status> status) const {
@@ -202,9 +202,9 @@ MemberReport MpiTransport::report_of(int rank, uint64_t group, std::optional<Mpi
     report.state = State::kNeverMadeGroup;
   }
   if (!status) return report;
-  report.sequence = status->progress.sequence;
-  report.inside = status->progress.inside;
-  report.call = status->progress.call;
+  report.sequence = status->sequence;
+  report.inside = status->inside;
+  report.call = status->call;
   report.seconds_ago = status->seconds_ago;
   return report;
 }
@@ -220,7 +220,7 @@ PeerLostError MpiTransport::lost(int peer, Deadline began, const std::string& mp
     return of_group[rank];
   };
   const Waiting first{
-      .rank = world_rank(group_.rank), .waits_for = world_rank(peer), .group = group_.key, .call = progress_.call};
+      .rank = world_rank(group_.rank), .waits_for = world_rank(peer), .group = group_.key, .call = progress_.call.text()};
   const std::vector<Waiting> chain = follow_waits(first, [&](const Waiting& wait) -> std::optional<GroupWait> {
     const auto answer = answer_of(wait.waits_for, wait.group);
     if (!answer || answer->kept_by.waits_for < 0 || job_->closed(wait.group, wait.waits_for)) return std::nullopt;

@@ -89,7 +89,7 @@ class MpiTransport : public Transport {
   MpiGroup group_;
   std::shared_ptr<MpiMember> member_;
   std::shared_ptr<Pieces> pieces_;  // made with the first message
-  Progress progress_{.call = "a call"};
+  Progress progress_{.call = named_label("a call")};
   std::atomic<bool> cancelled_ = false;
   bool light_sleep_ = false;
   int exceptions_at_start_ = std::uncaught_exceptions();

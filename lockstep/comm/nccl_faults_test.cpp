@@ -65,7 +65,7 @@ TEST(Deadline, NamesTheRankThatDoesNotCome) {
   for (const at::Tensor& tensor : {on_device(), on_host()})
     EXPECT_THAT(alone_in_a_call(3, milliseconds(2500),
                                 [&](Communicator& group, FakeDevice&) {
-                                  wait_for(group.all_reduce(tensor, {.site = "grad"}));
+                                  wait_for(group.all_reduce(tensor, {.id = program::named_call("grad")}));
                                 }),
                 AllOf(HasSubstr("LS3002"), HasSubstr("rank "), HasSubstr("all_reduce #1 'grad' of group dp[0,1,2]")))
         << tensor.numel();
@@ -74,7 +74,7 @@ TEST(Deadline, NamesTheRankThatDoesNotCome) {
 TEST(Deadline, OnTheDeviceItSaysWhatTheOthersDid) {
   EXPECT_THAT(alone_in_a_call(2, milliseconds(2500),
                               [&](Communicator& group, FakeDevice&) {
-                                wait_for(group.all_reduce(on_device(), {.site = "grad"}));
+                                wait_for(group.all_reduce(on_device(), {.id = program::named_call("grad")}));
                               }),
               AllOf(HasSubstr("rank 1 never entered all_reduce #1 'grad'"), HasSubstr("its last calls on this group"),
                     HasSubstr("still inside")));
@@ -87,7 +87,7 @@ TEST(Deadline, OnTheHostARankIsNamedByOneThatWaitsForItsNeighbour) {
     const auto from = rank < 2 ? world.communicator({rank + 1, rank}, "pp") : nullptr;
     const auto to = rank > 0 ? world.communicator({rank, rank - 1}, "pp") : nullptr;
     if (rank < 2) {
-      const std::string said = message_of([&] { from->recv(on_host(), 0, {.site = "recv_b"}).wait(); });
+      const std::string said = message_of([&] { from->recv(on_host(), 0, {.id = program::named_call("recv_b")}).wait(); });
       if (rank == 0) message = said;
     }
     meet(device, "end", 3);
@@ -109,7 +109,7 @@ TEST(Abort, ReachesThoseWhoWait) {
   for (const at::Tensor& tensor : {on_device(), on_host()})
     EXPECT_THAT(alone_in_a_call(
                     2, std::chrono::seconds(20),
-                    [&](Communicator& group, FakeDevice&) { wait_for(group.all_reduce(tensor, {.site = "grad"})); },
+                    [&](Communicator& group, FakeDevice&) { wait_for(group.all_reduce(tensor, {.id = program::named_call("grad")})); },
                     [](World& world) { world.abort("the disk is full"); }),
                 AllOf(HasSubstr("LS3003"), HasSubstr("rank 1 stopped the job"), HasSubstr("the disk is full")))
         << tensor.numel();
@@ -121,8 +121,8 @@ TEST(Failure, OfNcclIsTypedAndStays) {
     alone_in_a_call(2, std::chrono::seconds(20), [&](Communicator& group, FakeDevice& device) {
       device.peer_lost = peer_lost;
       device.fails = true;
-      first = message_of([&] { group.all_reduce(on_device(), {.site = "grad"}); });
-      second = message_of([&] { group.all_reduce(on_device(), {.site = "again"}); });
+      first = message_of([&] { group.all_reduce(on_device(), {.id = program::named_call("grad")}); });
+      second = message_of([&] { group.all_reduce(on_device(), {.id = program::named_call("again")}); });
     });
     EXPECT_THAT(first, AllOf(HasSubstr(peer_lost ? "LS3002" : "LS3042"),
                              HasSubstr("ncclAllReduce: the fake failed (as told)"), HasSubstr("of group dp[0,1]")));
@@ -134,10 +134,10 @@ TEST(Failure, OfNcclIsTypedAndStays) {
 TEST(Failure, OfACallInFlightIsToldByItsWork) {
   std::string message, next;
   alone_in_a_call(2, std::chrono::seconds(20), [&](Communicator& group, FakeDevice& device) {
-    const Work work = group.all_reduce(on_device(), {.site = "grad"});
+    const Work work = group.all_reduce(on_device(), {.id = program::named_call("grad")});
     device.fails = true;
     message = message_of([&] { wait_for(work); });
-    next = message_of([&] { group.all_reduce(on_device(), {.site = "next"}); });
+    next = message_of([&] { group.all_reduce(on_device(), {.id = program::named_call("next")}); });
   });
   EXPECT_THAT(message, AllOf(HasSubstr("LS3042"), HasSubstr("all_reduce #1 'grad'")));
   EXPECT_EQ(next, message);
@@ -152,7 +152,7 @@ TEST(Failure, AGroupThatAnErrorClosesWithoutCallsLeavesTheOthers) {
               }),
               "LS1: error LS1: no");
     EXPECT_EQ(message_of([&] {
-                wait_for(other->all_reduce(on_device(), {.site = "grad"}));
+                wait_for(other->all_reduce(on_device(), {.id = program::named_call("grad")}));
                 other->confirm();
               }),
               "nothing");
@@ -181,7 +181,7 @@ Heard aborted_call(milliseconds deadline, const std::function<void(FakeDevice&)>
       device.aborting = [&] {
         if (heard.at_abort.empty()) heard.at_abort = message_of([&] { group->confirm(); });
       };
-      Work work = group->all_reduce(on_device(), {.site = "grad"});
+      Work work = group->all_reduce(on_device(), {.id = program::named_call("grad")});
       work.wait();
       heard.before = message_of([&] { group->confirm(); });
       device.store->set("called", "");
@@ -191,7 +191,7 @@ Heard aborted_call(milliseconds deadline, const std::function<void(FakeDevice&)>
       heard.other_group = message_of([&] { pair->confirm(); });
       heard.own_group = message_of([&] { alone->confirm(); });
       heard.same_work = message_of([&] { work.wait(); });
-      heard.next_call = message_of([&] { pair->all_reduce(on_device(), {.site = "next"}); });
+      heard.next_call = message_of([&] { pair->all_reduce(on_device(), {.id = program::named_call("next")}); });
     } else if (world.rank() == 1 && cause_of_rank_1) {
       device.store->get("called", std::chrono::seconds(20));
       cause_of_rank_1(world);
@@ -245,13 +245,13 @@ TEST(Confirm, KnowsThatAPeerHasGivenUp) {
         device.store->set("aborting", "");
         device.store->get("asked", std::chrono::seconds(20));
       };
-      group->all_reduce(on_device(), {.site = "grad"}).wait();
+      group->all_reduce(on_device(), {.id = program::named_call("grad")}).wait();
       device.fails = true;
       device.store->get(aborted_key(1), std::chrono::seconds(20));
     } else if (world.rank() == 0) {
       device.store->get("aborting", std::chrono::seconds(20));
       after = message_of([&] { pair->confirm(); });
-      next = message_of([&] { pair->all_reduce(on_device(), {.site = "next"}); });
+      next = message_of([&] { pair->all_reduce(on_device(), {.id = program::named_call("next")}); });
       device.store->set("asked", "");
     }
     meet(device, "end", 3);
@@ -269,7 +269,7 @@ TEST(Confirm, WaitsForNobodyAndThrowsNothingWhileAllIsWell) {
     device.orders_only = true;
     if (world.rank() == 1) device.store->get("confirmed", std::chrono::seconds(20));
     const at::Tensor tensor = on_device();
-    const Work work = group->all_reduce(tensor, {.site = "grad"});
+    const Work work = group->all_reduce(tensor, {.id = program::named_call("grad")});
     EXPECT_EQ(message_of([&] { group->confirm(); }), "nothing");
     if (world.rank() == 0) device.store->set("confirmed", "");
     wait_for(work);
@@ -283,11 +283,11 @@ TEST(Tcp, APeerThatClosesTheGroupIsNamed) {
   std::string message;
   run_nccl_ranks(2, std::chrono::seconds(20), [&](World& world, FakeDevice& device) {
     auto group = world.communicator(all(world), "dp");
-    group->barrier({.site = "start"}).wait();
+    group->barrier({.id = program::named_call("start")}).wait();
     if (world.rank() == 1)
       group.reset();
     else
-      message = message_of([&] { group->all_reduce(on_host(), {.site = "grad"}).wait(); });
+      message = message_of([&] { group->all_reduce(on_host(), {.id = program::named_call("grad")}).wait(); });
     meet(device, "end", 2);
   });
   EXPECT_THAT(message, AllOf(HasSubstr("LS3002"), HasSubstr("rank 1 has closed the group")));

@@ -43,7 +43,7 @@ class NcclLane::Flight : public NativeWork {
     try {
       ticket_->order_after();
     } catch (const NcclFailure& failure) {
-      std::rethrow_exception(nccl_problem(failure, call_.progress.call));
+      std::rethrow_exception(nccl_problem(failure, call_.progress.call.text()));
     }
     let_tensors_go();
   }
@@ -99,7 +99,7 @@ NcclLane::NcclLane(std::unique_ptr<NcclGroup> group, std::shared_ptr<JobBoard> b
     : options_(std::move(options)), board_(std::move(board)), verdict_(std::move(verdict)), group_(std::move(group)) {}
 
 void NcclLane::join() {
-  wait_until_ready({.call = "the making"});
+  wait_until_ready({.call = named_label("the making")});
 }
 
 void NcclLane::close() noexcept {
@@ -115,7 +115,7 @@ void NcclLane::close() noexcept {
         const std::lock_guard lock(mutex_);
         if (!failure_) group_->close();
       }
-      wait_until_ready({.call = "the closing"});
+      wait_until_ready({.call = named_label("the closing")});
     }
   } catch (const std::exception&) {
     fail(std::current_exception());  // known to those who asked for a result; here nobody does
@@ -142,7 +142,7 @@ std::shared_ptr<NativeWork> NcclLane::start(NativeCall call) {
     wait_until_ready(inside);
     ticket->mark();
   } catch (const NcclFailure& failure) {
-    fail(nccl_problem(failure, cat(inside.call, " of group ", options_.name)));
+    fail(nccl_problem(failure, cat(inside.call.text(), " of group ", options_.name)));
   } catch (...) {
     const std::lock_guard lock(mutex_);
     launching_ = nullptr;
@@ -166,7 +166,7 @@ void NcclLane::wait_until_ready(const Progress& progress) {
       try {
         if (group_->ready()) return;
       } catch (const NcclFailure& failure) {
-        give_up(nccl_problem(failure, cat(progress.call, " of group ", options_.name)));
+        give_up(nccl_problem(failure, cat(progress.call.text(), " of group ", options_.name)));
         std::rethrow_exception(failure_);
       }
     }
@@ -188,7 +188,7 @@ std::exception_ptr NcclLane::look() {
       // NCCL watches its connections, also while nothing of ours is in flight.
       group_->ready();
     } catch (const NcclFailure& failure) {
-      const std::string doing = flights_.empty() ? "no call" : flights_.front()->call().progress.call;
+      const std::string doing = flights_.empty() ? "no call" : flights_.front()->call().progress.call.text();
       give_up(nccl_problem(failure, cat(doing, " of group ", options_.name)));
       return failure_;
     }
@@ -249,7 +249,7 @@ bool NcclLane::in_flight() const {
 
 std::exception_ptr NcclLane::overdue(const Progress& progress, double waited_seconds) {
   try {
-    const MemberReport own{.rank = board_->rank(), .sequence = progress.sequence, .inside = true, .call = progress.call};
+    const MemberReport own{.rank = board_->rank(), .sequence = progress.sequence, .inside = true, .call = progress.call.text()};
     const auto missing = missing_member(*board_, options_.name, options_.ranks, own, beats_);
     if (missing) return std::make_exception_ptr(lost_member(*missing, own, options_.name, waited_seconds));
   } catch (const Error&) {
@@ -257,7 +257,7 @@ std::exception_ptr NcclLane::overdue(const Progress& progress, double waited_sec
   }
   return std::make_exception_ptr(PeerLostError(
       {.code = "LS3002",
-       .what = cat(progress.call, " of group ", options_.name, " has not ended after ", format_duration(waited_seconds),
+       .what = cat(progress.call.text(), " of group ", options_.name, " has not ended after ", format_duration(waited_seconds),
                    ", and all its ranks have entered it"),
        .way_out = "the network between the GPUs: NCCL_DEBUG=INFO in the environment makes NCCL say more"}));
 }

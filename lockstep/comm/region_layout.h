@@ -8,6 +8,9 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
+
+#include "lockstep/comm/call_label.h"
 
 namespace lockstep::comm {
 
@@ -38,6 +41,29 @@ class SharedText {
 
  private:
   std::array<std::atomic<uint64_t>, kBytes / 8> words_;
+};
+
+// The same of a small value that zero bytes are valid for.
+template <typename T>
+class SharedValue {
+ public:
+  static_assert(std::is_trivially_copyable_v<T>);
+  void set(const T& value) {
+    std::array<uint64_t, kWords> words{};
+    std::memcpy(words.data(), &value, sizeof value);
+    for (size_t i = 0; i < kWords; ++i) words_[i].store(words[i], std::memory_order_relaxed);
+  }
+  T get() const {
+    std::array<uint64_t, kWords> words{};
+    for (size_t i = 0; i < kWords; ++i) words[i] = words_[i].load(std::memory_order_relaxed);
+    T value;
+    std::memcpy(static_cast<void*>(&value), words.data(), sizeof value);  // T may have member initialisers
+    return value;
+  }
+
+ private:
+  static constexpr size_t kWords = (sizeof(T) + 7) / 8;
+  std::array<std::atomic<uint64_t>, kWords> words_;
 };
 
 enum class RankState : int32_t { kUnknown = 0, kJoined, kLeft };
@@ -81,7 +107,7 @@ struct Member {
   std::atomic<int64_t> board_sequence;  // the last collective that was made on the board
   std::atomic<int32_t> world_rank;  // + 1; written by every member
   std::atomic<int32_t> awaited;     // threads of the rank that cannot go on until a call of this group is done
-  SharedText<256> call;
+  SharedValue<CallLabel> call;  // the last one; zeros: none so far
   // The board: notices put up so far, and how many members sleep until the next one is.
   alignas(kLine) std::atomic<uint32_t> notices;
   std::atomic<uint32_t> readers_asleep;

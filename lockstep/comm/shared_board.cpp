@@ -78,8 +78,8 @@ void SharedBoard::check_same_call(int peer) const {
   const Member& member = group_.member(peer);
   if (member.sequence.load() < group_.sequence() || member.board_sequence.load() >= group_.sequence() || there(peer))
     return;
-  throw InternalError(cat("ranks of a group are in different calls:\n  member ", group_.rank(), ": ", group_.call(),
-                          "\n  member ", peer, ": ", member.call.get()));
+  throw InternalError(cat("ranks of a group are in different calls:\n  member ", group_.rank(), ": ", group_.call().text(),
+                          "\n  member ", peer, ": ", member.call.get().text()));
 }
 
 }  // namespace lockstep::comm

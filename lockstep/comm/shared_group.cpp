@@ -97,7 +97,7 @@ bool SharedGroup::gone(int rank) const {
 
 void SharedGroup::check_abort() const {
   if (cancelled_)
-    throw PeerLostError({.code = "LS3003", .what = cat(call_, " of group ", options_.name, " was cut short")});
+    throw PeerLostError({.code = "LS3003", .what = cat(call_.text(), " of group ", options_.name, " was cut short")});
   const RegionHeader& header = header_of(*region_);
   if (header.abort.load() != AbortState::kReadable) return;
   throw stopped_by(header.abort_rank.load(), header.abort_reason.get(), report(rank()), options_.name);
@@ -111,7 +111,7 @@ PeerLostError SharedGroup::lost(int peer, Deadline began) const {
   const SharedWaits waits(*region_);
   const uint64_t key = waits.key_of(block());
   const std::vector<Waiting> chain =
-      waits.follow({.rank = world_rank(rank()), .waits_for = world_rank(peer), .group = key, .call = call_});
+      waits.follow({.rank = world_rank(rank()), .waits_for = world_rank(peer), .group = key, .call = call_.text()});
   const int at_fault = chain.back().waits_for;
   const auto found = std::find(options_.ranks.begin(), options_.ranks.end(), at_fault);
   const MemberReport about = chain.back().group == key && found != options_.ranks.end()
@@ -122,7 +122,7 @@ PeerLostError SharedGroup::lost(int peer, Deadline began) const {
 
 MemberReport SharedGroup::report(int rank) const {
   MemberReport report = SharedWaits(*region_).report(world_rank(rank), member(rank));
-  if (rank == options_.rank) report.call = call_;
+  if (rank == options_.rank) report.call = call_.text();
   return report;
 }
 

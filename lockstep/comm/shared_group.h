@@ -43,7 +43,7 @@ class SharedGroup {
   Member& member(int rank) const { return options_.block.member(rank); }
   Member& me() const { return member(rank()); }
   int ranks_of_host() const { return header_of(*region_).world_size.load(); }
-  const std::string& call() const { return call_; }
+  const CallLabel& call() const { return call_; }
   int64_t sequence() const { return sequence_; }
 
   void publish(const Progress& progress);
@@ -77,7 +77,7 @@ class SharedGroup {
 
   std::shared_ptr<const launch::SharedRegion> region_;
   Options options_;
-  std::string call_ = "a call";
+  CallLabel call_ = named_label("a call");
   int64_t sequence_ = 0;
   std::atomic<bool> cancelled_ = false;
 };

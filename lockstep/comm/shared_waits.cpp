@@ -61,7 +61,7 @@ std::optional<GroupWait> SharedWaits::kept_by_of(const Waiting& wait) const {
         .push_back({.group = key_of(block),
                     .waits_for = waits_for(block, member),
                     .awaited = about.awaited.load() > 0,
-                    .call = about.call.get()});
+                    .call = about.call.get().text()});
   });
   const auto given_up = kept_by(closed, wait.group);
   return given_up || was_closed ? given_up : kept_by(open, wait.group);
@@ -79,7 +79,7 @@ MemberReport SharedWaits::report(int rank, const Member& member) const {
                       .pid = record(rank).pid.load(),
                       .sequence = member.sequence.load(),
                       .inside = member.inside.load() != 0,
-                      .call = member.call.get(),
+                      .call = member.call.get().text(),
                       .seconds_ago = static_cast<double>(ago) * 1e-9,
                       .stopped = stopped(rank)};
   if (has_died(region_, rank))

@@ -207,7 +207,7 @@ class SocketTransport : public Transport {
   // Sleeps until something happens on `ends` or for a slice, and throws where waiting has come to its end.
   void look_around(int peer, const Wait& wait, pollfd* ends, size_t count = 1) {
     if (cancelled_)
-      throw PeerLostError({.code = "LS3003", .what = cat(call_, " of group ", group_.name, " was cut short")});
+      throw PeerLostError({.code = "LS3003", .what = cat(call_.text(), " of group ", group_.name, " was cut short")});
     if (group_.stopped) {
       if (const std::optional<PeerLostError> problem = group_.stopped()) throw *problem;
     }
@@ -229,14 +229,14 @@ class SocketTransport : public Transport {
     const Waiting first{.rank = world_rank(rank()),
                         .waits_for = world_rank(peer),
                         .group = JobBoard::key(group_.name),
-                        .call = call_};
+                        .call = call_.text()};
     Missing missing{.chain = {first}, .report = {.rank = first.waits_for}};
     if (state == State::kThere && group_.missing)
       missing = group_.missing(first);
     else if (group_.report)
       missing.report = group_.report(first.waits_for);
     if (state == State::kClosed) missing.report.state = state;
-    const MemberReport own{.rank = first.rank, .sequence = missing.report.sequence, .call = call_};
+    const MemberReport own{.rank = first.rank, .sequence = missing.report.sequence, .call = call_.text()};
     return lost_member(missing.report, own, group_.name, std::chrono::duration<double>(Clock::now() - wait.began).count(),
                        missing.chain);
   }
@@ -253,7 +253,7 @@ class SocketTransport : public Transport {
   SocketGroup group_;
   Descriptor listener_;
   std::vector<Descriptor> links_;  // by group rank
-  std::string call_ = "a call";
+  CallLabel call_ = named_label("a call");
   int noted_ = -1;  // whom we have said to wait for
   std::atomic<bool> cancelled_ = false;
   alignas(64) std::array<std::byte, 65536> buffer_;

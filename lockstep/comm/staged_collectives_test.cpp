@@ -90,7 +90,7 @@ TEST(Staging, CopiesWhatACallReadsAndWrites) {
       work.wait();
       return stager.take_copies();
     };
-    const CallOptions options{.site = "copies"};
+    const CallOptions options{.id = program::named_call("copies")};
     EXPECT_EQ(copies(group->all_reduce(part, options)), "fs");
     EXPECT_EQ(copies(group->reduce(part, 1, options)), root ? "fs" : "f");
     EXPECT_EQ(copies(group->broadcast(part, 1, options)), root ? "f" : "rs");
@@ -113,9 +113,9 @@ TEST(Staging, ARankEntersACallWhenItsDeviceHasComeThere) {
   run_staged(2, std::chrono::milliseconds(1500), [&](World& world, FakeStager& stager) {
     const auto group = world.communicator({0, 1}, "world");
     const at::Tensor tensor = floats(4, [](int64_t) { return 1.0; });
-    group->barrier({.site = "start"}).wait();
+    group->barrier({.id = program::named_call("start")}).wait();
     if (world.rank() == 1) stager.before_fetch = [&] { given_up.get_future().wait(); };
-    const std::string said = message_of([&] { group->all_reduce(tensor, {.site = "grad"}).wait(); });
+    const std::string said = message_of([&] { group->all_reduce(tensor, {.id = program::named_call("grad")}).wait(); });
     if (world.rank() == 1) return;
     message = said;
     given_up.set_value();
@@ -128,9 +128,9 @@ TEST(Staging, AFailedCallWritesNothingBack) {
     const auto group = world.communicator({0, 1}, "world");
     const at::Tensor tensor = floats(5, [](int64_t i) { return static_cast<double>(i); });
     if (world.rank() == 1) stager.before_fetch = [] { throw EnvironmentError({.code = "LS3001", .what = "no device"}); };
-    const std::string said = message_of([&] { group->all_reduce(tensor, {.site = "grad"}).wait(); });
+    const std::string said = message_of([&] { group->all_reduce(tensor, {.id = program::named_call("grad")}).wait(); });
     EXPECT_THAT(said, ::testing::HasSubstr(world.rank() == 1 ? "no device" : "LS3002"));
-    EXPECT_EQ(message_of([&] { group->all_reduce(tensor, {.site = "again"}).wait(); }), said);
+    EXPECT_EQ(message_of([&] { group->all_reduce(tensor, {.id = program::named_call("again")}).wait(); }), said);
     EXPECT_THAT(stager.take_copies(), ::testing::Not(::testing::HasSubstr("s")));
     expect(
         tensor, [](int64_t i) { return static_cast<double>(i); }, "after the failure");

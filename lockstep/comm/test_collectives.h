@@ -74,7 +74,7 @@ void expect(const at::Tensor& tensor, const std::function<double(int64_t)>& elem
 void expect_ledger(Communicator& group, const program::CollectiveCall& call, const std::string& site) {
   program::Ledger predicted;
   if (group.size() > 1)
-    predicted.add({.site = site, .collective = call.collective, .axis = "world", .algorithm = call.algorithm},
+    predicted.add({.id = program::named_call(site), .collective = call.collective, .axis = "world", .algorithm = call.algorithm},
                   program::payload(call), program::predicted_sends(call, group.rank()));
   const std::vector<std::string> lines = program::Ledger::difference(predicted, group.take_ledger());
   EXPECT_TRUE(lines.empty()) << join(lines, "\n");
@@ -100,7 +100,7 @@ TEST_P(Collectives, AllReduce) {
     for (const Algorithm algorithm : kAlgorithms) {
       const std::string site = cat(program::algorithm_name(algorithm), " ", numel);
       const at::Tensor tensor = floats(numel, [&](int64_t i) { return value(group.rank(), i); });
-      group.all_reduce(tensor, {.site = site, .algorithm = algorithm, .blocking = numel % 2 == 0}).wait();
+      group.all_reduce(tensor, {.id = program::named_call(site), .algorithm = algorithm, .blocking = numel % 2 == 0}).wait();
       expect(
           tensor, [&](int64_t i) { return sum_of(n, i); }, site);
       expect_ledger(
@@ -116,7 +116,7 @@ TEST_P(Collectives, ReduceAndBroadcast) {
       for (const int root : {0, n - 1}) {
         const std::string site = cat(program::algorithm_name(algorithm), " ", numel, " root ", root);
         const at::Tensor tensor = floats(numel, [&](int64_t i) { return value(group.rank(), i); });
-        group.reduce(tensor, root, {.site = site, .algorithm = algorithm}).wait();
+        group.reduce(tensor, root, {.id = program::named_call(site), .algorithm = algorithm}).wait();
         if (group.rank() == root)
           expect(
               tensor, [&](int64_t i) { return sum_of(n, i); }, site);
@@ -128,7 +128,7 @@ TEST_P(Collectives, ReduceAndBroadcast) {
                        .root = root},
                       site);
 
-        group.broadcast(tensor, root, {.site = site, .algorithm = algorithm}).wait();
+        group.broadcast(tensor, root, {.id = program::named_call(site), .algorithm = algorithm}).wait();
         expect(
             tensor, [&](int64_t i) { return sum_of(n, i); }, site);
         expect_ledger(group,
@@ -151,7 +151,7 @@ TEST_P(Collectives, ReduceScatterAndAllGather) {
         const auto own = [&](const at::Tensor& full) { return full.narrow(0, group.rank() * part, part); };
         const at::Tensor input = floats(numel, [&](int64_t i) { return value(group.rank(), i); });
         const at::Tensor sums = in_place ? own(input) : room(part);
-        group.reduce_scatter(input, sums, {.site = site, .algorithm = algorithm}).wait();
+        group.reduce_scatter(input, sums, {.id = program::named_call(site), .algorithm = algorithm}).wait();
         expect(
             sums, [&](int64_t i) { return sum_of(n, group.rank() * part + i); }, site);
         if (!in_place)
@@ -163,7 +163,7 @@ TEST_P(Collectives, ReduceScatterAndAllGather) {
             site);
 
         const at::Tensor output = in_place ? input : room(numel);
-        group.all_gather(sums, output, {.site = site, .algorithm = algorithm}).wait();
+        group.all_gather(sums, output, {.id = program::named_call(site), .algorithm = algorithm}).wait();
         expect(
             output, [&](int64_t i) { return sum_of(n, i); }, site);
         expect_ledger(
@@ -184,7 +184,7 @@ TEST_P(Collectives, AllToAllGatherScatter) {
     const auto peer = [&](int64_t i) { return static_cast<int>(i / part); };
     const at::Tensor input = floats(numel, [&](int64_t i) { return between(r, peer(i), i % part); });
     const at::Tensor output = room(numel);
-    group.all_to_all(input, output, {.site = site}).wait();
+    group.all_to_all(input, output, {.id = program::named_call(site)}).wait();
     expect(
         output, [&](int64_t i) { return between(peer(i), r, i % part); }, site);
     expect_ledger(
@@ -194,7 +194,7 @@ TEST_P(Collectives, AllToAllGatherScatter) {
 
     const int root = n / 2;
     const at::Tensor own = room(part);
-    group.scatter(r == root ? input : at::Tensor(), own, root, {.site = site}).wait();
+    group.scatter(r == root ? input : at::Tensor(), own, root, {.id = program::named_call(site)}).wait();
     expect(
         own, [&](int64_t i) { return between(root, r, i); }, site);
     expect_ledger(group,
@@ -206,7 +206,7 @@ TEST_P(Collectives, AllToAllGatherScatter) {
                   site);
 
     const at::Tensor back = r == root ? room(numel) : at::Tensor();
-    group.gather(own, back, root, {.site = site}).wait();
+    group.gather(own, back, root, {.id = program::named_call(site)}).wait();
     if (r == root)
       expect(
           back, [&](int64_t i) { return between(root, peer(i), i % part); }, site);
@@ -228,11 +228,11 @@ TEST_P(Collectives, SendReceiveAndBarrier) {
       const at::Tensor out = floats(numel, [&](int64_t i) { return value(r, i); });
       const at::Tensor in = room(numel);
       if (r == 0) {
-        group.send(out, 1, {.site = site});
-        group.recv(in, 1, {.site = site}).wait();
+        group.send(out, 1, {.id = program::named_call(site)});
+        group.recv(in, 1, {.id = program::named_call(site)}).wait();
       } else {
-        group.recv(in, 0, {.site = site});
-        group.send(out, 0, {.site = site}).wait();
+        group.recv(in, 0, {.id = program::named_call(site)});
+        group.send(out, 0, {.id = program::named_call(site)}).wait();
       }
       expect(
           in, [&](int64_t i) { return value(1 - r, i); }, site);
@@ -242,14 +242,14 @@ TEST_P(Collectives, SendReceiveAndBarrier) {
                                    .numel = numel,
                                    .root = 1 - r};
       program::Ledger predicted;
-      predicted.add({.site = site, .collective = Collective::kSend, .axis = "world", .algorithm = Algorithm::kDirect},
+      predicted.add({.id = program::named_call(site), .collective = Collective::kSend, .axis = "world", .algorithm = Algorithm::kDirect},
                     program::payload(call), program::predicted_sends(call, r));
       call.collective = Collective::kRecv;
-      predicted.add({.site = site, .collective = Collective::kRecv, .axis = "world", .algorithm = Algorithm::kDirect},
+      predicted.add({.id = program::named_call(site), .collective = Collective::kRecv, .axis = "world", .algorithm = Algorithm::kDirect},
                     program::payload(call), program::predicted_sends(call, r));
       EXPECT_EQ(predicted, group.take_ledger());
     }
-    group.barrier({.site = site}).wait();
+    group.barrier({.id = program::named_call(site)}).wait();
     expect_ledger(group, {.collective = Collective::kBarrier, .algorithm = Algorithm::kDirect, .group = all_ranks(n)},
                   site);
   });
@@ -280,9 +280,9 @@ std::vector<std::string> sums(const RunRanks& run, int n, Algorithm algorithm, a
   run(n, [&](World& world) {
     const auto group = world.communicator(all_ranks(n), "world");
     const at::Tensor sum = normals_there(world.rank(), type);
-    group->all_reduce(sum, {.site = "bits", .algorithm = algorithm}).wait();
+    group->all_reduce(sum, {.id = program::named_call("bits"), .algorithm = algorithm}).wait();
     const at::Tensor everybodys = room(n * kNormals, type);
-    group->all_gather(sum, everybodys, {.site = "everybody's"}).wait();
+    group->all_gather(sum, everybodys, {.id = program::named_call("everybody's")}).wait();
     for (int rank = 0; rank < n; ++rank)
       EXPECT_EQ(bits_of(everybodys.narrow(0, rank * kNormals, kNormals)), bits_of(sum))
           << n << " " << program::algorithm_name(algorithm);
@@ -308,7 +308,7 @@ TEST(Bits, OfADirectSumAreThoseOfALoopOverRanks) {
   run_ranks(n, [&](World& world) {
     const auto group = world.communicator(all_ranks(n), "world");
     const at::Tensor tensor = floats(1003, [&](int64_t i) { return term(world.rank(), i); });
-    group->all_reduce(tensor, {.site = "loop", .algorithm = Algorithm::kDirect}).wait();
+    group->all_reduce(tensor, {.id = program::named_call("loop"), .algorithm = Algorithm::kDirect}).wait();
     expect(
         tensor,
         [&](int64_t i) {
@@ -332,7 +332,7 @@ TEST(Elements, BFloat16SumsAreRoundedOncePerAddition) {
     }
     const at::Tensor expected = at::add(terms[0], terms[1]);
     const at::Tensor mine = terms[world.rank()].to(tensors_of_calls().device);
-    group->all_reduce(mine, {.site = "bf16"}).wait();
+    group->all_reduce(mine, {.id = program::named_call("bf16")}).wait();
     EXPECT_TRUE(bits_of(mine) == bits_of(expected));
   });
 }
@@ -347,7 +347,7 @@ TEST(Elements, ADirectBFloat16SumIsRoundedOnce) {
     for (int rank = 1; rank < n; ++rank) sum = at::add(sum, normals(rank, at::kBFloat16).to(at::kFloat));
     for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kExchange}) {
       const at::Tensor tensor = mine.clone();
-      group->all_reduce(tensor, {.site = "bf16", .algorithm = algorithm}).wait();
+      group->all_reduce(tensor, {.id = program::named_call("bf16"), .algorithm = algorithm}).wait();
       EXPECT_EQ(bits_of(tensor), bits_of(sum.to(at::kBFloat16))) << program::algorithm_name(algorithm);
     }
   });
@@ -358,14 +358,14 @@ TEST(Elements, OtherTypesAndTheMaximum) {
     const auto group = world.communicator(all_ranks(3), "world");
     const int r = world.rank();
     const at::Tensor whole = filled<int64_t>(5, at::kLong, [&](int64_t i) { return static_cast<double>((r + 1) * i); });
-    group->all_reduce(whole, {.site = "int64"}).wait();
+    group->all_reduce(whole, {.id = program::named_call("int64")}).wait();
     const at::Tensor fine =
         filled<double>(5, at::kDouble, [&](int64_t i) { return (r + 1) * 0.25 * static_cast<double>(i); });
-    group->all_reduce(fine, {.site = "fp64"}).wait();
+    group->all_reduce(fine, {.id = program::named_call("fp64")}).wait();
     const at::Tensor largest = floats(4, [&](int64_t i) { return i == 3 && r == 1 ? NAN : i == r ? 10.0 + r : -1.0; });
     const at::Tensor at_once = largest.clone();
-    group->all_reduce(largest, {.site = "max", .op = ReduceOp::kMax}).wait();
-    group->all_reduce(at_once, {.site = "max", .algorithm = Algorithm::kExchange, .op = ReduceOp::kMax}).wait();
+    group->all_reduce(largest, {.id = program::named_call("max"), .op = ReduceOp::kMax}).wait();
+    group->all_reduce(at_once, {.id = program::named_call("max"), .algorithm = Algorithm::kExchange, .op = ReduceOp::kMax}).wait();
     EXPECT_EQ(bits_of(largest), bits_of(at_once));
     const at::Tensor wholes = whole.cpu(), fines = fine.cpu(), most = largest.cpu();
     for (int64_t i = 0; i < 5; ++i) {

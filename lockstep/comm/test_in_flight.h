@@ -21,7 +21,7 @@ TEST(InFlight, ManyCallsOfSeveralGroupsAtOnce) {
       tensors.push_back(floats(1 + call * 97, [&](int64_t i) { return value(world.rank(), i + call); }));
       Communicator& group = call % 2 ? *pair : *everyone;
       works.push_back(group.all_reduce(
-          tensors.back(), {.site = cat("call ", call), .algorithm = kAlgorithms[static_cast<size_t>(call % 5)]}));
+          tensors.back(), {.id = program::named_call(cat("call ", call)), .algorithm = kAlgorithms[static_cast<size_t>(call % 5)]}));
     }
     for (int call = 99; call >= 0; --call) {
       Work& work = works[static_cast<size_t>(call)];
@@ -60,12 +60,12 @@ TEST(InFlight, BlockingCallsAmongOthersInTurn) {
         factors += first + 1 + member * (&group == dp.get() ? 2 : 1);
       const at::Tensor full = floats(part * group.size(), [&](int64_t i) { return value(r, i); });
       if (draw(2, 3) == 0) {
-        works.push_back(group.all_reduce(full, {.site = "all", .algorithm = kAlgorithms[call % 5], .blocking = blocking}));
+        works.push_back(group.all_reduce(full, {.id = program::named_call("all"), .algorithm = kAlgorithms[call % 5], .blocking = blocking}));
       } else {
         const auto algorithm = call % 2 ? Algorithm::kDirect : Algorithm::kRing;
         const at::Tensor own = full.narrow(0, group.rank() * part, part);
-        group.reduce_scatter(full, own, {.site = "scatter", .algorithm = algorithm, .blocking = blocking});
-        works.push_back(group.all_gather(own, full, {.site = "gather", .algorithm = algorithm, .blocking = blocking}));
+        group.reduce_scatter(full, own, {.id = program::named_call("scatter"), .algorithm = algorithm, .blocking = blocking});
+        works.push_back(group.all_gather(own, full, {.id = program::named_call("gather"), .algorithm = algorithm, .blocking = blocking}));
       }
       sums.emplace_back(full, factors);
     }
@@ -81,7 +81,7 @@ TEST(Groups, OfTheSameRanksAreKeptApart) {
     for (int i = 0; i < 5; ++i) {
       const auto group = world.communicator({0, 1}, "again");
       const at::Tensor tensor = floats(3, [&](int64_t) { return 1.0; });
-      group->all_reduce(tensor, {.site = "sum"});  // not waited for: closing the group lets it end
+      group->all_reduce(tensor, {.id = program::named_call("sum")});  // not waited for: closing the group lets it end
     }
   });
 }

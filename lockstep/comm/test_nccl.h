@@ -80,7 +80,7 @@ class FakeGroup : public NcclGroup {
  private:
   Work work(const NativeCall& call) {
     using program::Collective;
-    const CallOptions options{.site = "fake", .algorithm = {}, .op = call.op};
+    const CallOptions options{.id = program::named_call("fake"), .algorithm = {}, .op = call.op};
     switch (call.collective) {
       case Collective::kAllReduce:
         return group_->all_reduce(call.output, options);

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "lockstep/comm/board.h"
+#include "lockstep/comm/call_label.h"
 
 namespace lockstep::comm {
 
@@ -18,7 +19,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 // What a rank is doing, for its peers' error messages: kept in the backend's shared place by the wrapper.
 struct Progress {
   int64_t sequence = 0;  // collectives entered on this communicator; calls between two ranks do not count
-  std::string call;      // "all_reduce #12 'reduce_grad bucket 0'"
+  CallLabel call{};
   bool inside = false;   // entered and not yet left
   bool on_board = false;  // a collective that is made on the board
 };

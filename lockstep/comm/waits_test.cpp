@@ -79,13 +79,13 @@ struct Pipeline {
   }
   // One microbatch forwards and backwards; `in_f` before what comes has been sent on.
   void step(const std::function<void()>& in_f = {}) {
-    if (here > 0) before_f->recv(at::empty({8}, at::kFloat), 0, {.site = "recv_f"}).wait();
+    if (here > 0) before_f->recv(at::empty({8}, at::kFloat), 0, {.id = program::named_call("recv_f")}).wait();
     if (in_f) in_f();
     if (here < last) {
-      next_f->send(ones(8), 1, {.site = "send_f"});
-      next_b->recv(at::empty({8}, at::kFloat), 0, {.site = "recv_b", .blocking = true}).wait();
+      next_f->send(ones(8), 1, {.id = program::named_call("send_f")});
+      next_b->recv(at::empty({8}, at::kFloat), 0, {.id = program::named_call("recv_b"), .blocking = true}).wait();
     }
-    if (here > 0) before_b->send(ones(8), 1, {.site = "send_b"});
+    if (here > 0) before_b->send(ones(8), 1, {.id = program::named_call("send_b")});
   }
 
   size_t here = 0, last = 0;  // stages
@@ -136,7 +136,7 @@ TEST(Stopped, RankOfAGridIsNamedByAll) {
       Pipeline pipeline(world, {rank % 2, rank % 2 + 2});
       for (const bool breaks : {false, true}) {
         pipeline.step(breaks ? stop : std::function<void()>{});
-        dp->all_reduce(ones(10), {.site = "grad"}).wait();
+        dp->all_reduce(ones(10), {.id = program::named_call("grad")}).wait();
       }
     });
     expect_all_to_name(victim, said);

@@ -26,6 +26,7 @@ class Declare {
         .unit = rule.unit,
         .help = std::move(help),
         .is_text = kIsText<T>,
+        .of_tables = std::is_same_v<T, OptimizerRules>,
         .print = [section = section_, member](const RunConfig& config) { return print_value(config.*section.*member); },
         .assign = [section = section_, member, rule, key](RunConfig& config, const Value& value) {
           return read_value(key, value, rule, config.*section.*member);
@@ -124,7 +125,8 @@ std::vector<Section> declare_sections() {
              "between comparisons of what ranks must hold alike; 0 = only before each checkpoint");
 
   Declare(table, "optimizer", &RunConfig::optimizer,
-          "AdamW, weight decay decoupled and on parameters of two or more dimensions.")
+          "AdamW, or Muon with AdamW beside it; weight decay decoupled and on parameters of two or more dimensions.")
+      .field("kind", &OptimizerSection::kind, any, "muon = of the matrices of blocks; AdamW of embeddings, head, norms and biases")
       .field("lr", &OptimizerSection::lr, positive, "peak learning rate")
       .field("min_lr", &OptimizerSection::min_lr, zero_or_more,
              "learning rate at the last step; lr / 10 where not given")
@@ -136,7 +138,18 @@ std::vector<Section> declare_sections() {
       .field("beta1", &OptimizerSection::beta1, fraction, "decay of the first moment")
       .field("beta2", &OptimizerSection::beta2, fraction, "decay of the second moment")
       .field("eps", &OptimizerSection::eps, positive, "added to the root of the second moment")
-      .field("max_grad_norm", &OptimizerSection::max_grad_norm, zero_or_more, "clip the global norm to this; 0 = off");
+      .field("max_grad_norm", &OptimizerSection::max_grad_norm, zero_or_more, "clip the global norm to this; 0 = off")
+      .field("momentum", &OptimizerSection::momentum, fraction, "of Muon: decay of the running mean of gradients")
+      .field("nesterov", &OptimizerSection::nesterov, any, "of Muon: the gradient counts once more beside the mean")
+      .field("ns_steps", &OptimizerSection::ns_steps, bounded(1, 100), "of Muon: Newton-Schulz iterations of a step")
+      .field("ns_precision", &OptimizerSection::ns_precision, any, "of Muon: what these compute in, and what travels for them")
+      .field("muon_scale", &OptimizerSection::muon_scale, any,
+             "of Muon: factor of the learning rate, sqrt(max(1, rows / columns)) or 0.2 sqrt(max(rows, columns))")
+      .field("muon_lr", &OptimizerSection::muon_lr, positive, "of Muon: peak learning rate, on the same way as lr; lr where not given")
+      .field("muon_weight_decay", &OptimizerSection::muon_weight_decay, zero_or_more, "of Muon: weight_decay where not given")
+      .field("rules", &OptimizerSection::rules, any,
+             "exceptions, the first that names a parameter counts: [[optimizer.rules]] with match (a name, * for any text) or class "
+             "(matrix, embedding, head, norm, bias), and optimizer, lr (a factor) or decay");
 
   const Rule ranks_or_zero = bounded(0, kMostRanks + 1);
   Declare(table, "parallel", &RunConfig::parallel, "The layout: the product of the axes is the number of ranks.")

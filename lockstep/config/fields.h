@@ -37,6 +37,7 @@ struct Field {
   std::string help;
   bool is_text;  // text and choices need no quotes in an override
   std::string may_differ{};  // why each rank may have its own value; empty: all ranks have the same
+  bool of_tables = false;    // [[section.name]] too: each table as a text, "key=value key=value"
 
   // The value as TOML, or "" where it is unset.
   std::function<std::string(const RunConfig&)> print;
@@ -72,6 +73,9 @@ std::vector<std::string> choices_of(DataParallel);
 std::vector<std::string> choices_of(NonFinite);
 std::vector<std::string> choices_of(Backend);
 std::vector<std::string> choices_of(PostValidation);
+std::vector<std::string> choices_of(OptimizerKind);
+std::vector<std::string> choices_of(MuonScale);
+std::vector<std::string> choices_of(ParameterClass);
 std::vector<std::string> choices_of(Offloaded);
 std::vector<std::string> choices_of(Recompute);
 std::vector<std::string> choices_of(ScheduleKind);  // the last: "file"

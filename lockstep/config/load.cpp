@@ -10,6 +10,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
 #include "lockstep/config/toml_bounds.h"
+#include "lockstep/config/values.h"
 
 namespace lockstep::config {
 namespace {
@@ -44,6 +45,26 @@ std::optional<Value> scalar(const toml::node& node) {
   }
   if (texts.size() == array->size()) return texts;
   return integers.size() == array->size() ? std::optional<Value>(integers) : std::nullopt;
+}
+
+// A table of plain values as the text that stands for it: "key=value key=value".
+std::string text_of(const toml::table& table) {
+  std::vector<std::string> words;
+  for (const auto& [key, node] : table) {
+    const std::optional<Value> value = scalar(node);
+    const auto* text = value ? std::get_if<std::string>(&*value) : nullptr;
+    words.push_back(cat(key.str(), "=", text ? *text : value ? print_value(*value) : "?"));
+  }
+  return join(words, " ");
+}
+
+std::optional<Value> tables(const toml::node& node) {
+  const auto* array = node.as_array();
+  if (!array) return std::nullopt;
+  std::vector<std::string> texts;
+  for (const toml::node& item : *array)
+    if (const toml::table* table = item.as_table()) texts.push_back(text_of(*table));
+  return !texts.empty() && texts.size() == array->size() ? std::optional<Value>(std::move(texts)) : std::nullopt;
 }
 
 bool is_section(const std::string& name) {
@@ -142,7 +163,8 @@ class Loader {
         complain(source, key.source(), unknown_key(section_name, name));
         continue;
       }
-      const std::optional<Value> value = scalar(node);
+      const std::optional<Value> of_tables = field->of_tables ? tables(node) : std::nullopt;
+      const std::optional<Value> value = of_tables ? of_tables : scalar(node);
       const std::optional<Complaint> bad =
           value ? field->assign(loaded_.config, *value)
                 : std::optional(Complaint{.code = "LS1043",

@@ -18,6 +18,14 @@ enum class DataParallel { kRing, kParameterServer };
 enum class NonFinite { kStop, kSkip };  // what a step does whose gradient is not finite
 enum class Backend { kAuto, kSharedMemory, kMpi, kNccl };  // what carries the ranks' messages; launch/backend.h resolves kAuto
 enum class PostValidation { kAuto, kOn, kOff };
+enum class OptimizerKind { kAdamW, kMuon };  // by their ids in arch/optimizer.h; Muon of matrices, AdamW beside it
+// What Muon's learning rate is multiplied with, for a matrix of rows x columns.
+enum class MuonScale {
+  kOriginal,       // sqrt(max(1, rows / columns))
+  kMatchRmsAdamW,  // 0.2 sqrt(max(rows, columns)): updates as large as AdamW's (Liu et al., Muon is Scalable for LLM Training, 2025)
+};
+// What a parameter is in the model. Matrices are those of blocks; biases of norms are biases.
+enum class ParameterClass { kMatrix, kEmbedding, kHead, kNorm, kBias };
 enum class Offloaded { kOptimizer, kParameters, kActivations };  // what lives on the host
 
 // What of a block is computed again in backward instead of being kept (Chen et al. 2016; Korthikanti et al. 2022). In
@@ -130,8 +138,25 @@ struct TrainSection {
   bool operator==(const TrainSection&) const = default;
 };
 
-// AdamW with decoupled weight decay, on parameters of two or more dimensions.
+// How parameters are updated that a pattern and a class name: both where both are given. What is unset stays as it is without the rule.
+struct OptimizerRule {
+  std::string match{};  // of the whole name, * for any text; empty = any
+  std::optional<ParameterClass> of{};
+  std::optional<OptimizerKind> optimizer{};
+  std::optional<double> lr{};     // factor of the learning rate
+  std::optional<double> decay{};  // weight decay
+  bool operator==(const OptimizerRule&) const = default;
+};
+
+// Of a parameter the first that names it.
+struct OptimizerRules {
+  std::vector<OptimizerRule> list{};
+  bool operator==(const OptimizerRules&) const = default;
+};
+
+// Weight decay is decoupled, on parameters of two or more dimensions.
 struct OptimizerSection {
+  OptimizerKind kind = OptimizerKind::kAdamW;
   double lr = 3e-4;             // the peak, reached after the warm-up
   double min_lr = 3e-5;         // at the last step; load_config fills lr / 10 where it is not given
   int64_t warmup_steps = 100;   // load_config lowers the default to steps / 10 in a short run
@@ -141,6 +166,14 @@ struct OptimizerSection {
   double beta2 = 0.95;
   double eps = 1e-8;
   double max_grad_norm = 1.0;  // 0 = no clipping
+  double momentum = 0.95;      // from here on of Muon
+  bool nesterov = true;
+  int ns_steps = 5;  // of the Newton-Schulz iteration, and its type
+  Precision ns_precision = Precision::kBf16;
+  MuonScale muon_scale = MuonScale::kMatchRmsAdamW;
+  std::optional<double> muon_lr{};            // its peak; unset = lr
+  std::optional<double> muon_weight_decay{};  // unset = weight_decay
+  OptimizerRules rules{};
   bool operator==(const OptimizerSection&) const = default;
 };
 

@@ -73,6 +73,9 @@ std::vector<std::string> choices_of(DataParallel) { return {"ring", "parameter_s
 std::vector<std::string> choices_of(NonFinite) { return {"stop", "skip"}; }
 std::vector<std::string> choices_of(Backend) { return {"auto", "shared_memory", "mpi", "nccl"}; }
 std::vector<std::string> choices_of(PostValidation) { return {"auto", "on", "off"}; }
+std::vector<std::string> choices_of(OptimizerKind) { return {"adamw", "muon"}; }
+std::vector<std::string> choices_of(MuonScale) { return {"original", "match_rms_adamw"}; }
+std::vector<std::string> choices_of(ParameterClass) { return {"matrix", "embedding", "head", "norm", "bias"}; }
 std::vector<std::string> choices_of(Offloaded) { return {"optimizer", "parameters", "activations"}; }
 std::vector<std::string> choices_of(Recompute) { return {"none", "selective", "full"}; }
 std::vector<std::string> choices_of(ScheduleKind) {

@@ -44,6 +44,7 @@ std::string print_value(const Duration& value);
 std::string print_value(const Bytes& value);
 std::string print_value(const PipelineSchedule& value);
 std::string print_value(const Counts& value);
+std::string print_value(const OptimizerRules& value);
 std::string print_value(const std::vector<std::string>& value);
 std::string print_value(const std::vector<int64_t>& value);
 std::string print_value(const Value& value);
@@ -63,6 +64,7 @@ Verdict read_value(const std::string& key, const Value& value, const Rule& rule,
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Bytes& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, PipelineSchedule& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Counts& out);
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, OptimizerRules& out);
 
 // "integer", "number", ... with the range.
 std::string type_name(bool, const Rule& rule);
@@ -74,6 +76,7 @@ std::string type_name(const Duration&, const Rule& rule);
 std::string type_name(const Bytes&, const Rule& rule);
 std::string type_name(const PipelineSchedule&, const Rule& rule);
 std::string type_name(const Counts&, const Rule& rule);
+std::string type_name(const OptimizerRules&, const Rule& rule);
 
 // A list of choices, or a text with commas: "optimizer,activations".
 Verdict read_words(const std::string& key, const Value& value, const Rule& rule, std::vector<std::string>& out);

@@ -1,46 +1,44 @@
 #include "lockstep/engine/activation_links.h"
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::engine {
 
 using program::Action;
-using program::ActionKind;
-using program::Algorithm;
 
-ActivationLinks::ActivationLinks(const program::Layout& layout, int depth, Groups& groups, ExposedWaits& waits)
-    : layout_(layout), depth_(depth), groups_(groups), waits_(waits) {}
+ActivationLinks::ActivationLinks(const program::Layout& layout, int depth, Groups& groups, program::CallTable& calls,
+                                 ExposedWaits& waits)
+    : layout_(layout), depth_(depth), groups_(groups), calls_(calls), waits_(waits) {}
+
+const program::PlannedCall& ActivationLinks::call_of(const Action& action) {
+  const program::PlannedCall* call = calls_.only(action);
+  LOCKSTEP_CHECK(call != nullptr, program::action_name(action.kind), " of stage ", action.stage, " stays on this rank");
+  return *call;
+}
 
 Started ActivationLinks::send(const Action& action, at::Tensor tensor) {
-  const bool forward = action.kind == ActionKind::kSendForward;
   LOCKSTEP_CHECK(tensor.defined(), program::action_name(action.kind), " of stage ", action.stage, " has nothing to send");
-  const int to = layout_.rank_at(groups_.rank(), forward ? action.stage + 1 : action.stage - 1);
-  comm::Communicator& link = groups_.link(groups_.rank(), to, forward);
-  std::deque<OnItsWay>& on_their_way = sent_[&link];
+  if (tensor.numel() == 0) return [] {};  // no row of the sequence is this rank's
+  const program::PlannedCall& call = call_of(action);
+  std::deque<OnItsWay>& on_their_way = sent_[call.group];
   if (std::ssize(on_their_way) == depth_) {
     waits_.wait(on_their_way.front().work, "pp send");
     on_their_way.pop_front();
   }
   OnItsWay& last = on_their_way.emplace_back(OnItsWay{.tensor = std::move(tensor), .work = {}});
-  last.work = link.send(last.tensor, 1,
-                        {.site = cat(forward ? "send_f stage " : "send_b stage ", action.stage), .algorithm = Algorithm::kDirect});
+  last.work = execute(groups_, call, {.input = last.tensor});
   return [this] { flush(); };
 }
 
 Started ActivationLinks::recv(const Action& action, at::Tensor tensor) {
-  const bool forward = action.kind == ActionKind::kRecvForward;
-  const int from_stage = forward ? action.stage - 1 : action.stage + 1;
-  const int from = layout_.rank_at(groups_.rank(), from_stage);
-  comm::Communicator& link = groups_.link(from, groups_.rank(), forward);
+  const bool forward = program::transfer_of(action).forward;
   const auto [begin, end] = layout_.stage_layers(action.stage);
   const Flow flow{forward ? begin : end - 1, action.microbatch, !forward};
   const auto [place, fresh] = coming_.try_emplace(flow);
   LOCKSTEP_CHECK(fresh, "stage ", action.stage, " waits for microbatch ", action.microbatch, " already");
   place->second.tensor = std::move(tensor);
-  place->second.work =
-      link.recv(place->second.tensor, 0,
-                {.site = cat(forward ? "recv_f stage " : "recv_b stage ", action.stage), .algorithm = Algorithm::kDirect});
+  if (place->second.tensor.numel() == 0) return [] {};
+  place->second.work = execute(groups_, call_of(action), {.input = place->second.tensor});
   return [this, flow] { waits_.wait(coming_.at(flow).work, "pp recv"); };
 }
 

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 
+#include "lockstep/engine/execute.h"
 #include "lockstep/engine/exposed_waits.h"
 #include "lockstep/engine/groups.h"
 #include "lockstep/engine/joins.h"
@@ -26,7 +27,7 @@ struct Flow {
 class ActivationLinks {
  public:
   // depth: Program::channel_depth.
-  ActivationLinks(const program::Layout& layout, int depth, Groups& groups, ExposedWaits& waits);
+  ActivationLinks(const program::Layout& layout, int depth, Groups& groups, program::CallTable& calls, ExposedWaits& waits);
 
   // SEND_*: of the action's stage on this rank.
   Started send(const program::Action& action, at::Tensor tensor);
@@ -43,12 +44,14 @@ class ActivationLinks {
     comm::Work work;
   };
   void flush();
+  const program::PlannedCall& call_of(const program::Action& action);
 
   const program::Layout& layout_;
   const int depth_;
   Groups& groups_;
+  program::CallTable& calls_;
   ExposedWaits& waits_;
-  std::map<comm::Communicator*, std::deque<OnItsWay>> sent_;
+  std::map<program::GroupRef, std::deque<OnItsWay>> sent_;
   std::map<Flow, OnItsWay> coming_;
 };
 

@@ -10,15 +10,15 @@
 
 namespace lockstep::engine {
 
-DiskStates::DiskStates(std::vector<DiskUnit> units, StateFields fields, UnitBuffers& blocks, const DiskStatesOptions& options)
-    : blocks_(blocks), fields_(std::move(fields)) {
+DiskStates::DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const DiskStatesOptions& options) : blocks_(blocks) {
   std::vector<DiskRegion> regions;
   int64_t largest = 0;
   for (DiskUnit& unit : units) {
     Place place{.unit = std::move(unit), .first_region = regions.size(), .slot = -1, .reading = {}};
-    for (size_t field = 0; field < fields_.size(); ++field)
-      regions.push_back({cat(fields_.name(field), " of ", place.unit.name), fields_.bytes(field, place.unit.numel)});
-    largest = std::max(largest, fields_.bytes_before(fields_.size(), place.unit.numel));
+    const StateFields& all = place.unit.fields;
+    for (size_t field = 0; field < all.size(); ++field)
+      regions.push_back({cat(all.name(field), " of ", place.unit.name), all.bytes(field)});
+    largest = std::max(largest, all.bytes_before(all.size()));
     const size_t index = place.unit.unit;
     places_.emplace(index, std::move(place));
   }
@@ -32,8 +32,8 @@ std::vector<DiskStates::Field> DiskStates::fields(const Place& place, size_t cou
   std::vector<Field> found;
   for (size_t field = 0; field < count; ++field)
     found.push_back({.region = place.first_region + field,
-                     .offset = fields_.bytes_before(field, place.unit.numel),
-                     .bytes = fields_.bytes(field, place.unit.numel)});
+                     .offset = place.unit.fields.bytes_before(field),
+                     .bytes = place.unit.fields.bytes(field)});
   return found;
 }
 
@@ -58,8 +58,8 @@ void DiskStates::fetch(size_t unit) {
   Place& place = take_slot(unit);
   const at::Tensor buffer = staging_[static_cast<size_t>(place.slot)];
   // The copy is made anew at the update.
-  const size_t read = fields_.updated();
-  place.reading = queue_.start(cat("states of ", place.unit.name, " from disk"), fields_.bytes_before(read, place.unit.numel),
+  const size_t read = place.unit.fields.updated();
+  place.reading = queue_.start(cat("states of ", place.unit.name, " from disk"), place.unit.fields.bytes_before(read),
                                [tier = tier_, buffer, fields = fields(place, read)] {
                                  auto* to = static_cast<char*>(buffer.data_ptr());
                                  for (const Field& field : fields) tier->read(field.region, to + field.offset);
@@ -73,8 +73,9 @@ void DiskStates::evict(size_t unit) {
   LOCKSTEP_CHECK(place.slot >= 0, place.unit.name, " is not fetched");
   place.reading.wait();
   const at::Tensor buffer = staging_[static_cast<size_t>(place.slot)];
-  queue_.start(cat("states of ", place.unit.name, " to disk"), fields_.bytes_before(fields_.size(), place.unit.numel),
-               [tier = tier_, buffer, fields = fields(place, fields_.size())] {
+  const size_t all = place.unit.fields.size();
+  queue_.start(cat("states of ", place.unit.name, " to disk"), place.unit.fields.bytes_before(all),
+               [tier = tier_, buffer, fields = fields(place, all)] {
                  const auto* from = static_cast<const char*>(buffer.const_data_ptr());
                  for (const Field& field : fields) tier->write(field.region, from + field.offset);
                });
@@ -85,10 +86,10 @@ Copy DiskStates::fetch_parameters(size_t unit, const at::Tensor& to) {
   Place& place = places_.at(unit);
   const std::string what = cat("parameters of ", place.unit.name, " to the device");
   // Behind the read of the buffer; the bf16 copy in it is that of the update to come.
-  const bool staged = place.slot >= 0 && !fields_.has_copy();
-  const at::Tensor buffer = staged ? staging_[static_cast<size_t>(place.slot)].narrow(0, 0, place.unit.numel) : at::Tensor();
+  const bool staged = place.slot >= 0 && !place.unit.fields.has_copy();
+  const at::Tensor buffer = staged ? staging_[static_cast<size_t>(place.slot)].narrow(0, 0, place.unit.fields.numel(StateFields::kValues)) : at::Tensor();
   if (staged && to.is_cpu()) return queue_.copy(buffer, to, what);
-  const size_t region = place.first_region + fields_.compute();
+  const size_t region = place.first_region + place.unit.fields.compute();
   const auto bytes = static_cast<int64_t>(to.nbytes());
   if (to.is_cpu()) return queue_.start(what, bytes, [tier = tier_, region, to] { tier->read(region, to.mutable_data_ptr()); });
   const std::shared_ptr<DeviceCopy> across = queue_.ask(to.device(), Direction::kToDevice);
@@ -107,7 +108,7 @@ void DiskStates::open(size_t unit) {
   queue_.wait();
   Place& place = take_slot(unit);
   auto* to = static_cast<char*>(staging_[static_cast<size_t>(place.slot)].data_ptr());
-  for (const Field& field : fields(place, fields_.size())) {
+  for (const Field& field : fields(place, place.unit.fields.size())) {
     if (tier_->written(field.region))
       tier_->read(field.region, to + field.offset);
     else
@@ -116,7 +117,7 @@ void DiskStates::open(size_t unit) {
 }
 
 void DiskStates::write(const Place& place, const char* from) const {
-  for (const Field& field : fields(place, fields_.size())) tier_->write(field.region, from + field.offset);
+  for (const Field& field : fields(place, place.unit.fields.size())) tier_->write(field.region, from + field.offset);
 }
 
 void DiskStates::close(size_t unit) {
@@ -128,15 +129,15 @@ void DiskStates::close(size_t unit) {
 at::Tensor DiskStates::mapped(size_t unit, size_t field) {
   queue_.wait();
   const Place& place = places_.at(unit);
-  LOCKSTEP_CHECK(field < fields_.size(), "no such field of ", place.unit.name);
+  const StateFields& all = place.unit.fields;
+  LOCKSTEP_CHECK(field < all.size(), "no such field of ", place.unit.name);
   const std::shared_ptr<void> memory = tier_->map(place.first_region + field);
-  return at::from_blob(memory.get(), {place.unit.numel}, [memory](void*) {},
-                       at::TensorOptions().dtype(fields_.dtype(field)));
+  return at::from_blob(memory.get(), {all.numel(field)}, [memory](void*) {}, at::TensorOptions().dtype(all.dtype(field)));
 }
 
 void DiskStates::accept() {
   for (const auto& [unit, place] : places_)
-    for (size_t field = 0; field < fields_.size(); ++field) tier_->accept(place.first_region + field);
+    for (size_t field = 0; field < place.unit.fields.size(); ++field) tier_->accept(place.first_region + field);
 }
 
 void DiskStates::abandon() {

@@ -18,11 +18,11 @@
 
 namespace lockstep::engine {
 
-// A unit's part, with all StateFields.
+// A unit's part.
 struct DiskUnit {
   size_t unit = 0;    // index in the layout
   std::string name;   // "blocks.3"
-  int64_t numel = 0;  // of the part
+  StateFields fields;
 };
 
 struct DiskStatesOptions {
@@ -35,7 +35,7 @@ struct DiskStatesOptions {
 class DiskStates {
  public:
   // `blocks`: transient, a unit's states side by side; outlives this. Errors of DiskTier.
-  DiskStates(std::vector<DiskUnit> units, StateFields fields, UnitBuffers& blocks, const DiskStatesOptions& options);
+  DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const DiskStatesOptions& options);
 
   // Takes one of the two staging buffers for a unit and starts to read its states into it. ready() waits for them.
   void fetch(size_t unit);
@@ -77,7 +77,6 @@ class DiskStates {
   void write(const Place& place, const char* from) const;
 
   UnitBuffers& blocks_;
-  StateFields fields_;
   std::shared_ptr<DiskTier> tier_;
   std::map<size_t, Place> places_;      // by unit
   std::array<at::Tensor, 2> staging_;   // fp32, as long as the largest block

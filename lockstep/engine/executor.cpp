@@ -21,7 +21,6 @@ StoreOptions store_options(const ExecutorOptions& options, const Groups& groups,
   const program::Domain domain = layout.dense_domain();
   return {.dtype = layout.precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat,
           .device = options.device,
-          .optimizer = layout.optimizer,
           .owns_optimizer = layout.owns_optimizer(groups.rank()),
           .sole_owner = layout.server_mode(),
           .shards = layout.shards(),
@@ -63,13 +62,14 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
       evaluation_(program::evaluation_program(options_.layout)),
       effects_(options_.layout, program_.buckets, groups.rank()),
       evaluation_effects_(options_.layout, evaluation_.buckets, groups.rank()),
+      calls_(options_.layout, program_, groups.rank()),
       memory_(std::make_shared<MemoryAccount>(options_.layout.device_limit)),
       store_(options_.layout.param_table(groups.rank()), store_options(options_, groups, memory_.account())),
       copies_(copy_queue(options_.layout)),
       tensor_(tensor_group(options_.layout, groups)),
-      gather_(options_.layout, store_, groups, waits_, copies_.get()),
-      gradients_(options_.layout, program_.buckets, store_, groups, waits_),
-      links_(options_.layout, program_.channel_depth, groups, waits_),
+      gather_(options_.layout, store_, groups, calls_, waits_, copies_.get()),
+      gradients_(options_.layout, program_.buckets, store_, groups, calls_, waits_),
+      links_(options_.layout, program_.channel_depth, groups, calls_, waits_),
       layers_({.layout = options_.layout,
                .state = state_,
                .store = store_,
@@ -79,22 +79,26 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
                .tensor = tensor_.get(),
                .rank = groups.rank(),
                .seed = options_.seed}),
+      matrices_({.layout = options_.layout, .state = state_, .store = store_, .groups = groups, .calls = calls_, .waits = waits_}, options_.optimizer),
       end_({.layout = options_.layout,
             .program = program_,
             .state = state_,
             .store = store_,
             .groups = groups,
+            .calls = calls_,
             .gradients = gradients_,
             .layers = layers_,
             .links = links_,
             .joins = joins_,
-            .waits = waits_},
+            .waits = waits_,
+            .matrices = matrices_},
            {.optimizer = options_.optimizer, .max_grad_norm = options_.max_grad_norm, .skip_nonfinite = options_.skip_nonfinite}) {
   store_.initialize(options_.seed);
   gradients_.watch().mark_by(options_.mark_nonfinite);
   layers_.add_handlers(handlers_);
   gather_.add_handlers(handlers_, program_.buckets);
   gradients_.add_handlers(handlers_);
+  matrices_.add_handlers(handlers_);
   end_.add_handlers(handlers_);
   handlers_.add({ActionKind::kFetch}, [this](const Action& action) { return fetch(action); });
   handlers_.add_prompt({ActionKind::kEvict}, [this](const Action& action) { evict(action); });
@@ -166,7 +170,7 @@ void Executor::run(const Action& action) {
 void Executor::redo() {
   end_.begin_redo();
   const std::vector<Action>& actions = program_.list(groups_.rank());
-  const auto first = std::ranges::find(actions, ActionKind::kStep, &Action::kind);
+  const auto first = std::ranges::find_if(actions, program::updates, &Action::kind);
   for (auto action = first; action != actions.end(); ++action) run(*action);
   end_.end_redo();
 }

@@ -16,6 +16,7 @@
 #include "lockstep/engine/gradient_reducer.h"
 #include "lockstep/engine/groups.h"
 #include "lockstep/engine/layer_runner.h"
+#include "lockstep/engine/matrix_updates.h"
 #include "lockstep/engine/parameter_gather.h"
 #include "lockstep/engine/parameter_store.h"
 #include "lockstep/engine/step_end.h"
@@ -106,6 +107,7 @@ class Executor {
   Groups& groups_;
   program::Program program_, evaluation_;
   program::EffectTable effects_, evaluation_effects_;
+  program::CallTable calls_;
   StepMemory memory_;
   ParameterStore store_;
   ExposedWaits waits_;
@@ -117,6 +119,7 @@ class Executor {
   GradientReducer gradients_;
   ActivationLinks links_;
   LayerRunner layers_;
+  MatrixUpdates matrices_;
   StepEnd end_;
   Handlers handlers_;
   std::unique_ptr<StepRecorder> recorder_;  // null: the step is not timed

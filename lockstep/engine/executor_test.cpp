@@ -180,7 +180,7 @@ TEST(Executor, ASteadyStepTakesNoNewMemory) {
       Executor executor({.layout = layout}, groups);
       const auto step = [&](int64_t index) {
         executor.step(executor.load([&] { return microbatches(layout, world.rank(), index); }), index + 1, 1e-3);
-        groups.world().barrier({.site = "step"}).wait();
+        groups.world().barrier({.id = program::named_call("step")}).wait();
       };
       for (int64_t index = 0; index < 6; ++index) step(index);
       const int64_t before = fresh_blocks();

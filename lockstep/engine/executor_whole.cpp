@@ -16,7 +16,7 @@ at::Tensor whole_of_pieces(const arch::ParamSpec& spec, const at::Tensor& piece,
   const at::Tensor mine = at::zeros({spec.largest_numel}, piece.options());
   mine.narrow(0, 0, piece.numel()).copy_(piece.flatten());
   const at::Tensor all = at::empty({ranks.size(), spec.largest_numel}, piece.options());
-  ranks.all_gather(mine, all, {.site = "whole " + spec.name}).wait();
+  ranks.all_gather(mine, all, {.id = program::call_of_parameter(spec.name)}).wait();
   const int dim = placement->second.dim(), copies = spec.copies;
   const int parts = ranks.size() / copies;
   std::vector<at::Tensor> pieces;
@@ -45,7 +45,7 @@ at::Tensor Executor::whole(int param, const at::Tensor& part) {
   at::Tensor all = part;
   if (groups_.shard()) {
     all = at::empty({unit.numel()}, part.options());
-    groups_.shard()->all_gather(part, all, {.site = "whole " + spec.name}).wait();
+    groups_.shard()->all_gather(part, all, {.id = program::call_of_parameter(spec.name)}).wait();
   }
   for (const arch::FlatSlot& slot : unit.slots)
     if (slot.param == param) all = all.narrow(0, slot.offset - unit.begin, slot.numel).view(spec.local_shape);

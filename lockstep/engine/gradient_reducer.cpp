@@ -17,12 +17,23 @@ namespace lockstep::engine {
 
 using program::Action;
 using program::ActionKind;
-using program::Algorithm;
 using program::Bucket;
+using program::PlannedCall;
 
 GradientReducer::GradientReducer(const program::Layout& layout, const std::vector<Bucket>& buckets,
-                                 ParameterStore& store, Groups& groups, ExposedWaits& waits)
-    : layout_(layout), buckets_(buckets), store_(store), groups_(groups), waits_(waits), watch_(store.options().memory) {}
+                                 ParameterStore& store, Groups& groups, program::CallTable& calls, ExposedWaits& waits)
+    : layout_(layout),
+      buckets_(buckets),
+      store_(store),
+      groups_(groups),
+      calls_(calls),
+      waits_(waits),
+      watch_(store.options().memory) {
+  // What is added up here and by the layers: every action adds to the fp32 gradient; optim::gradient_norm: one chain.
+  LOCKSTEP_CHECK(program::order_on_rank(program::Summed::kGradients) == program::SumOrder::kList &&
+                     program::order_on_rank(program::Summed::kNorm) == program::SumOrder::kIndex,
+                 "no other order is built");
+}
 
 void GradientReducer::add_handlers(Handlers& handlers) {
   handlers.add({ActionKind::kReduceGrad}, [this](const Action& action) { return reduce(action); });
@@ -30,7 +41,7 @@ void GradientReducer::add_handlers(Handlers& handlers) {
   handlers.add_prompt({ActionKind::kShardGrad}, [this](const Action& action) { shard(action); });
   handlers.add({ActionKind::kReduceShard}, [this](const Action& action) { return reduce_shard(action); });
   handlers.add({ActionKind::kReduceTied}, [this](const Action& action) { return reduce_tied(action); });
-  handlers.add_prompt({ActionKind::kReducePartial}, [this](const Action&) { reduce_partial(); });
+  handlers.add_prompt({ActionKind::kReducePartial}, [this](const Action& action) { reduce_partial(action); });
 }
 
 void GradientReducer::start_step() {
@@ -57,20 +68,19 @@ std::vector<size_t> GradientReducer::units(const Bucket& bucket) const {
   return units;
 }
 
-// Over the axis dp_shard; each rank gets the sum of its own part, where it lies in the unit.
-comm::Work GradientReducer::reduce_unit(size_t unit, const std::string& site) {
+// Over the ranks that share out states; each rank gets the sum of its own part, where it lies in the unit.
+comm::Work GradientReducer::reduce_unit(size_t unit, const PlannedCall& call) {
   const at::Tensor& gradient = store_.grad_unit(unit);
-  comm::Communicator& ranks = *groups_.shard();
-  if (layout_.reduce_precision == config::Precision::kBf16) {
+  if (call.collective == program::Collective::kAllToAll) {
+    LOCKSTEP_CHECK(call.order == program::SumOrder::kRanks, "finish_wire() sums in rank order");
     const MemoryScope scope(store_.options().memory, MemoryCategory::kBuffers);
     OnWire& wire = wire_[unit];
     wire.rounded = gradient.to(at::kBFloat16);
     wire.received = at::empty_like(wire.rounded);
-    return ranks.all_to_all(wire.rounded, wire.received, {.site = site, .algorithm = Algorithm::kDirect});
+    return execute(groups_, call, {.input = wire.rounded, .output = wire.received});
   }
-  const int64_t size = gradient.numel() / ranks.size();
-  return ranks.reduce_scatter(gradient, gradient.narrow(0, ranks.rank() * size, size),
-                              {.site = site, .algorithm = Algorithm::kRing});
+  const int64_t size = gradient.numel() / store_.options().shards;
+  return execute(groups_, call, {.input = gradient, .output = gradient.narrow(0, store_.options().shard * size, size)});
 }
 
 // What came in bf16 is summed in fp32, in rank order; this rank's own part was never rounded. The others' parts come into
@@ -89,24 +99,26 @@ void GradientReducer::finish_wire(size_t unit) {
 }
 
 Started GradientReducer::reduce(const Action& action) {
-  const std::string site = cat("reduce_grad bucket ", action.bucket);
   // Before the reduction: afterwards every rank has the same non-finite sum, and nobody knows whose it was.
   check_finite(units(bucket(action)));
   std::vector<comm::Work>& works = in_flight_[action.bucket];
+  const std::vector<PlannedCall>& calls = calls_.of(action);
   if (!groups_.shard()) {
-    works.push_back(groups_.data().all_reduce(store_.grad_slice(bucket(action).begin, bucket(action).end),
-                                              {.site = site, .algorithm = Algorithm::kRing}));
+    for (const PlannedCall& call : calls)
+      works.push_back(execute(groups_, call, {.input = store_.grad_slice(bucket(action).begin, bucket(action).end)}));
   } else {
-    for (const size_t unit : units(bucket(action))) works.push_back(reduce_unit(unit, site));
+    const std::vector<size_t> parts = units(bucket(action));
+    LOCKSTEP_CHECK_EQ(calls.size(), parts.size(), "calls and units of bucket ", action.bucket);
+    for (size_t i = 0; i < parts.size(); ++i) works.push_back(reduce_unit(parts[i], calls[i]));
   }
   return [this, index = action.bucket] { wait(index); };
 }
 
 Started GradientReducer::push(const Action& action) {
   check_finite(units(bucket(action)));
-  in_flight_[action.bucket].push_back(
-      groups_.data().reduce(store_.grad_slice(bucket(action).begin, bucket(action).end), program::kServerRank,
-                            {.site = cat("push bucket ", action.bucket), .algorithm = Algorithm::kDirect}));
+  for (const PlannedCall& call : calls_.of(action))
+    in_flight_[action.bucket].push_back(
+        execute(groups_, call, {.input = store_.grad_slice(bucket(action).begin, bucket(action).end)}));
   return [this, index = action.bucket] { wait(index); };
 }
 
@@ -162,9 +174,11 @@ Started GradientReducer::reduce_shard(const Action& action) {
 }
 
 void GradientReducer::start_shard_sums(const Action& action) {
-  for (const size_t unit : units(bucket(action)))
-    in_flight_[action.bucket].push_back(groups_.replicas()->all_reduce(
-        store_.grad_part(unit), {.site = cat("reduce_shard bucket ", action.bucket), .algorithm = Algorithm::kRing}));
+  const std::vector<PlannedCall>& calls = calls_.of(action);
+  const std::vector<size_t> parts = units(bucket(action));
+  LOCKSTEP_CHECK_EQ(calls.size(), parts.size(), "calls and units of bucket ", action.bucket);
+  for (size_t i = 0; i < parts.size(); ++i)
+    in_flight_[action.bucket].push_back(execute(groups_, calls[i], {.input = store_.grad_part(parts[i])}));
 }
 
 Started GradientReducer::reduce_tied(const Action& action) {
@@ -172,26 +186,35 @@ Started GradientReducer::reduce_tied(const Action& action) {
   const size_t unit = store_.unit_of(action.unit);
   const bool parts = store_.options().shards > 1 || store_.gradients().transient();
   const at::Tensor gradient = parts ? store_.grad_part(unit) : store_.grad_unit(unit);
-  return waiting_for(groups_.tied()->all_reduce(gradient, {.site = "reduce_tied", .algorithm = Algorithm::kRing}), waits_,
-                     "tied gradients");
+  const PlannedCall* call = calls_.only(action);
+  LOCKSTEP_CHECK(call != nullptr, "nobody else holds the unit of layer ", action.unit);
+  return waiting_for(execute(groups_, *call, {.input = gradient}), waits_, "tied gradients");
 }
 
-void GradientReducer::reduce_partial() {
+// Of all ranks of tp, then of those that share key/value heads: a call for each of which this rank has any.
+void GradientReducer::reduce_partial(const Action& action) {
   wait_for_host_sums();
-  sum_over(groups_.tensor(), false);
-  if (groups_.shared_heads()) sum_over(groups_.shared_heads(), true);
+  const std::vector<PlannedCall>& calls = calls_.of(action);
+  size_t made = 0;
+  for (const bool shared_heads : {false, true})
+    if (std::vector<at::Tensor> gradients = partial_gradients(shared_heads); !gradients.empty())
+      sum_together(gradients, calls.at(made++));
+  LOCKSTEP_CHECK_EQ(made, calls.size(), "sums of partial gradients");
 }
 
-// They lie scattered in the flat buffer and are small: they travel together in a copy.
-void GradientReducer::sum_over(comm::Communicator* group, bool shared_heads) {
+std::vector<at::Tensor> GradientReducer::partial_gradients(bool shared_heads) const {
   std::vector<at::Tensor> gradients;
   for (const ParameterStore::Piece& piece : store_.gradient_pieces()) {
     const arch::ParamSpec& spec = store_.table()[static_cast<size_t>(piece.param)];
     if (spec.partial && (spec.cut != arch::TensorCut::kNone) == shared_heads) gradients.push_back(piece.values);
   }
-  if (gradients.empty()) return;
+  return gradients;
+}
+
+// They lie scattered in the flat buffer and are small: they travel together in a copy.
+void GradientReducer::sum_together(std::vector<at::Tensor>& gradients, const PlannedCall& call) {
   const at::Tensor together = at::cat(gradients);
-  comm::Work work = group->all_reduce(together, {.site = "reduce_partial", .algorithm = Algorithm::kRing, .blocking = true});
+  comm::Work work = execute(groups_, call, {.input = together}, /*blocking=*/true);
   waits_.wait(work, "tp gradients");
   int64_t offset = 0;
   for (at::Tensor& gradient : gradients) {
@@ -202,7 +225,7 @@ void GradientReducer::sum_over(comm::Communicator* group, bool shared_heads) {
 
 // A piece that several ranks of tp hold counts on the first of them, a part on the first of its replicas, a tied unit
 // where its layer is.
-GradientReducer::Norm GradientReducer::start_norm(bool blocking) {
+GradientReducer::Norm GradientReducer::start_norm(const PlannedCall* sum, bool blocking) {
   wait_for_host_sums();
   std::vector<at::Tensor> gradients;
   for (const ParameterStore::Piece& piece : store_.gradient_pieces())
@@ -210,12 +233,10 @@ GradientReducer::Norm GradientReducer::start_norm(bool blocking) {
         spec.copy == 0 && layout_.holds(groups_.rank(), spec.layer))
       gradients.push_back(piece.values);
   Norm norm{.here = optim::gradient_norm(gradients)};
-  comm::Communicator* ranks = groups_.shard() ? &groups_.replica() : groups_.model();
-  if (!ranks) return norm;
+  if (!sum) return norm;
   const bool first = !groups_.shard() || !groups_.replicas() || groups_.replicas()->rank() == 0;
   norm.square = at::full({1}, first ? norm.here * norm.here : 0, at::kDouble);
-  norm.joined = waiting_for(
-      ranks->all_reduce(norm.square, {.site = "norm", .algorithm = Algorithm::kDirect, .blocking = blocking}), waits_, "norm");
+  norm.joined = waiting_for(execute(groups_, *sum, {.input = norm.square}, blocking), waits_, "norm");
   return norm;
 }
 

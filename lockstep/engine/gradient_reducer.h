@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "lockstep/engine/execute.h"
 #include "lockstep/engine/exposed_waits.h"
 #include "lockstep/engine/finite_watch.h"
 #include "lockstep/engine/groups.h"
@@ -18,7 +19,7 @@ class GradientReducer {
  public:
   // The references outlive this.
   GradientReducer(const program::Layout& layout, const std::vector<program::Bucket>& buckets, ParameterStore& store,
-                  Groups& groups, ExposedWaits& waits);
+                  Groups& groups, program::CallTable& calls, ExposedWaits& waits);
 
   void add_handlers(Handlers& handlers);
   // Forgets the step before.
@@ -26,14 +27,14 @@ class GradientReducer {
   // Memory for transient gradients of units that an action adds to, zeros where there was none.
   void open(const program::Effects& effects);
   // L2 norm of the summed gradients of the whole model, every parameter counted once. The same on all ranks. Waits for the
-  // device; `blocking` as comm::CallOptions has it.
+  // device; `sum`: of the squares over the ranks, null where one has them all; `blocking` as comm::CallOptions has it.
   struct Norm {
     double here = 0;
     at::Tensor square{};  // over the ranks; undefined where there is one
     Started joined{};     // waits for it
     double value() const; // once it was joined
   };
-  Norm start_norm(bool blocking);
+  Norm start_norm(const program::PlannedCall* sum, bool blocking);
 
   // Whose gradient was not finite before it was reduced.
   FiniteWatch& watch() { return watch_; }
@@ -56,7 +57,7 @@ class GradientReducer {
   // The unit that another pipeline rank holds as well: the sum over the two.
   Started reduce_tied(const program::Action& action);
   // Gradients that are parts of a sum over tp, or among the ranks that share key/value heads.
-  void reduce_partial();
+  void reduce_partial(const program::Action& action);
 
   void check_finite(const std::vector<size_t>& units);
   const FiniteWatch::Gradients& whole_gradients(size_t unit);
@@ -64,15 +65,17 @@ class GradientReducer {
   void wait_for_host_sums();
   const program::Bucket& bucket(const program::Action& action) const { return buckets_.at(static_cast<size_t>(action.bucket)); }
   std::vector<size_t> units(const program::Bucket& bucket) const;
-  comm::Work reduce_unit(size_t unit, const std::string& site);
+  comm::Work reduce_unit(size_t unit, const program::PlannedCall& call);
   void finish_wire(size_t unit);
   void wait(int bucket);
-  void sum_over(comm::Communicator* group, bool shared_heads);
+  std::vector<at::Tensor> partial_gradients(bool shared_heads) const;
+  void sum_together(std::vector<at::Tensor>& gradients, const program::PlannedCall& call);
 
   const program::Layout& layout_;
   const std::vector<program::Bucket>& buckets_;
   ParameterStore& store_;
   Groups& groups_;
+  program::CallTable& calls_;
   ExposedWaits& waits_;
   std::map<int, std::vector<comm::Work>> in_flight_;  // by bucket
   struct OnWire {

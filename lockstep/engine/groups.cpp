@@ -53,10 +53,6 @@ comm::Communicator* Groups::tied() {
 
 comm::Communicator& Groups::world() { return over(program::group_over(layout_, layout_.all_ranks(), Channel::kControl)); }
 
-comm::Communicator& Groups::link(int from, int to, bool forward) {
-  return over(program::stage_link(layout_.pipeline_rank(from), layout_.pipeline_rank(to), forward));
-}
-
 std::vector<std::pair<std::string, comm::Communicator*>> Groups::all() {
   std::vector<std::pair<std::string, comm::Communicator*>> groups;
   for (const auto& [group, communicator] : made_) {

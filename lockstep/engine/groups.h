@@ -27,12 +27,9 @@ class Groups {
   comm::Communicator* replicas() { return several(domain_.copies); }  // hold the same share of them
   comm::Communicator* tensor() { return several(mesh::Axis::kTp); }  // same tokens, other parts of layers
   comm::Communicator* shared_heads();                                // the same key/value heads as well
-  comm::Communicator* model() { return several(layout_.model_group()); }  // one copy of the model together
   comm::Communicator& replica();                                     // all that train together: they agree on loss and norm
   comm::Communicator* tied();                                        // the other rank that holds the same unit; null: none
   comm::Communicator& world();                                       // checkpoints, stopping together
-  // From one rank to another, activations or their gradients; this rank is one of the two. The sender is its member 0.
-  comm::Communicator& link(int from, int to, bool forward);
 
   // Each with its name, for reports.
   std::vector<std::pair<std::string, comm::Communicator*>> all();

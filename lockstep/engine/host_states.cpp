@@ -12,32 +12,31 @@ int64_t whole_floats(int64_t bytes) { return (bytes + 3) / 4; }
 
 }  // namespace
 
-arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::function<int64_t(int64_t part)>& numel) {
+arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::function<int64_t(size_t unit)>& numel) {
   arch::FlatLayout parts;
   for (const arch::FlatUnit& unit : layout.units) {
-    const int64_t size = numel(unit.numel() / layout.shards);
+    const int64_t size = numel(parts.units.size());
     parts.units.push_back({.layer = unit.layer, .begin = parts.numel, .end = parts.numel + size, .slots = {}});
     parts.numel += size;
   }
   return parts;
 }
 
-HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options)
-    : fields_(*options.optimizer, options.compute_copy) {
+HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options) {
   for (const arch::FlatUnit& unit : layout.units) {
-    sizes_.push_back(unit.numel() / layout.shards);
+    fields_.emplace_back(unit.numel() / layout.shards, options.slots.at(fields_.size()), options.compute_copy);
     on_disk_.push_back(std::count(options.disk_units.begin(), options.disk_units.end(), unit.layer) > 0);
   }
   const UnitBufferOptions host{.memory = options.memory, .category = MemoryCategory::kHost, .transient = true};
-  const auto block = [&](int64_t part) { return whole_floats(fields_.bytes_before(fields_.size(), part)); };
+  const auto block = [&](size_t unit) { return whole_floats(fields_[unit].bytes_before(fields_[unit].size())); };
   states_ = UnitBuffers(layout_of_parts(layout, block), host);
-  gradients_ = UnitBuffers(layout_of_parts(layout, [](int64_t part) { return part; }), host);
-  reading_.resize(sizes_.size());
+  gradients_ = UnitBuffers(layout_of_parts(layout, [&](size_t unit) { return fields_[unit].numel(StateFields::kValues); }), host);
+  reading_.resize(fields_.size());
   std::vector<DiskUnit> on_disk_units;
-  for (size_t unit = 0; unit < sizes_.size(); ++unit)
-    if (on_disk(unit)) on_disk_units.push_back({.unit = unit, .name = options.names.at(unit), .numel = sizes_[unit]});
+  for (size_t unit = 0; unit < fields_.size(); ++unit)
+    if (on_disk(unit)) on_disk_units.push_back({.unit = unit, .name = options.names.at(unit), .fields = fields_[unit]});
   if (!on_disk_units.empty())
-    disk_ = std::make_unique<DiskStates>(std::move(on_disk_units), fields_, states_,
+    disk_ = std::make_unique<DiskStates>(std::move(on_disk_units), states_,
                                          DiskStatesOptions{.folder = options.disk_path,
                                                            .rank = options.rank,
                                                            .pinned = options.pinned,
@@ -48,7 +47,7 @@ HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& 
 // What stays, as zeros.
 void HostStates::hold_all(bool pinned) {
   std::vector<std::pair<UnitBuffers*, size_t>> blocks;
-  for (size_t unit = 0; unit < sizes_.size(); ++unit) {
+  for (size_t unit = 0; unit < fields_.size(); ++unit) {
     blocks.emplace_back(&gradients_, unit);
     if (!on_disk(unit)) blocks.emplace_back(&states_, unit);
   }
@@ -68,9 +67,9 @@ void HostStates::hold_all(bool pinned) {
 // Blocks are fp32; parts have a multiple of 16 elements, so a field begins on a whole one.
 at::Tensor HostStates::field(size_t unit, size_t index) const {
   if (on_disk(unit) && !states_.held(unit)) return disk_->mapped(unit, index);
-  const int64_t numel = sizes_.at(unit), begin = whole_floats(fields_.bytes_before(index, numel));
-  const at::Tensor block = states_.unit(unit).narrow(0, begin, whole_floats(fields_.bytes(index, numel)));
-  return fields_.dtype(index) == at::kFloat ? block : block.view(fields_.dtype(index)).narrow(0, 0, numel);
+  const StateFields& all = fields_.at(unit);
+  const at::Tensor block = states_.unit(unit).narrow(0, whole_floats(all.bytes_before(index)), whole_floats(all.bytes(index)));
+  return all.dtype(index) == at::kFloat ? block : block.view(all.dtype(index)).narrow(0, 0, all.numel(index));
 }
 
 at::Tensor HostStates::value(size_t unit) const {
@@ -83,7 +82,7 @@ at::Tensor HostStates::compute(size_t unit) const {
   return fetched_from(unit);
 }
 
-at::Tensor HostStates::fetched_from(size_t unit) const { return field(unit, fields_.compute()); }
+at::Tensor HostStates::fetched_from(size_t unit) const { return field(unit, fields_.at(unit).compute()); }
 
 HostStates::Open::Open(HostStates* states, size_t unit) : unit_(unit) {
   if (states == nullptr || !states->on_disk(unit)) return;
@@ -96,7 +95,7 @@ HostStates::Open::~Open() noexcept(false) {
 }
 
 void HostStates::zero_gradients() {
-  for (size_t unit = 0; unit < sizes_.size(); ++unit) gradients_.unit(unit).zero_();
+  for (size_t unit = 0; unit < fields_.size(); ++unit) gradients_.unit(unit).zero_();
 }
 
 }  // namespace lockstep::engine

@@ -19,7 +19,7 @@
 namespace lockstep::engine {
 
 struct HostStatesOptions {
-  const arch::OptimizerSpec* optimizer = &arch::optimizer_spec();
+  std::vector<std::vector<arch::SlotBuffer>> slots{};  // of every unit
   bool compute_copy = false;  // a bf16 copy of the values beside them
   std::vector<int> disk_units{};  // layers that own the units whose states lie on disk, and are here while fetched
   std::vector<std::string> names{};  // of the units
@@ -71,15 +71,14 @@ class HostStates {
   at::Tensor field(size_t unit, size_t index) const;
   void hold_all(bool pinned);
 
-  std::vector<int64_t> sizes_;  // of the parts
+  std::vector<StateFields> fields_;  // of the parts, by unit
   std::vector<bool> on_disk_;
-  StateFields fields_;
   UnitBuffers states_, gradients_;
   mutable std::vector<Copy> reading_;  // by unit: the last
   std::unique_ptr<DiskStates> disk_;
 };
 
-// The parts of one rank as a layout of their own, one shard: unit u has `numel(part)` elements.
-arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::function<int64_t(int64_t part)>& numel);
+// The parts of one rank as a layout of their own, one shard: unit u has `numel(u)` elements.
+arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::function<int64_t(size_t unit)>& numel);
 
 }  // namespace lockstep::engine

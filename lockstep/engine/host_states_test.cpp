@@ -19,11 +19,13 @@ arch::FlatLayout two_units() {
           .shards = 1};
 }
 
+const std::vector<std::vector<arch::SlotBuffer>> kSlots(2, {{.numel = 32}});
+
 bool all(const at::Tensor& values, float number) { return values.equal(at::full({values.numel()}, number, at::kFloat)); }
 
 // Nobody else waits on the host for a copy that a device's stream is ordered behind: what writes the values does.
 TEST(HostStates, ValuesThatACopyReadsAreNotGivenToTheHostBeforeItHas) {
-  HostStates states(two_units(), {.compute_copy = true});
+  HostStates states(two_units(), {.slots = kSlots, .compute_copy = true});
   std::promise<void> go;
   CopyQueue queue({.deadline = std::chrono::milliseconds(20)});
   states.read_by(1, queue.start("parameters of blocks.0 to the device", 1, [gate = go.get_future().share()] { gate.wait(); }));
@@ -36,7 +38,7 @@ TEST(HostStates, ValuesThatACopyReadsAreNotGivenToTheHostBeforeItHas) {
 }
 
 TEST(HostStates, ValuesAreThereOnceTheCopyHasReadThem) {
-  HostStates states(two_units(), {});
+  HostStates states(two_units(), {.slots = kSlots});
   CopyQueue queue;
   std::atomic<bool> read{false};
   states.read_by(0, queue.start("parameters of embed to the device", 1, [&] { read = true; }));

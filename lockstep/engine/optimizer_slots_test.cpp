@@ -33,6 +33,14 @@ arch::FlatLayout two_units() {
           .shards = 1};
 }
 
+// Its slots for each of the two units.
+std::vector<std::vector<arch::SlotBuffer>> slots_of_units() {
+  std::vector<arch::SlotBuffer> slots;
+  for (const arch::StateSlot& slot : three_slots().slots)
+    slots.push_back({.text = std::string(slot.text), .dtype = slot.dtype, .numel = 32});
+  return {slots, slots};
+}
+
 // Value, slots, copy.
 std::vector<at::Tensor> fields_of(const HostStates& states, size_t unit) {
   return {states.value(unit), states.slot(unit, 0), states.slot(unit, 1), states.slot(unit, 2), states.compute(unit)};
@@ -56,14 +64,14 @@ void expect_filled(const HostStates& states, size_t unit) {
 }
 
 TEST(OptimizerSlots, LieSideBySideOnTheHost) {
-  const HostStates states(two_units(), {.optimizer = &three_slots(), .compute_copy = true});
+  const HostStates states(two_units(), {.slots = slots_of_units(), .compute_copy = true});
   for (const size_t unit : {size_t{0}, size_t{1}}) fill(states, unit);
   for (const size_t unit : {size_t{0}, size_t{1}}) expect_filled(states, unit);
 }
 
 TEST(OptimizerSlots, GoToDiskAndComeBack) {
   const support::ScopedFolder folder("optimizer-slots");
-  HostStates states(two_units(), {.optimizer = &three_slots(),
+  HostStates states(two_units(), {.slots = slots_of_units(),
                                   .compute_copy = true,
                                   .disk_units = {0, 1},
                                   .names = {"embed", "blocks.0"},
@@ -87,7 +95,9 @@ TEST(OptimizerSlots, GoToDiskAndComeBack) {
 
 TEST(OptimizerSlots, AreWhatACheckpointSeesAndACopyTakesBack) {
   const program::Layout layout = testing::layout_for({.dp = 1, .precision = config::Precision::kBf16});
-  ParameterStore store(layout.param_table(0), {.dtype = at::kBFloat16, .optimizer = &three_slots()});
+  std::vector<arch::ParamSpec> table = layout.param_table(0);
+  for (arch::ParamSpec& spec : table) spec.update.optimizer = &three_slots();
+  ParameterStore store(table, {.dtype = at::kBFloat16});
   std::vector<std::string> kinds;
   std::set<std::string> parameters;
   for (const StateTensor& tensor : store.state()) {

@@ -8,31 +8,30 @@ namespace lockstep::engine {
 
 using program::Action;
 using program::ActionKind;
-using program::Algorithm;
 
 ParameterGather::ParameterGather(const program::Layout& layout, ParameterStore& store, Groups& groups,
-                                 ExposedWaits& waits, CopyQueue* copies)
-    : store_(store), groups_(groups), waits_(waits), copies_(copies) {
+                                 program::CallTable& calls, ExposedWaits& waits, CopyQueue* copies)
+    : store_(store), groups_(groups), calls_(calls), waits_(waits), copies_(copies) {
   for (const arch::LayerSpec& layer : arch::layer_table(layout.model)) names_.push_back(layer.name);
 }
 
 void ParameterGather::add_handlers(Handlers& handlers, std::span<const program::Bucket> buckets) {
-  handlers.add({ActionKind::kUnshard}, [this](const Action& action) { return unshard(action.unit); });
+  handlers.add({ActionKind::kUnshard}, [this](const Action& action) { return unshard(action); });
   handlers.add_prompt({ActionKind::kReshard}, [this](const Action& action) { reshard(action.unit); });
   handlers.add({ActionKind::kPull}, [this, buckets](const Action& action) {
-    return pull(buckets[static_cast<size_t>(action.bucket)], action.bucket);
+    return pull(buckets[static_cast<size_t>(action.bucket)], action);
   });
 }
 
 static constexpr const char* kWaitsFor = "dp parameters";
 
-Started ParameterGather::unshard(int layer) {
-  const size_t unit = store_.unit_of(layer);
+Started ParameterGather::unshard(const Action& action) {
+  const size_t unit = store_.unit_of(action.unit);
+  const program::PlannedCall* call = calls_.only(action);
+  LOCKSTEP_CHECK(call != nullptr, "the unit of layer ", action.unit, " is whole");
   if (store_.compute().transient()) store_.compute().hold(unit);
-  return waiting_for(groups_.shard()->all_gather(
-      store_.compute_part(unit), store_.compute_unit(unit),
-      {.site = cat("unshard ", names_.at(static_cast<size_t>(layer))), .algorithm = Algorithm::kRing}),
-                     waits_, kWaitsFor);
+  return waiting_for(execute(groups_, *call, {.input = store_.compute_part(unit), .output = store_.compute_unit(unit)}), waits_,
+                     kWaitsFor);
 }
 
 void ParameterGather::reshard(int layer) {
@@ -62,10 +61,10 @@ void ParameterGather::evict(int layer) {
   fetched_memory()->drop(store_.unit_of(layer));
 }
 
-Started ParameterGather::pull(const program::Bucket& bucket, int index) {
-  return waiting_for(groups_.data().broadcast(store_.compute_slice(bucket.begin, bucket.end), program::kServerRank,
-                                              {.site = cat("pull bucket ", index), .algorithm = Algorithm::kDirect}),
-                     waits_, kWaitsFor);
+Started ParameterGather::pull(const program::Bucket& bucket, const Action& action) {
+  const program::PlannedCall* call = calls_.only(action);
+  if (!call) return {};
+  return waiting_for(execute(groups_, *call, {.input = store_.compute_slice(bucket.begin, bucket.end)}), waits_, kWaitsFor);
 }
 
 }  // namespace lockstep::engine

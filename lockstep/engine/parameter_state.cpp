@@ -32,15 +32,19 @@ void ParameterStore::add_whole(std::vector<StateTensor>& state) const {
 }
 
 // A part begins and ends inside rows: of a parameter it holds up to three rectangles.
-template <typename PartOf>
-void ParameterStore::add_parts(StateKind kind, PartOf part_of, std::vector<StateTensor>& state) const {
+void ParameterStore::add_parts(StateKind kind, std::vector<StateTensor>& state) const {
   // A parameter server's state lives on the server alone: it is its own only replica.
   const bool replicated = !options_.sole_owner || kind == StateKind::kParameter;
   const Replica data = replicated ? Replica{options_.shard_replica, options_.num_shard_replicas} : Replica{};
+  const bool of_slot = kind != StateKind::kParameter && kind != StateKind::kMaster;
   for (size_t unit = 0; unit < slots_.size(); ++unit) {
-    const at::Tensor values = part_of(unit);
-    for (const arch::ShardSlot& slot : slots_[unit]) {
+    const at::Tensor part = of_slot ? at::Tensor() : state_part(unit, kind);
+    for (size_t piece = 0; piece < slots_[unit].size(); ++piece) {
+      const arch::ShardSlot& slot = slots_[unit][piece];
       const arch::ParamSpec& spec = table_[static_cast<size_t>(slot.param)];
+      const std::optional<size_t> index = of_slot ? slot_of(spec, kind) : std::nullopt;
+      if (of_slot && !index) continue;
+      const at::Tensor values = index ? slot_piece(unit, piece, *index) : part.narrow(0, slot.offset, slot.numel);
       const Replica replica = replica_of(spec, data, options_);
       for (const arch::Rectangle& box : arch::rectangles(spec.local_shape, slot.begin, slot.numel)) {
         std::vector<int64_t> offset = spec.local_offset;
@@ -53,7 +57,7 @@ void ParameterStore::add_parts(StateKind kind, PartOf part_of, std::vector<State
                          .kind = kind,
                          .global_shape = spec.shape,
                          .offset = std::move(offset),
-                         .local = values.narrow(0, slot.offset + box.begin, numel).view(box.shape),
+                         .local = values.narrow(0, box.begin, numel).view(box.shape),
                          .replica = replica.index,
                          .num_replicas = replica.count});
       }
@@ -64,14 +68,14 @@ void ParameterStore::add_parts(StateKind kind, PartOf part_of, std::vector<State
 std::vector<StateTensor> ParameterStore::state() const {
   std::vector<StateTensor> state;
   const bool masters = owns_values() && options_.dtype != at::kFloat;
-  const auto add = [&](StateKind kind) { add_parts(kind, [this, kind](size_t unit) { return state_part(unit, kind); }, state); };
+  const auto add = [&](StateKind kind) { add_parts(kind, state); };
   if (options_.offload_parameters || compute_kept_.defined())
     add(StateKind::kParameter);
   else
     add_whole(state);
   if (masters) add(StateKind::kMaster);
   if (!owns_optimizer()) return state;
-  for (const arch::StateSlot& slot : options_.optimizer->slots) add(StateKind{slot.name});
+  for (const arch::StateSlot& slot : arch::slots_of(table_)) add(StateKind{slot.name});
   return state;
 }
 

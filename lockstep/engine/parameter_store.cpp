@@ -46,6 +46,11 @@ void draw_into(const arch::ParamSpec& spec, uint64_t seed, int64_t begin, const 
   if (!in_place) target.copy_(values);
 }
 
+at::Tensor kept_slot(int64_t numel, config::Precision dtype, const StoreOptions& options) {
+  const MemoryScope scope(options.memory, MemoryCategory::kOptimizer);
+  return at::zeros({numel}, at::TensorOptions().dtype(scalar_type(dtype)).device(options.device));
+}
+
 // "blocks.3", "embed": what the names of a unit's parameters begin with.
 std::vector<std::string> unit_names(const arch::FlatLayout& layout, const std::vector<arch::ParamSpec>& table) {
   std::vector<std::string> names;
@@ -69,6 +74,8 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
     for (const arch::FlatSlot& slot : unit.slots)
       places_[static_cast<size_t>(slot.param)] = {.unit = i, .offset = slot.offset - unit.begin};
     slots_.push_back(arch::shard_slots(layout_, unit, options_.shard));
+    unit_slots_.push_back({.buffers = arch::slot_buffers(table_, layout_, unit),
+                           .offsets = arch::slot_offsets(table_, layout_, unit, options_.shard)});
   }
   for (size_t row = 0; row < table_.size(); ++row) {
     names_[table_[row].name].push_back(static_cast<int>(row));
@@ -88,7 +95,7 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
   if (options_.sharded_parameters && !options_.offload_parameters)
     compute_kept_ = kept(options_.dtype, MemoryCategory::kParameters);
   if (options_.offload_parameters && options_.shards > 1)
-    parts_ = UnitBuffers(layout_of_parts(layout_, [](int64_t part) { return part; }),
+    parts_ = UnitBuffers(layout_of_parts(layout_, [&](size_t unit) { return layout_.units[unit].numel() / layout_.shards; }),
                          {.dtype = options_.dtype,
                           .device = options_.device,
                           .memory = options_.memory,
@@ -97,8 +104,10 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
   if (!options_.training) return;
   grad_ = units(at::kFloat, MemoryCategory::kGradients, options_.transient_gradients);
   if (options_.offload_optimizer) {
+    std::vector<std::vector<arch::SlotBuffer>> buffers;
+    for (const UnitSlots& of_unit : unit_slots_) buffers.push_back(of_unit.buffers);
     host_ = std::make_unique<HostStates>(
-        layout_, HostStatesOptions{.optimizer = options_.optimizer,
+        layout_, HostStatesOptions{.slots = std::move(buffers),
                                    .compute_copy = options_.offload_parameters && options_.dtype != at::kFloat,
                                    .disk_units = options_.disk_units,
                                    .names = unit_names(layout_, table_),
@@ -110,9 +119,28 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
   }
   if (options_.transient_gradients) grad_kept_ = kept(at::kFloat, MemoryCategory::kGradients);
   if (!options_.owns_optimizer) return;
-  for (const arch::StateSlot& slot : options_.optimizer->slots)
-    slots_kept_.push_back(kept(scalar_type(slot.dtype), MemoryCategory::kOptimizer));
+  slots_kept_ = kept_slots();
   if (!in_place()) master_ = kept(at::kFloat, MemoryCategory::kOptimizer);
+}
+
+// Slot i of all units side by side.
+std::vector<at::Tensor> ParameterStore::kept_slots() {
+  std::vector<int64_t> numel;
+  std::vector<config::Precision> dtypes;
+  for (UnitSlots& of_unit : unit_slots_)
+    for (size_t i = 0; i < of_unit.buffers.size(); ++i) {
+      const arch::SlotBuffer& buffer = of_unit.buffers[i];
+      if (i == numel.size()) {
+        numel.push_back(0);
+        dtypes.push_back(buffer.dtype);
+      }
+      LOCKSTEP_CHECK(dtypes[i] == buffer.dtype, "slot ", i, " has two types");
+      of_unit.begin.push_back(numel[i]);
+      numel[i] += buffer.numel;
+    }
+  std::vector<at::Tensor> kept;
+  for (size_t i = 0; i < numel.size(); ++i) kept.push_back(kept_slot(numel[i], dtypes[i], options_));
+  return kept;
 }
 
 size_t ParameterStore::unit_of(int layer) const {
@@ -197,12 +225,40 @@ at::Tensor ParameterStore::grad_part(size_t unit) const {
 at::Tensor ParameterStore::state_part(size_t unit, StateKind kind) const {
   if (kind == StateKind::kMaster) return value_part(unit);
   if (kind == StateKind::kParameter) return options_.offload_parameters ? host_->compute(unit) : compute_part(unit);
-  return slot_part(unit, options_.optimizer->slot_index(kind.key));
+  at::Tensor all;
+  bool everywhere = true;
+  for (size_t piece = 0; piece < slots_[unit].size(); ++piece) {
+    const arch::ShardSlot& place = slots_[unit][piece];
+    const std::optional<size_t> index = slot_of(table_[static_cast<size_t>(place.param)], kind);
+    everywhere = everywhere && index && unit_slots_[unit].offsets[piece][*index] == place.offset;
+  }
+  const int64_t size = layout_.units.at(unit).numel() / layout_.shards;
+  for (size_t piece = 0; piece < slots_[unit].size(); ++piece) {
+    const arch::ShardSlot& place = slots_[unit][piece];
+    const std::optional<size_t> index = slot_of(table_[static_cast<size_t>(place.param)], kind);
+    if (!index) continue;
+    if (everywhere && unit_slots_[unit].buffers[*index].numel == size) return slot_buffer(unit, *index);
+    const at::Tensor values = slot_piece(unit, piece, *index);
+    if (!all.defined()) all = at::zeros({size}, values.options());
+    all.narrow(0, place.offset, place.numel).copy_(values);
+  }
+  return all.defined() ? all : at::zeros({size}, at::TensorOptions().device(host_ ? at::Device(at::kCPU) : options_.device));
 }
 
-at::Tensor ParameterStore::slot_part(size_t unit, size_t index) const {
+std::optional<size_t> ParameterStore::slot_of(const arch::ParamSpec& spec, StateKind kind) {
+  const std::vector<arch::StateSlot>& slots = spec.update.optimizer->slots;
+  const auto found = std::ranges::find(slots, kind.key, &arch::StateSlot::name);
+  return found == slots.end() ? std::nullopt : std::optional(static_cast<size_t>(found - slots.begin()));
+}
+
+at::Tensor ParameterStore::slot_buffer(size_t unit, size_t index) const {
   LOCKSTEP_CHECK(owns_optimizer(), "this rank holds no optimizer state");
-  return host_ ? host_->slot(unit, index) : part(slots_kept_.at(index), unit);
+  const UnitSlots& of_unit = unit_slots_.at(unit);
+  return host_ ? host_->slot(unit, index) : slots_kept_.at(index).narrow(0, of_unit.begin[index], of_unit.buffers[index].numel);
+}
+
+at::Tensor ParameterStore::slot_piece(size_t unit, size_t piece, size_t index) const {
+  return slot_buffer(unit, index).narrow(0, unit_slots_[unit].offsets[piece][index], slots_[unit][piece].numel);
 }
 
 std::vector<ParameterStore::Piece> ParameterStore::gradient_pieces() const {
@@ -224,24 +280,47 @@ at::Tensor ParameterStore::value(int param) const {
 
 at::Tensor ParameterStore::grad(int param) const { return view(grad_, param); }
 
+// With its rows and columns where it is a whole matrix.
+optim::Parameter ParameterStore::updated(size_t unit, size_t piece, const UnitState& state) const {
+  const arch::ShardSlot& place = slots_.at(unit)[piece];
+  const arch::ParamSpec& spec = table_[static_cast<size_t>(place.param)];
+  const bool matrix = spec.update.optimizer->whole_matrix && !arch::is_scattered_matrix(spec, options_.shards);
+  const auto shaped = [&](const at::Tensor& flat) { return matrix ? flat.view(spec.local_shape) : flat; };
+  const auto part = [&](const at::Tensor& flat) { return shaped(flat.narrow(0, place.offset, place.numel)); };
+  optim::Parameter parameter{.value = part(state.value),
+                             .grad = part(state.grad),
+                             .copy = state.copy.scalar_type() == at::kFloat ? at::Tensor() : part(state.copy),
+                             .decay = spec.weight_decay,
+                             .rule = spec.update};
+  for (size_t i = 0; i < spec.update.optimizer->slots.size(); ++i)
+    parameter.slots.push_back(shaped(slot_piece(unit, piece, i)));
+  return parameter;
+}
+
+// What is offloaded gets its copy where it lies; on the device it is fetched.
+ParameterStore::UnitState ParameterStore::unit_state(size_t unit) const {
+  const at::Tensor value = value_part(unit);
+  return {.value = value,
+          .grad = grad_part(unit),
+          .copy = !host_ ? compute_part(unit) : options_.offload_parameters ? host_->compute(unit) : value};
+}
+
 std::vector<optim::Parameter> ParameterStore::updated_parameters(size_t unit) const {
-  const at::Tensor value = value_part(unit), grad = grad_part(unit);
-  std::vector<at::Tensor> states;
-  for (size_t i = 0; i < options_.optimizer->slots.size(); ++i) states.push_back(slot_part(unit, i));
-  // What is offloaded gets its copy where it lies; on the device it is fetched.
-  const at::Tensor copy = !host_ ? compute_part(unit) : options_.offload_parameters ? host_->compute(unit) : value;
+  const UnitState state = unit_state(unit);
   std::vector<optim::Parameter> parameters;
-  for (const arch::ShardSlot& slot : slots_.at(unit)) {
-    const auto piece = [&](const at::Tensor& flat) { return flat.narrow(0, slot.offset, slot.numel); };
-    std::vector<at::Tensor> pieces;
-    for (const at::Tensor& state : states) pieces.push_back(piece(state));
-    parameters.push_back({.value = piece(value),
-                          .grad = piece(grad),
-                          .slots = std::move(pieces),
-                          .copy = copy.scalar_type() == at::kFloat ? at::Tensor() : piece(copy),
-                          .decay = table_[static_cast<size_t>(slot.param)].weight_decay});
-  }
+  for (size_t piece = 0; piece < slots_.at(unit).size(); ++piece)
+    if (!arch::is_scattered_matrix(table_[static_cast<size_t>(slots_[unit][piece].param)], options_.shards))
+      parameters.push_back(updated(unit, piece, state));
   return parameters;
+}
+
+std::vector<ParameterStore::MatrixPiece> ParameterStore::matrix_pieces(size_t unit) const {
+  const UnitState state = unit_state(unit);
+  std::vector<MatrixPiece> pieces;
+  for (size_t piece = 0; piece < slots_.at(unit).size(); ++piece)
+    if (arch::is_scattered_matrix(table_[static_cast<size_t>(slots_[unit][piece].param)], options_.shards))
+      pieces.push_back({.place = slots_[unit][piece], .parameter = updated(unit, piece, state)});
+  return pieces;
 }
 
 void ParameterStore::zero_grad() {

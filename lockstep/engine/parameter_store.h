@@ -8,12 +8,13 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "lockstep/arch/optimizer.h"
 #include "lockstep/arch/params.h"
+#include "lockstep/arch/slot_layout.h"
 #include "lockstep/engine/host_states.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/state.h"
@@ -27,7 +28,6 @@ struct StoreOptions {
   at::ScalarType dtype = at::kFloat;  // of the compute copy; bf16 keeps fp32 master weights beside it
   at::Device device = at::kCPU;
   bool training = true;        // false: values alone, neither gradients nor optimizer state
-  const arch::OptimizerSpec* optimizer = &arch::optimizer_spec();  // of all parameters
   bool owns_optimizer = true;  // false: a worker of a parameter server, which holds neither slots nor masters
   bool sole_owner = false;     // true: the server, whose slots and masters have no replica
   int shards = 1;              // parts of a unit; optimizer state is this rank's part
@@ -83,7 +83,8 @@ class ParameterStore : public nn::ParameterSource {
   at::Tensor value_part(size_t unit) const;    // fp32 master where this rank owns it, else the compute copy
   at::Tensor grad_part(size_t unit) const;     // of the step, once reduced
   // The same by kind: kMaster = value_part(), kParameter = the compute copy where it is kept (on the host where parameters are
-  // offloaded). Slots of the optimizer only where this rank has them.
+  // offloaded). Slots only where this rank has them: a copy with zeros where parameters have none of that name, but the memory
+  // itself where all have.
   at::Tensor state_part(size_t unit, StateKind kind) const;
   bool owns_optimizer() const { return options_.training && (options_.owns_optimizer || host_); }
   // This rank's pieces of every parameter's gradient, [numel] each: with its row of the table.
@@ -101,8 +102,14 @@ class ParameterStore : public nn::ParameterSource {
   // Where the compute copy of a part comes from when it is fetched from the host.
   at::Tensor fetched_from(size_t unit) const;
 
-  // What an update of one unit changes, of what this rank owns of it.
+  // What an update of one unit changes, of what this rank owns of it: whole matrices as matrices, all else flat. Pieces of
+  // scattered matrices (arch::is_scattered_matrix) are apart.
   std::vector<optim::Parameter> updated_parameters(size_t unit) const;
+  struct MatrixPiece {
+    arch::ShardSlot place{};
+    optim::Parameter parameter{};
+  };
+  std::vector<MatrixPiece> matrix_pieces(size_t unit) const;
 
   void zero_grad();
   // After the master weights changed: rounds them into the compute copy (nothing to do where that is the master).
@@ -117,11 +124,19 @@ class ParameterStore : public nn::ParameterSource {
   bool owns_values() const { return master_.defined() || host_; }
   at::Tensor view(const UnitBuffers& buffers, int param) const;
   at::Tensor part(const at::Tensor& kept, size_t unit) const;
-  at::Tensor slot_part(size_t unit, size_t index) const;
+  at::Tensor slot_buffer(size_t unit, size_t index) const;
+  // Slot `index` of the optimizer of what a piece of slots() holds.
+  at::Tensor slot_piece(size_t unit, size_t piece, size_t index) const;
+  static std::optional<size_t> slot_of(const arch::ParamSpec& spec, StateKind kind);  // nothing: its optimizer has none such
+  struct UnitState {
+    at::Tensor value{}, grad{}, copy{};
+  };
+  UnitState unit_state(size_t unit) const;
+  optim::Parameter updated(size_t unit, size_t piece, const UnitState& state) const;
+  std::vector<at::Tensor> kept_slots();
   nn::Parameter fused(const std::string& name, const std::vector<int>& members) const;
   void add_whole(std::vector<StateTensor>& state) const;
-  template <typename PartOf>
-  void add_parts(StateKind kind, PartOf part_of, std::vector<StateTensor>& state) const;
+  void add_parts(StateKind kind, std::vector<StateTensor>& state) const;
 
   std::vector<arch::ParamSpec> table_;
   StoreOptions options_;
@@ -137,7 +152,13 @@ class ParameterStore : public nn::ParameterSource {
   std::unique_ptr<HostStates> host_;
   // Parts of all units side by side; undefined where they are part of a whole buffer, or not here.
   at::Tensor compute_kept_, grad_kept_, master_;
-  std::vector<at::Tensor> slots_kept_;  // of the optimizer, in its order
+  std::vector<at::Tensor> slots_kept_;  // by slot
+  struct UnitSlots {
+    std::vector<arch::SlotBuffer> buffers{};
+    std::vector<int64_t> begin{};                  // of each in slots_kept_
+    std::vector<std::vector<int64_t>> offsets{};   // [piece of slots_][slot]: in the buffer
+  };
+  std::vector<UnitSlots> unit_slots_;
 };
 
 }  // namespace lockstep::engine

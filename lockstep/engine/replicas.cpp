@@ -23,7 +23,8 @@ constexpr std::array<const char*, kNumSharings> kAxes = {"dp", "dp_replicate", "
 using SharedBy = std::array<bool, kNumSharings>;
 using Ranks = std::array<comm::Communicator*, kNumSharings>;  // null: nobody else
 
-std::string_view kind_text(StateKind kind, const arch::OptimizerSpec& optimizer) {
+std::string_view kind_text(StateKind kind, const arch::ParamSpec& spec) {
+  const arch::OptimizerSpec& optimizer = *spec.update.optimizer;
   if (kind == StateKind::kParameter) return "parameter";
   if (kind == StateKind::kMaster) return "master weight";
   return optimizer.slots.at(optimizer.slot_index(kind.key)).text;
@@ -90,7 +91,7 @@ class Collector {
     bool any = false;
     for (size_t by = 0; by < kNumSharings; ++by) any |= shared[by] = shared[by] && ranks_[by];
     if (any)
-      pieces_.push_back({.text = cat(kind_text(kind, *layout_.optimizer), " ", spec.name),
+      pieces_.push_back({.text = cat(kind_text(kind, spec), " ", spec.name),
                          .kind = kind,
                          .layer = spec.layer,
                          .values = values.flatten(),
@@ -163,7 +164,7 @@ void name_tensors(const std::vector<Piece>& pieces, const std::set<Key>& keys, s
   });
   std::vector<int64_t> mine = digests_of(suspects);
   mine.push_back(rank);
-  const auto numbers = comm::gather_numbers(group, "replica tensors", mine);
+  const auto numbers = comm::gather_numbers(group, program::call_id(program::Purpose::kReplicaTensors), mine);
   std::vector<int> ranks;
   for (const auto& row : numbers) ranks.push_back(static_cast<int>(row.back()));
   std::set<std::string> named;  // of a part there may be several pieces
@@ -180,7 +181,7 @@ std::vector<std::string> shared_words(Groups& groups, const std::vector<std::str
   std::vector<std::string> all;
   std::set<std::string> seen;
   size_t more = 0;
-  for (const std::string& text : comm::gather_texts(groups.world(), "how replicas differ", join(mine, "\n")))
+  for (const std::string& text : comm::gather_texts(groups.world(), program::call_id(program::Purpose::kReplicaWords), join(mine, "\n")))
     for (const std::string& line : split(text, '\n'))
       if (!line.empty() && seen.insert(line).second) all.size() < kMaxTold ? all.push_back(line) : void(++more);
   if (more > 0) all.push_back(cat("and ", more, " more"));
@@ -202,7 +203,7 @@ std::vector<std::string> replica_differences(Executor& executor, Groups& groups,
     const std::map<Key, int64_t> units = unit_digests(blocks, found, by);
     std::vector<int64_t> mine;
     for (const auto& [key, digest] : units) mine.push_back(digest);
-    const auto all = comm::gather_numbers(*ranks[by], "replica digests", mine);
+    const auto all = comm::gather_numbers(*ranks[by], program::call_id(program::Purpose::kReplicaDigests), mine);
     size_t column = 0;
     for (const auto& [key, digest] : units) {
       if (std::any_of(all.begin(), all.end(), [&](const auto& row) { return row[column] != all[0][column]; }))
@@ -211,7 +212,7 @@ std::vector<std::string> replica_differences(Executor& executor, Groups& groups,
     }
     same = same && differ[by].empty();
   }
-  const auto verdicts = comm::gather_numbers(groups.world(), "replica verdict", {same ? 0 : 1});
+  const auto verdicts = comm::gather_numbers(groups.world(), program::call_id(program::Purpose::kReplicaVerdict), {same ? 0 : 1});
   if (std::all_of(verdicts.begin(), verdicts.end(), [](const auto& verdict) { return verdict[0] == 0; })) return {};
   std::vector<std::string> told;
   for (size_t by = 0; by < kNumSharings; ++by)

@@ -9,7 +9,7 @@
 
 namespace lockstep::engine {
 
-// Master weights and the optimizer's slots of what this rank owns: arch::OptimizerSpec::update_bytes for each of its parameters,
+// Master weights and the optimizer's slots of what this rank owns: arch::update_bytes,
 // accounted as optimizer state.
 class StateCopy {
  public:

@@ -6,17 +6,17 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/arch/optimizer.h"
+#include "lockstep/arch/slot_layout.h"
 
 namespace lockstep::engine {
 
 at::ScalarType scalar_type(config::Precision precision);
 
-// Fields in order: the fp32 values, the optimizer's slots and, with a compute copy, a bf16 copy of the values. `numel`: elements
-// of the part.
+// Fields in order: the fp32 values, the slots (arch::slot_buffers) and, with a compute copy, a bf16 copy of the values. `numel`:
+// elements of the part, hence of the values; a slot may have fewer.
 class StateFields {
  public:
-  StateFields(const arch::OptimizerSpec& optimizer, bool compute_copy);
+  StateFields(int64_t numel, const std::vector<arch::SlotBuffer>& slots, bool compute_copy);
 
   static constexpr size_t kValues = 0;
   static constexpr size_t slot(size_t index) { return 1 + index; }
@@ -28,13 +28,15 @@ class StateFields {
   size_t updated() const { return updated_; }  // the first of them, which an update reads: all but the copy
   const std::string& name(size_t field) const { return fields_.at(field).name; }  // "values"
   at::ScalarType dtype(size_t field) const { return fields_.at(field).dtype; }
-  int64_t bytes(size_t field, int64_t numel) const;
-  int64_t bytes_before(size_t field, int64_t numel) const;  // where it begins; with size() of the whole block
+  int64_t numel(size_t field) const { return fields_.at(field).numel; }
+  int64_t bytes(size_t field) const;
+  int64_t bytes_before(size_t field) const;  // where it begins; with size() of the whole block
 
  private:
   struct Field {
     std::string name;
     at::ScalarType dtype = at::kFloat;
+    int64_t numel = 0;
   };
   std::vector<Field> fields_;
   size_t updated_ = 0;

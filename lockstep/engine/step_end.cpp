@@ -14,7 +14,6 @@ namespace lockstep::engine {
 
 using program::Action;
 using program::ActionKind;
-using program::Algorithm;
 
 StepEnd::StepEnd(const Parts& parts, const Options& options) : with_(parts), options_(options) {
   if (!with_.layout.pipeline.post_validation) return;
@@ -24,9 +23,9 @@ StepEnd::StepEnd(const Parts& parts, const Options& options) : with_(parts), opt
 }
 
 void StepEnd::add_handlers(Handlers& handlers) {
-  handlers.add({ActionKind::kLoss}, [this](const Action&) { return loss(); });
-  handlers.add({ActionKind::kNorm}, [this](const Action&) { return norm(); });
-  handlers.add({ActionKind::kTokens}, [this](const Action&) { return tokens(); });
+  handlers.add({ActionKind::kLoss}, [this](const Action& action) { return loss(action); });
+  handlers.add({ActionKind::kNorm}, [this](const Action& action) { return norm(action); });
+  handlers.add({ActionKind::kTokens}, [this](const Action& action) { return tokens(action); });
   handlers.add_prompt({ActionKind::kStep}, [this](const Action& action) { update(action); });
   handlers.add_prompt({ActionKind::kValidate}, [this](const Action&) { validate(); });
 }
@@ -55,22 +54,21 @@ double StepEnd::read_device() {
   with_.gradients.device_waited_for();
   const double* values = here.const_data_ptr<double>();
   watch.read({values + losses, static_cast<size_t>(here.numel()) - losses});
-  double loss = 0;
-  for (size_t i = 0; i < losses; ++i) loss += values[i];
-  return loss;
+  return program::sum_by_index({values, losses});
 }
 
-StepEnd::LossSums StepEnd::start_loss(bool blocking) {
+StepEnd::LossSums StepEnd::start_loss(const Action& action, bool blocking) {
   const double loss = read_device();
   const auto tokens = static_cast<double>(with_.layers.counts_loss() ? tokens_here() : 0);
   LossSums all{.sums = at::tensor({loss, tokens, with_.gradients.watch().first() >= 0 ? 1.0 : 0.0}, at::kDouble)};
-  all.work = with_.groups.replica().all_reduce(all.sums, {.site = "loss", .algorithm = Algorithm::kDirect, .blocking = blocking});
+  if (const program::PlannedCall* call = with_.calls.only(action))
+    all.work = execute(with_.groups, *call, {.input = all.sums}, blocking);
   return all;
 }
 
-Started StepEnd::loss() {
+Started StepEnd::loss(const Action& action) {
   StepState& state = with_.state;
-  LossSums all = start_loss(!state.pends);
+  LossSums all = start_loss(action, !state.pends);
   if (state.pends) {
     pending_ = Pending{.step = state.step, .lr = state.lr, .loss = all};
     return waiting_for(all.work, with_.waits, "loss");
@@ -87,32 +85,37 @@ Started StepEnd::loss() {
   return {};
 }
 
-double StepEnd::norm_of_ranks() {
+const program::PlannedCall* StepEnd::norm_call(const Action& action, program::Collective collective) {
+  for (const program::PlannedCall& call : with_.calls.of(action))
+    if (call.collective == collective) return &call;
+  return nullptr;
+}
+
+double StepEnd::norm_of_ranks(const Action& action) {
   const at::Tensor norm = at::zeros({1}, at::kDouble);
   if (with_.layout.owns_optimizer(with_.groups.rank())) {
-    const GradientReducer::Norm mine = with_.gradients.start_norm(true);
+    const GradientReducer::Norm mine = with_.gradients.start_norm(norm_call(action, program::Collective::kAllReduce), true);
     if (mine.joined) mine.joined();
     norm.fill_(mine.value());
   }
-  if (with_.layout.server_mode()) {
-    comm::Work work = with_.groups.data().broadcast(norm, program::kServerRank,
-                                                    {.site = "norm", .algorithm = Algorithm::kDirect, .blocking = true});
+  if (const program::PlannedCall* told = norm_call(action, program::Collective::kBroadcast)) {
+    comm::Work work = execute(with_.groups, *told, {.input = norm}, /*blocking=*/true);
     with_.waits.wait(work, "norm");
   }
   return norm.item<double>();
 }
 
 // The one division by the global token count, and the clipping.
-Started StepEnd::norm() {
+Started StepEnd::norm(const Action& action) {
   StepState& state = with_.state;
   if (state.pends) {
-    pending_->norm = with_.gradients.start_norm(false);
+    pending_->norm = with_.gradients.start_norm(norm_call(action, program::Collective::kAllReduce), false);
     with_.groups.world().confirm();
     state.gradient_scale = 1 / tokens_of_ranks();
     before_->take();
     return pending_->norm.joined;
   }
-  const double norm = norm_of_ranks();
+  const double norm = norm_of_ranks(action);
   // The device has come past all reductions: one that was aborted is known by now, and must reach no weight.
   with_.groups.world().confirm();
   scale(norm, state.result);
@@ -134,8 +137,9 @@ void StepEnd::scale(double norm, StepResult& result) {
 
 void StepEnd::update(const Action& action) {
   const StepState& state = with_.state;
-  optim::step(*with_.layout.optimizer, updated(action.unit), options_.optimizer,
+  optim::step(updated(action.unit), options_.optimizer,
               {.lr = state.lr, .number = state.step, .grad_scale = state.gradient_scale});
+  with_.matrices.apply(action.unit);
 }
 
 // Of one unit (the layer that owns it), or of all. A GPU stands still while they are put together, so views that stay are

@@ -9,6 +9,7 @@
 
 #include "lockstep/engine/gradient_reducer.h"
 #include "lockstep/engine/layer_runner.h"
+#include "lockstep/engine/matrix_updates.h"
 #include "lockstep/engine/state_copy.h"
 #include "lockstep/optim/optimizer.h"
 
@@ -28,11 +29,13 @@ class StepEnd {
     StepState& state;
     ParameterStore& store;
     Groups& groups;
+    program::CallTable& calls;
     GradientReducer& gradients;
     LayerRunner& layers;
     ActivationLinks& links;
     Joins& joins;
     ExposedWaits& waits;
+    MatrixUpdates& matrices;
   };
   StepEnd(const Parts& parts, const Options& options);
 
@@ -63,15 +66,17 @@ class StepEnd {
     LossSums loss{};
     GradientReducer::Norm norm{};
   };
-  Started loss();
-  Started norm();
+  Started loss(const program::Action& action);
+  Started norm(const program::Action& action);
   void update(const program::Action& action);
-  Started tokens();
+  Started tokens(const program::Action& action);
   void validate();
 
   double read_device();
-  LossSums start_loss(bool blocking);
-  double norm_of_ranks();
+  LossSums start_loss(const program::Action& action, bool blocking);
+  // Of NORM: the sum of the squares, what a parameter server tells; null where there is none.
+  const program::PlannedCall* norm_call(const program::Action& action, program::Collective collective);
+  double norm_of_ranks(const program::Action& action);
   void scale(double norm, StepResult& result);
   int64_t tokens_here() const;
   double tokens_of_ranks() const;

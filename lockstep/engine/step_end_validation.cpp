@@ -17,10 +17,11 @@ namespace lockstep::engine {
 using program::Action;
 using program::Resource;
 
-Started StepEnd::tokens() {
+Started StepEnd::tokens(const Action& action) {
   tokens_ = at::tensor({static_cast<double>(tokens_here())}, at::kDouble);
-  return waiting_for(with_.groups.data().all_reduce(tokens_, {.site = "tokens", .algorithm = program::Algorithm::kDirect}),
-                     with_.waits, "tokens");
+  const program::PlannedCall* call = with_.calls.only(action);
+  if (!call) return {};
+  return waiting_for(execute(with_.groups, *call, {.input = tokens_}), with_.waits, "tokens");
 }
 
 // All ranks of one replica see the same tokens.
@@ -110,7 +111,7 @@ void StepEnd::nonfinite(int64_t step) {
   comm::Communicator& replica = with_.groups.replica();
   const at::Tensor mine = at::tensor({row_of_model(with_.gradients.watch().first())}, at::kLong);
   const at::Tensor all = at::empty({replica.size()}, at::kLong);
-  replica.all_gather(mine, all, {.site = "non-finite"}).wait();
+  replica.all_gather(mine, all, {.id = program::call_id(program::Purpose::kNonFinite)}).wait();
   const int64_t* params = all.const_data_ptr<int64_t>();
   std::vector<std::string> culprits;
   const std::vector<arch::ParamSpec> table = arch::param_table(with_.layout.model);

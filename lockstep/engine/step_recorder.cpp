@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <deque>
 #include <map>
-#include <string>
 #include <vector>
 
 #include "lockstep/program/effects.h"
@@ -16,16 +15,6 @@ namespace lockstep::engine {
 namespace {
 
 using program::Action;
-
-// The names under which an action's calls are recorded, in order.
-std::vector<std::string> sites_of(const program::Layout& layout, const program::Program& program, int rank,
-                                  const Action& action) {
-  if (program::computes(action.kind)) return {};
-  std::vector<std::string> sites;
-  for (const program::PlannedCall& planned : program::planned_calls(layout, program, rank, action))
-    sites.push_back(planned.key.site);
-  return sites;
-}
 
 // Of this thread: a rank's progress threads may share its core, and what they do is no part of the engine's way.
 double seconds_on_core() {
@@ -73,22 +62,25 @@ void StepRecorder::end(size_t action) {
   ended_ = Clock::now();
 }
 
-// Calls of one site follow each other in the order of the list.
+// Calls of one id follow each other in the order of the list.
 plan::StepTrace StepRecorder::finish(int64_t step) {
   trace_.step = step;
-  std::map<std::string, std::deque<comm::TimedCall>> calls;
+  program::CallTable planned(layout_, program_, trace_.rank);
+  std::map<program::CallId, std::deque<comm::TimedCall>> calls;
   for (const auto& [name, group] : groups_.all())
-    for (comm::TimedCall& call : group->take_times()) calls[call.site].push_back(std::move(call));
+    for (comm::TimedCall& call : group->take_times()) calls[call.id].push_back(std::move(call));
   const std::vector<Action>& actions = program_.list(trace_.rank);
   for (plan::ActionRecord& record : trace_.records) {
     bool first = true;
-    for (const std::string& site : sites_of(layout_, program_, trace_.rank, actions[static_cast<size_t>(record.action)])) {
-      std::deque<comm::TimedCall>& of_site = calls[site];
-      if (of_site.empty()) continue;
-      record.start = first ? seconds(of_site.front().entered) : std::min(record.start, seconds(of_site.front().entered));
-      record.end = first ? seconds(of_site.front().left) : std::max(record.end, seconds(of_site.front().left));
+    const Action& action = actions[static_cast<size_t>(record.action)];
+    if (program::computes(action.kind)) continue;
+    for (const program::PlannedCall& call : planned.of(action)) {
+      std::deque<comm::TimedCall>& timed = calls[call.id];
+      if (timed.empty()) continue;
+      record.start = first ? seconds(timed.front().entered) : std::min(record.start, seconds(timed.front().entered));
+      record.end = first ? seconds(timed.front().left) : std::max(record.end, seconds(timed.front().left));
       first = false;
-      of_site.pop_front();
+      timed.pop_front();
     }
   }
   return std::move(trace_);

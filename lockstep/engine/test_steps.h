@@ -32,8 +32,17 @@ struct Case {
   program::ScheduleKind schedule = program::ScheduleKind::kOneFOneB;
   int virtual_stages = 1;
   int64_t blocks = 0;      // 0 = the preset's
+  config::OptimizerKind optimizer = config::OptimizerKind::kAdamW;
+  config::Precision ns_precision = config::Precision::kBf16;
   int ranks() const { return dp * tp * pp; }
 };
+
+inline config::OptimizerSection optimizer_of(const Case& c) {
+  config::OptimizerSection section;
+  section.kind = c.optimizer;
+  section.ns_precision = c.ns_precision;
+  return section;
+}
 
 inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
   config::ModelSection section;
@@ -66,6 +75,7 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
   layout.reduce_precision = c.reduce_precision;
   layout.recompute = c.recompute;
   layout.offload = c.offload;
+  layout.optimizer = arch::optimizer_choice(optimizer_of(c));
   return layout;
 }
 

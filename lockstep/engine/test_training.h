@@ -28,6 +28,7 @@ using RunRanks = std::function<void(int ranks, const std::function<void(comm::Wo
 struct TrainingOptions {
   int64_t steps = 1;
   double max_grad_norm = 0.05;
+  config::OptimizerSection optimizer{};
   at::Device device = at::kCPU;
   bool may_pend = false;  // all steps but the last; `taken_back` counts those whose update was made again
   RunRanks run = [](int ranks, const auto& body) { lockstep::testing::run_ranks(ranks, body); };
@@ -38,7 +39,7 @@ inline Outcome train_layout(const program::Layout& layout, const TrainingOptions
   std::mutex mutex;
   options.run(layout.mesh.world_size(), [&](comm::World& world) {
     Groups groups(world, layout);
-    Executor executor({.layout = layout, .device = options.device, .max_grad_norm = options.max_grad_norm}, groups);
+    Executor executor({.layout = layout, .device = options.device, .optimizer = options.optimizer, .max_grad_norm = options.max_grad_norm}, groups);
     for (int64_t step = 0; step < options.steps; ++step) {
       const bool may_pend = options.may_pend && step + 1 < options.steps;
       const StepResult result = executor.step(microbatches(layout, world.rank(), step, options.device), step + 1, 1e-3, may_pend);

@@ -32,12 +32,13 @@ std::unique_ptr<Block> PartsBuilder::block(int index) {
   LOCKSTEP_CHECK(branches.size() == 2 && branches[0].mixer == Mixer::kAttention && branches[1].mixer == Mixer::kMlp,
                  layer.name, " has ", branches.size(), " branches; built are attention and then an MLP");
   const std::string prefix = layer.name + ".";
+  const program::CallId calls = program::call_of_layer(program::Purpose::kLayer, layer);
   const arch::Branch &first = branches[0], &second = branches[1];
   return std::make_unique<Block>(Block::Parts{.attention_norm = norm(cat(prefix, first.norm)),
-                                              .attention = attention(prefix, first),
+                                              .attention = attention(prefix, calls, first),
                                               .attention_dropout = dropout(cat(prefix, first.name)),
                                               .mlp_norm = norm(cat(prefix, second.norm)),
-                                              .mlp = mlp(prefix, second),
+                                              .mlp = mlp(prefix, calls, second),
                                               .mlp_dropout = dropout(cat(prefix, second.name)),
                                               .overlap = group() && group()->overlap()});
 }
@@ -61,16 +62,16 @@ PartsBuilder::Parameters PartsBuilder::parameters(const std::string& name, bool 
           .bias = has_bias ? source_.parameter(name + ".bias") : nn::Parameter()};
 }
 
-std::unique_ptr<nn::Linear> PartsBuilder::column_linear(const std::string& name, bool has_bias) {
+std::unique_ptr<nn::Linear> PartsBuilder::column_linear(const std::string& name, const program::CallId& calls, bool has_bias) {
   const auto [weight, bias] = parameters(name, has_bias);
   if (!group()) return std::make_unique<nn::Linear>(weight, bias);
-  return std::make_unique<parallel::ColumnParallelLinear>(weight, bias, *group(), name);
+  return std::make_unique<parallel::ColumnParallelLinear>(weight, bias, *group(), calls);
 }
 
-std::unique_ptr<nn::Linear> PartsBuilder::row_linear(const std::string& name, bool has_bias) {
+std::unique_ptr<nn::Linear> PartsBuilder::row_linear(const std::string& name, const program::CallId& calls, bool has_bias) {
   const auto [weight, bias] = parameters(name, has_bias);
   if (!group()) return std::make_unique<nn::Linear>(weight, bias);
-  return std::make_unique<parallel::RowParallelLinear>(weight, bias, *group(), name);
+  return std::make_unique<parallel::RowParallelLinear>(weight, bias, *group(), calls);
 }
 
 std::unique_ptr<nn::Norm> PartsBuilder::norm(const std::string& name) {
@@ -78,14 +79,16 @@ std::unique_ptr<nn::Norm> PartsBuilder::norm(const std::string& name) {
   return std::make_unique<nn::Norm>(weight, bias, model_.norm_eps);
 }
 
-std::unique_ptr<nn::Attention> PartsBuilder::attention(const std::string& prefix, const arch::Branch& branch) {
+std::unique_ptr<nn::Attention> PartsBuilder::attention(const std::string& prefix, const program::CallId& calls,
+                                                       const arch::Branch& branch) {
   const int64_t tp = tensor_size();
   const nn::Attention::Shape shape{.heads = model_.heads / tp,
                                    .kv_heads = std::max<int64_t>(1, model_.kv_heads / tp),
                                    .head_size = model_.head_size};
   const at::TensorOptions options = source_.parameter(cat(prefix, branch.first, ".weight")).value.options();
-  return std::make_unique<nn::Attention>(shape, column_linear(cat(prefix, branch.first), model_.qkv_bias), rotary(options),
-                                         row_linear(cat(prefix, branch.last), model_.out_bias),
+  return std::make_unique<nn::Attention>(shape, column_linear(cat(prefix, branch.first), calls.of_part(branch.first), model_.qkv_bias),
+                                         rotary(options),
+                                         row_linear(cat(prefix, branch.last), calls.of_part(branch.last), model_.out_bias),
                                          head_norm(cat(prefix, branch.name)));
 }
 
@@ -95,9 +98,9 @@ std::unique_ptr<nn::HeadNorm> PartsBuilder::head_norm(const std::string& name) {
                                         source_.parameter(name + ".k_norm.weight"), model_.norm_eps);
 }
 
-std::unique_ptr<nn::Mlp> PartsBuilder::mlp(const std::string& prefix, const arch::Branch& branch) {
-  std::unique_ptr<nn::Linear> down = row_linear(cat(prefix, branch.last), model_.mlp_bias);
-  std::unique_ptr<nn::Linear> up = column_linear(cat(prefix, branch.first), model_.mlp_bias);
+std::unique_ptr<nn::Mlp> PartsBuilder::mlp(const std::string& prefix, const program::CallId& calls, const arch::Branch& branch) {
+  std::unique_ptr<nn::Linear> down = row_linear(cat(prefix, branch.last), calls.of_part(branch.last), model_.mlp_bias);
+  std::unique_ptr<nn::Linear> up = column_linear(cat(prefix, branch.first), calls.of_part(branch.first), model_.mlp_bias);
   if (model_.traits().gated_mlp)
     return std::make_unique<nn::Mlp>(std::move(up), std::make_unique<nn::SwiGlu>(), std::move(down));
   return std::make_unique<nn::Mlp>(std::move(up), std::make_unique<nn::GeluTanh>(), std::move(down));

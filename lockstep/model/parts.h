@@ -12,6 +12,7 @@
 #include "lockstep/nn/embedding.h"
 #include "lockstep/nn/head.h"
 #include "lockstep/nn/layer.h"
+#include "lockstep/program/call.h"
 
 namespace lockstep::model {
 
@@ -27,8 +28,8 @@ class PartsBuilder {
 
  private:
   // In the order of the data: cut by outputs, then by inputs.
-  std::unique_ptr<nn::Linear> column_linear(const std::string& name, bool has_bias);
-  std::unique_ptr<nn::Linear> row_linear(const std::string& name, bool has_bias);
+  std::unique_ptr<nn::Linear> column_linear(const std::string& name, const program::CallId& calls, bool has_bias);
+  std::unique_ptr<nn::Linear> row_linear(const std::string& name, const program::CallId& calls, bool has_bias);
   struct Parameters {
     nn::Parameter weight, bias;
   };
@@ -37,10 +38,10 @@ class PartsBuilder {
   parallel::TensorGroup* group() const;
   int tensor_size() const;
   std::unique_ptr<nn::Norm> norm(const std::string& name);
-  // Of the block whose parameters' names begin with `prefix`.
-  std::unique_ptr<nn::Attention> attention(const std::string& prefix, const arch::Branch& branch);
+  // Of the block whose parameters' names begin with `prefix`, and whose calls have these ids.
+  std::unique_ptr<nn::Attention> attention(const std::string& prefix, const program::CallId& calls, const arch::Branch& branch);
   std::unique_ptr<nn::HeadNorm> head_norm(const std::string& name);  // null without qk_norm
-  std::unique_ptr<nn::Mlp> mlp(const std::string& prefix, const arch::Branch& branch);
+  std::unique_ptr<nn::Mlp> mlp(const std::string& prefix, const program::CallId& calls, const arch::Branch& branch);
   nn::Dropout dropout(const std::string& site) const;
   std::optional<nn::Rotary> rotary(const at::TensorOptions& options);
 

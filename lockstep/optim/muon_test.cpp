@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -117,11 +118,16 @@ TEST(Muon, IsChosenByItsSpecAndUpdatesMatricesAlone) {
   Parameter direct{.value = ones({4, 4}), .grad = ones({4, 4}), .slots = {at::zeros({4, 4})}};
   const StepPoint point{.lr = 0.1};
   step(spec, {chosen}, {}, point);
-  muon_step({direct}, {}, point);
+  muon_step({direct}, {.scale = MuonScale::kMatchRmsAdamW}, point);
   EXPECT_TRUE(chosen.value.equal(direct.value));
   EXPECT_FALSE(chosen.value.equal(ones({4, 4})));
   EXPECT_THROW(step(spec, {{.value = ones({4}), .grad = ones({4}), .slots = {at::zeros({4})}}}, {}, point), InternalError);
-  EXPECT_THROW(update_formula(spec, {}, point, true), InternalError);
+  // By element the momentum alone: 0.95 m + 0.05 g.
+  const std::array<double, 2> before = {3, 2};
+  std::array<double, 2> after{}, rounding{};
+  update_formula(spec, {}, point, true)(before, 0.5, after, rounding);
+  EXPECT_DOUBLE_EQ(after[0], 3);
+  EXPECT_DOUBLE_EQ(after[1], 0.95 * 2 + 0.05 * 0.5);
 }
 
 }  // namespace

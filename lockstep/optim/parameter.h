@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "lockstep/arch/optimizer.h"
+
 namespace lockstep::optim {
 
 // Views of one parameter (or of a piece of it): fp32 where nothing else is said, same shape.
@@ -17,6 +19,7 @@ struct Parameter {
   std::vector<at::Tensor> slots{};  // of the optimizer (arch::OptimizerSpec), in its order and types
   at::Tensor copy{};                // bf16: becomes the rounded value; undefined: there is none
   bool decay = false;
+  arch::UpdateRule rule{};  // who updates it: for step() of several
 };
 
 struct StepPoint {

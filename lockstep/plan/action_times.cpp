@@ -2,15 +2,15 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 #include "lockstep/plan/cost_file.h"
 #include "lockstep/plan/matching.h"
+#include "lockstep/plan/step_cost.h"
 #include "lockstep/program/pending.h"
-#include "lockstep/program/planned_calls.h"
-#include "lockstep/program/predict/memory.h"
 
 namespace lockstep::plan {
 namespace {
@@ -31,96 +31,35 @@ ActionTimes times_of(const Program& program, const Function& seconds) {
   return times;
 }
 
-class Costs {
- public:
-  Costs(const Program& program, const Layout& layout, const StepCosts& costs)
-      : program_(program), layout_(layout), costs_(costs) {}
-
-  double of(int rank, const Action& action) {
-    if (rank != rank_) known_.clear();
-    rank_ = rank;
-    // Microbatches cost the same.
-    const auto [entry, fresh] = known_.try_emplace(
-        std::tuple(action.kind, action.stage, action.layer, action.bucket, action.unit, static_cast<int>(action.moved)), 0.0);
-    if (fresh) entry->second = found(action);
-    return entry->second;
+// Of what an action asks for (step_cost.h).
+double seconds_of(const Action& action, const Price& price, const Layout& layout, const StepCosts& costs) {
+  const auto work = [&](const WorkCost& cost) { return action.layer >= 0 ? cost.of(layout, action.layer) : cost.of_stage(layout, action.stage); };
+  double sum = (price.norm ? costs.norm : 0) + costs.step * price.updated / price.parameters;
+  switch (price.work) {
+    case program::Work::kForward:
+      sum += work(costs.forward);
+      break;
+    case program::Work::kInput:
+      sum += work(costs.input);
+      break;
+    case program::Work::kWeight:
+      sum += work(costs.weight);
+      break;
+    case program::Work::kInputAndWeight:
+      sum += work(costs.input) + work(costs.weight);
+      break;
+    case program::Work::kAgain:
+      sum += work(costs.recompute);
+      break;
+    case program::Work::kNone:
+      break;
   }
-
- private:
-  double found(const Action& action) const {
-    switch (action.kind) {
-      case ActionKind::kForward:
-        return work(action, costs_.forward) + calls(action);
-      case ActionKind::kBackward:
-        return work(action, costs_.input) + work(action, costs_.weight) + calls(action);
-      case ActionKind::kBackwardInput:
-        return work(action, costs_.input) + calls(action);
-      case ActionKind::kBackwardWeight:
-        return work(action, costs_.weight) + calls(action);
-      case ActionKind::kRecompute:
-        return work(action, costs_.recompute) + calls(action);
-      case ActionKind::kSendForward:
-        return costs_.transfer.seconds(output_bytes(layout_.stage_layers(action.stage).end - 1));
-      case ActionKind::kSendBackward:
-        return costs_.transfer.seconds(output_bytes(layout_.stage_layers(action.stage).begin - 1));
-      case ActionKind::kFetch:
-      case ActionKind::kEvict:
-        return copy(action);
-      case ActionKind::kNorm:
-        return costs_.norm + calls(action);
-      case ActionKind::kStep:
-        return step(action);
-      default:
-        return calls(action);
-    }
-  }
-
-  double work(const Action& action, const WorkCost& cost) const {
-    return action.layer >= 0 ? cost.of(layout_, action.layer) : cost.of_stage(layout_, action.stage);
-  }
-  double output_bytes(int layer) const {
-    return static_cast<double>(program::layer_costs(layout_, rank_).at(static_cast<size_t>(layer)).output);
-  }
-  double calls(const Action& action) const {
-    double sum = 0;
-    for (const program::PlannedCall& call : program::planned_calls(layout_, program_, rank_, action)) {
-      int64_t most = 0;  // the rank that sends most keeps the others waiting
-      for (int i = 0; i < static_cast<int>(call.call.group.size()); ++i) {
-        int64_t sent = 0;
-        for (const auto& [peer, bytes] : program::predicted_sends(call.call, i)) sent += bytes;
-        most = std::max(most, sent);
-      }
-      sum += costs_.collective.seconds(static_cast<double>(most));
-    }
-    return sum;
-  }
-  // As program/predict/moves.h; what is dropped moves nothing.
-  double copy(const Action& action) const {
-    if (action.moved == program::Moved::kActivation)
-      return costs_.copy.seconds(
-          static_cast<double>(program::layer_costs(layout_, rank_).at(static_cast<size_t>(action.layer)).kept));
-    if (action.moved == program::Moved::kOptimizer) return costs_.copy.seconds(static_cast<double>(layout_.optimizer->update_bytes()) * shard(action.unit));
-    if (action.kind == ActionKind::kEvict) return 0;
-    return costs_.copy.seconds(static_cast<double>(layout_.element_size()) * shard(action.unit));
-  }
-  // Elements of a unit, or with -1 of all of them, over the shards.
-  double shard(int layer) const {
-    double sum = 0;
-    for (const arch::FlatUnit& unit : layout_.flat_layout(rank_).units)
-      if (layer < 0 || unit.layer == layer) sum += static_cast<double>(unit.numel());
-    return sum / layout_.shards();
-  }
-  // Of a unit: by its share of the parameters.
-  double step(const Action& action) const {
-    return action.unit < 0 ? costs_.step : costs_.step * shard(action.unit) / shard(-1);
-  }
-
-  const Program& program_;
-  const Layout& layout_;
-  const StepCosts& costs_;
-  int rank_ = -1;
-  std::map<std::tuple<ActionKind, int, int, int, int, int>, double> known_;  // of the rank at hand
-};
+  double calls = 0;
+  for (const double bytes : price.calls) calls += costs.collective.seconds(bytes);
+  for (const double bytes : price.moves) sum += costs.copy.seconds(bytes);
+  if (price.handed_over > 0) sum += costs.transfer.seconds(price.handed_over);
+  return sum + calls;
+}
 
 // When each transfer was over: for who waited, once that woke up.
 std::vector<double> transfer_ends(const Program& program, const Layout& layout, const Spans& measured, const Matching& matching) {
@@ -158,7 +97,7 @@ ActionTimes unit_times(const Program& program, const Layout& layout) {
   }
   ActionTimes times = times_of(program, [&](int, const Action& action) {
     if (!program::computes(action.kind)) return 0.0;
-    const double whole = action.kind == ActionKind::kBackward ? 2 : 1;
+    const double whole = program::work_of(action.kind) == program::Work::kInputAndWeight ? 2 : 1;
     return action.layer < 0 ? whole : whole * share[static_cast<size_t>(action.layer)];
   });
   times.in_units = true;
@@ -167,8 +106,13 @@ ActionTimes unit_times(const Program& program, const Layout& layout) {
 }
 
 ActionTimes cost_times(const Program& program, const Layout& layout, const StepCosts& costs) {
-  Costs known(program, layout, costs);
-  ActionTimes times = times_of(program, [&](int rank, const Action& action) { return known.of(rank, action); });
+  std::optional<Prices> prices;
+  int priced = -1;
+  ActionTimes times = times_of(program, [&](int rank, const Action& action) {
+    if (rank != priced) prices.emplace(layout, program, rank);
+    priced = rank;
+    return seconds_of(action, prices->of(action), layout, costs);
+  });
   times.source = costs.source;
   return times;
 }

@@ -10,23 +10,25 @@ namespace {
 
 using program::Action;
 using program::ActionKind;
+using program::Work;
 
 // Nothing for what only waits or gives memory back.
 std::optional<BoxKind> kind_of(ActionKind kind, const program::Effects& effects) {
   const auto all = [&](program::Access how) { return std::ranges::all_of(effects.touches, [&](const program::Touch& touch) { return touch.how == how; }); };
-  switch (kind) {
-    case ActionKind::kForward:
+  switch (program::work_of(kind)) {
+    case Work::kForward:
       return BoxKind::kForward;
-    case ActionKind::kBackward:
+    case Work::kInputAndWeight:
       return BoxKind::kBackward;
-    case ActionKind::kBackwardInput:
+    case Work::kInput:
       return BoxKind::kInput;
-    case ActionKind::kBackwardWeight:
+    case Work::kWeight:
       return BoxKind::kWeight;
-    default:
+    case Work::kAgain:
+      return BoxKind::kRecompute;
+    case Work::kNone:
       break;
   }
-  if (program::computes(kind)) return BoxKind::kRecompute;
   if (effects.lane == program::Lane::kCopies) return BoxKind::kCopy;
   if (all(effects.lane == program::Lane::kChannel ? program::Access::kCreate : program::Access::kDrop)) return std::nullopt;
   return effects.collective || effects.lane != program::Lane::kCompute ? BoxKind::kNetwork : BoxKind::kUpdate;

@@ -31,7 +31,7 @@ struct LinkCost {
 // second. B costs input + weight. What is not there costs nothing.
 //   transfer    SEND_F, SEND_B: from one pipeline rank to the next
 //   collective  all between several ranks, tensor parallel calls inside of layers included: bytes that a rank sends
-//   copy        FETCH, EVICT: between device and host or disk
+//   copy        FETCH, EVICT, SHARD_GRAD to the host: between device and host or disk
 struct StepCosts {
   WorkCost forward, input, weight, recompute;
   LinkCost transfer, collective, copy;

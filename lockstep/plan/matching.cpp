@@ -44,9 +44,8 @@ class Matcher {
 
  private:
   void transfer(const ActionRef& ref, const Action& action) {
-    const bool forward = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kRecvForward;
-    const bool send = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kSendBackward;
-    const int peer = layout_.rank_at(ref.rank, action.stage + (forward == send ? 1 : -1));
+    const auto [send, forward, neighbour] = program::transfer_of(action);
+    const int peer = layout_.rank_at(ref.rank, neighbour);
     const std::pair<int, int> ends = send ? std::pair(ref.rank, peer) : std::pair(peer, ref.rank);
     auto& [ids, sent, received] = channels_[{ends.first, ends.second, forward}];
     const size_t nth = send ? sent++ : received++;
@@ -76,7 +75,7 @@ class Matcher {
   int group_of(int rank, const Action& action) {
     const auto [entry, fresh] = known_.try_emplace(std::tuple(action.kind, action.bucket, action.unit), -1);
     if (!fresh) return entry->second;
-    const std::vector<program::PlannedCall> calls = program::planned_calls(layout_, program_, rank, action);
+    const std::vector<program::CallOfRank> calls = program::calls_of_rank(layout_, program_, rank, action);
     if (calls.empty()) return entry->second;
     std::vector<int> group = calls.back().call.group;
     std::sort(group.begin(), group.end());

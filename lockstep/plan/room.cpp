@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "lockstep/arch/slot_layout.h"
 #include "lockstep/base/text.h"
 #include "lockstep/launch/compute_threads.h"
 #include "lockstep/launch/host_memory.h"
@@ -24,10 +25,15 @@ using program::reference_layout;
 
 namespace {
 
+int64_t saved_bytes(const Layout& layout, int rank) {
+  const std::vector<arch::ParamSpec> table = layout.param_table(rank);
+  return arch::update_bytes(table, arch::flat_layout(table, layout.shards()));
+}
+
 // Replicas of a parameter share out the writing of it: bytes of a rank, by its coordinate on pp, in `known`.
 int64_t saved_copy(const Layout& layout, int rank, std::map<int, int64_t>& known) {
   const auto [bytes, fresh] = known.try_emplace(layout.pipeline_rank(rank), 0);
-  if (fresh) bytes->second = layout.optimizer->update_bytes() * layout.flat_layout(rank).numel / layout.mesh.degree(layout.tokens());
+  if (fresh) bytes->second = saved_bytes(layout, rank) * layout.shards() / layout.mesh.degree(layout.tokens());
   return bytes->second;
 }
 

@@ -7,16 +7,16 @@
 
 namespace lockstep::plan {
 
+using program::Access;
 using program::Action;
-using program::ActionKind;
 using program::Layout;
-using program::Ledger;
-using program::Moved;
 using program::Pipeline;
 using program::Program;
+using program::Resource;
 using program::ScheduleKind;
+using program::Touch;
+using program::Work;
 using program::layer_costs;
-using program::predict_ledger;
 using program::stage_ranks;
 
 namespace {
@@ -27,14 +27,21 @@ struct Machine {
 constexpr Machine kCpu{.flops = 50e9, .memory = 10e9, .network = 2e9, .host = 5e9, .action = 20e-6};
 constexpr Machine kCuda{.flops = 300e12, .memory = 2e12, .network = 50e9, .host = 25e9, .action = 10e-6};
 
-// Bytes that FETCH and EVICT copy: what is evicted unchanged is dropped.
-double moved_bytes(const Layout& layout, const arch::FlatLayout& flat, const arch::LayerCost* cost, const Action& action) {
-  if (action.moved == Moved::kActivation) return static_cast<double>(cost->kept);
-  if (action.kind == ActionKind::kEvict) return 0;
-  for (const arch::FlatUnit& unit : flat.units)
-    if (unit.layer == action.unit)
-      return static_cast<double>(unit.numel()) / flat.shards * static_cast<double>(layout.element_size());
-  return 0;
+// What orthogonalising takes: of the matrices that the rank owns, the most that any member has; and of those that it has whole.
+double owned_flops(const program::MatrixPlan& matrices, int unit, int iterations) {
+  std::map<int, double> owned;
+  double most = 0;
+  for (const program::ScatteredMatrix& matrix : matrices.of(unit))
+    most = std::max(most, owned[matrix.owner] += matrix.flops(iterations));
+  return most;
+}
+
+double whole_flops(const Layout& layout, int rank, int unit) {
+  double flops = 0;
+  for (const arch::ParamSpec& spec : layout.param_table(rank))
+    if ((unit < 0 || spec.layer == unit) && spec.update.optimizer->whole_matrix && !arch::is_scattered_matrix(spec, layout.shards()))
+      flops += layout.optimizer.iterations * arch::iteration_flops(spec.shape[0], spec.shape[1]);
+  return flops;
 }
 
 // Of the time of a stage, beside it.
@@ -48,28 +55,95 @@ double fill(const Layout& layout) {
 
 }  // namespace
 
+Prices::Prices(const Layout& layout, const Program& program, int rank)
+    : layout_(layout),
+      program_(program),
+      rank_(rank),
+      costs_(layer_costs(layout, rank)),
+      flat_(layout.flat_layout(rank)),
+      effects_(layout, program.buckets, rank),
+      moves_(layout, program, rank),
+      matrices_(layout, rank) {}
+
+const Price& Prices::of(const Action& action) {
+  const auto [entry, fresh] = known_.try_emplace(Key(action.kind, action.stage, action.layer, action.bucket, action.unit, action.moved));
+  if (fresh) entry->second = make(action);
+  return entry->second;
+}
+
+Price Prices::make(const Action& action) {
+  Price price{.work = program::work_of(action.kind)};
+  add_work(action, price);
+  add_calls(action, price);
+  add_touched(effects_.of(action), price);
+  for (const program::Move& move : moves_.of(action)) price.moves.push_back(static_cast<double>(move.bytes));
+  return price;
+}
+
+void Prices::add_work(const Action& action, Price& price) const {
+  if (action.layer < 0 || price.work == Work::kNone) return;
+  const arch::LayerCost& cost = costs_.at(static_cast<size_t>(action.layer));
+  if (price.work == Work::kForward) price.flops = cost.forward_flops();
+  if (price.work == Work::kInputAndWeight) price.flops = cost.backward_flops();
+  if (price.work == Work::kInput) price.flops = cost.input_flops();
+  if (price.work == Work::kWeight) price.flops = cost.weight_flops();
+  if (price.work != Work::kAgain) return;
+  price.pointwise = static_cast<double>(cost.memory_traffic);
+  if (layout_.recompute_of(action.layer) == arch::Recompute::kFull) price.flops = cost.forward_flops();
+}
+
+void Prices::add_calls(const Action& action, Price& price) const {
+  const bool between_stages = program::is_transfer(action.kind);
+  for (const program::CallOfRank& planned : program::calls_of_rank(layout_, program_, rank_, action)) {
+    price.sent += static_cast<double>(program::sent_bytes(planned));
+    if (between_stages) continue;
+    int64_t most = 0;
+    for (int i = 0; i < static_cast<int>(planned.call.group.size()); ++i) {
+      int64_t sent = 0;
+      for (const auto& [peer, bytes] : program::predicted_sends(planned.call, i)) sent += bytes;
+      most = std::max(most, sent);
+    }
+    price.calls.push_back(static_cast<double>(most));
+  }
+}
+
+void Prices::add_touched(const program::Effects& effects, Price& price) const {
+  for (const Touch& touch : effects.touches) {
+    if (effects.lane == program::Lane::kChannel && touch.how == Access::kConsume) {
+      const int maker = touch.what == Resource::kInput ? touch.index - 1 : touch.index;  // or whose output it is the gradient of
+      price.handed_over = static_cast<double>(costs_.at(static_cast<size_t>(maker)).output);
+    }
+    if (touch.what == Resource::kNorm && touch.how == Access::kCreate) price.norm = true;
+    if (touch.what == Resource::kDirections && touch.how == Access::kUpdate)
+      price.flops += owned_flops(matrices_, touch.index, layout_.optimizer.iterations);
+    if (touch.what != Resource::kStates || effects.lane != program::Lane::kCompute) continue;
+    add_update(touch.index, price);
+    price.flops += whole_flops(layout_, rank_, touch.index);
+  }
+}
+
+void Prices::add_update(int unit, Price& price) const {
+  price.updated = 1;
+  if (unit == program::kEvery) return;
+  price.updated = price.parameters = 0;
+  for (const arch::FlatUnit& found : flat_.units) {
+    const double part = static_cast<double>(found.numel()) / flat_.shards;
+    price.parameters += part;
+    if (found.layer == unit) price.updated = part;
+  }
+}
+
 StepCost step_cost(const Layout& layout, const Program& program, int rank) {
-  const std::vector<arch::LayerCost> costs = layer_costs(layout, rank);
-  const arch::FlatLayout flat = layout.flat_layout(rank);
+  Prices prices(layout, program, rank);
   StepCost sum;
   for (const Action& action : program.list(rank)) {
-    const arch::LayerCost* cost = action.layer >= 0 ? &costs.at(static_cast<size_t>(action.layer)) : nullptr;
+    const Price& price = prices.of(action);
+    sum.flops += price.flops;
+    sum.pointwise += price.pointwise;
+    sum.network += price.sent;
+    for (const double bytes : price.moves) sum.host += bytes;
     sum.actions += 1;
-    if (action.kind == ActionKind::kForward) sum.flops += cost->forward_flops();
-    if (action.kind == ActionKind::kBackward) sum.flops += cost->backward_flops();
-    if (action.kind == ActionKind::kBackwardInput) sum.flops += cost->input_flops();
-    if (action.kind == ActionKind::kBackwardWeight) sum.flops += cost->weight_flops();
-    if (action.kind == ActionKind::kRecompute) {
-      sum.pointwise += static_cast<double>(cost->memory_traffic);
-      if (layout.recompute_of(action.layer) == arch::Recompute::kFull) sum.flops += cost->forward_flops();
-    }
-    if (action.kind == ActionKind::kFetch || action.kind == ActionKind::kEvict)
-      sum.host += moved_bytes(layout, flat, cost, action);
-    if (action.kind == ActionKind::kShardGrad && layout.offload.optimizer)
-      sum.host += 4.0 * static_cast<double>(program.buckets.at(static_cast<size_t>(action.bucket)).numel()) / flat.shards;
   }
-  const Ledger ledger = predict_ledger(layout, program, rank);
-  for (const auto& [key, entry] : ledger.entries()) sum.network += static_cast<double>(entry.sent_total());
   return sum;
 }
 

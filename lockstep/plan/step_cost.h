@@ -1,17 +1,63 @@
-// A rough time of a step, to order layouts of one job by: not a simulation, nothing overlaps in it.
+// What an action asks of a machine: the one place that prices it. A simulation makes seconds of it by a cost file
+// (action_times.h); here it makes a rough time of a step, to order layouts of one job by: nothing overlaps in that.
 #pragma once
 
+#include <map>
+#include <tuple>
+#include <vector>
+
 #include "lockstep/config/run_config.h"
-#include "lockstep/program/program.h"
+#include "lockstep/program/matrices.h"
+#include "lockstep/program/planned_calls.h"
+#include "lockstep/program/predict/moves.h"
 
 namespace lockstep::plan {
 
-// What a rank does in a step.
+// Of one action on one rank; bytes.
+struct Price {
+  program::Work work = program::Work::kNone;  // of the layer, or of the stage in a program of stages
+  double flops = 0;                           // of matrix products, those computed again included; of layers, and of matrices that are updated whole
+  double pointwise = 0;                       // memory that recomputation reads and writes once more
+  double sent = 0;                            // by this rank, in all calls
+  double handed_over = 0;                     // SEND: activations or their gradient
+  std::vector<double> calls{};                // of each collective what the rank sends that sends most: it keeps the others waiting
+  std::vector<double> moves{};                // each between device, host and disk (predict/moves.h)
+  bool norm = false;                          // it makes the gradient norm
+  double updated = 0, parameters = 1;         // elements that it updates, of all that the rank does
+};
+
+// Of a rank. Layout and program outlive it.
+class Prices {
+ public:
+  Prices(const program::Layout& layout, const program::Program& program, int rank);
+  // Of actions that differ in the microbatch alone it is one.
+  const Price& of(const program::Action& action);
+
+ private:
+  using Key = std::tuple<program::ActionKind, int, int, int, int, program::Moved>;
+  Price make(const program::Action& action);
+  void add_work(const program::Action& action, Price& price) const;
+  void add_calls(const program::Action& action, Price& price) const;
+  void add_touched(const program::Effects& effects, Price& price) const;
+  void add_update(int unit, Price& price) const;
+
+  const program::Layout& layout_;
+  const program::Program& program_;
+  int rank_;
+  std::vector<arch::LayerCost> costs_;
+  arch::FlatLayout flat_;
+  program::EffectTable effects_;
+  program::ActionMoves moves_;
+  program::MatrixPlan matrices_;
+  std::map<Key, Price> known_;
+};
+
+// What a rank does in a step: the sums.
 struct StepCost {
-  double flops = 0;          // of matrix products, those computed again included
-  double pointwise = 0;      // bytes of memory that selective recomputation reads and writes once more
-  double network = 0;        // bytes sent, by the predicted ledger
-  double host = 0;           // bytes between device and host
+  double flops = 0;
+  double pointwise = 0;
+  double network = 0;  // sent, as the predicted ledger says
+  double host = 0;     // between device, host and disk
   double actions = 0;
 };
 StepCost step_cost(const program::Layout& layout, const program::Program& program, int rank);

@@ -362,6 +362,18 @@ TEST(StepCost, OfAPipelineHasTheTimeInWhichItFills) {
   EXPECT_EQ(step_seconds(alone, program, 1, cpu), seconds(step_cost(alone, program, 1), cpu));
 }
 
+// All of it, and no cost model counts it again.
+TEST(StepCost, CountsWhatMovesBetweenDeviceHostAndDisk) {
+  config::RunConfig config = configuration();
+  config.memory.offload.list = {config::Offloaded::kOptimizer};
+  const Layout layout = layout_of(config, 2);
+  const Program program = build_program(layout);
+  double moved = 0;
+  for (const auto& [key, totals] : program::predict_moves(layout, program, 0)) moved += static_cast<double>(totals.bytes);
+  EXPECT_GT(moved, 0);
+  EXPECT_EQ(step_cost(layout, program, 0).host, moved);
+}
+
 TEST(StepCost, CountsProductsTrafficAndWhatIsComputedAgain) {
   config::RunConfig config = configuration();
   const Layout plain = layout_of(config, 2);

@@ -1,13 +1,15 @@
-// What an action touches, where it runs and when it is joined: the one text that knows it of each action kind. The waits of
-// the simulator, the lanes of the drawing and the rules of the verifier about what is alive follow from it.
+// What an action touches, where it runs and when it is joined: the one text that knows it of each action kind. What the engine
+// and the simulator wait for, the lanes of the drawing, the life times of the memory prediction and the verifier's rules about
+// what is alive follow from it.
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <memory>
+#include <optional>
 #include <span>
-#include <tuple>
 #include <vector>
 
+#include "lockstep/program/placement.h"
 #include "lockstep/program/program.h"
 
 namespace lockstep::program {
@@ -24,6 +26,7 @@ enum class Resource : uint8_t {
   kLosses,      // loss sum and valid tokens of the step
   kTokens,      // valid tokens alone, known ahead of the losses
   kNorm,        // of the gradients of the step
+  kDirections,  // of a unit: of matrices that are updated whole, on their way to be orthogonalised and back
 };
 bool by_microbatch(Resource resource);
 
@@ -38,10 +41,26 @@ enum class Access : uint8_t {
 
 inline constexpr int kEvery = -1;  // index of a Touch: all there are
 
+// What a resource lacks to be whole, summed and on the device: a set; 0 = nothing.
+using State = uint32_t;
+inline constexpr State kShardOnly = 1 << 0;      // parameters: of the unit only this rank's shard, or that alone up to date
+inline constexpr State kAway = 1 << 1;           // parameters, states, saved: on the host or on disk; directions: nowhere
+inline constexpr State kCopied = 1 << 2;         // saved: back on the device, and until its next use on the host too
+inline constexpr State kIncomplete = 1 << 3;     // saved: RECOMPUTE makes the rest; directions: not orthogonalised
+inline constexpr State kForWeights = 1 << 4;     // saved: what W needs
+inline constexpr State kOpen = 1 << 5;           // transient gradients: the whole unit is there, this rank's sum lacks its share
+inline constexpr State kPartOfTokens = 1 << 6;   // gradients: part of a sum over other tokens; with several shards over those alone
+inline constexpr State kPartOfCopies = 1 << 7;   // with shards: over the ranks that hold the same one
+inline constexpr State kPartOfTp = 1 << 8;       // some of the unit's parameters are (arch::ParamSpec::partial)
+inline constexpr State kPartOfStages = 1 << 9;   // another stage uses the parameters too
+inline constexpr State kUnsummed = kOpen | kPartOfTokens | kPartOfCopies | kPartOfTp | kPartOfStages;
+
 struct Touch {
   Resource what = Resource::kInput;
   Access how = Access::kRead;
   int index = kEvery;  // layer, unit (the layer that owns it) or stage; 0 where there is one. The microbatch is the action's.
+  State from{};        // what it lacked before the action, and
+  State to{};          // lacks behind it in place of that; of kEvery what each may lack
   bool operator==(const Touch&) const = default;
 };
 
@@ -61,7 +80,8 @@ struct Effects {
   bool host_reads = false;  // the rank stands until what the action reads is there, also where it is joined later
 };
 
-// Of one rank; every rank of a pipeline coordinate has the same. Layout and buckets outlive it.
+// Of one rank; every rank of a pipeline coordinate has the same, but for the sums that a parameter server's workers leave to
+// it. Layout and buckets outlive it.
 class EffectTable {
  public:
   EffectTable(const Layout& layout, std::span<const Bucket> buckets, int rank);
@@ -69,25 +89,46 @@ class EffectTable {
   // Of actions that differ in the microbatch alone it is one. Actions of whole stages touch nothing here: what they hand
   // over is known to who runs them against each other.
   const Effects& of(const Action& action);
+  // Of parameters, gradients, states or directions of a unit between two steps.
+  State at_rest(Resource what, int unit);
 
  private:
   Effects make(const Action& action);
   void compute(const Action& action, Effects& effects);
   void move(const Action& action, Effects& effects) const;
-  void touch_units(std::span<const int> units, Resource what, Access how, Effects& effects) const;
+  void step(const Action& action, Effects& effects) const;
+  State parameters_at_rest() const;
+  State unsummed(int unit);
+  const std::vector<arch::ParamSpec>& table();
   std::span<const int> bucket(const Action& action) const;
 
   const Layout* layout_;
   std::span<const Bucket> buckets_;
   int rank_;
-  std::vector<arch::ParamSpec> table_;  // made once something computes
-  std::map<std::tuple<ActionKind, int, int, int, int, Moved>, Effects> known_;
+  size_t places_;  // of layers, units, stages and buckets
+  std::vector<arch::ParamSpec> table_;  // made once it is asked for
+  std::optional<HostPlan> plan_;        // the same
+  std::vector<std::unique_ptr<const Effects>> known_;  // by kind, what is moved and place
 };
 
+// What kinds are known by where what they touch does not matter, as while a program is made.
 // REDUCE_GRAD, SHARD_GRAD, REDUCE_SHARD, PUSH.
 bool reduces(ActionKind kind);
-// SEND_F, RECV_F, SEND_B, RECV_B: between the ranks of pp.
-bool is_transfer(ActionKind kind);
+// Those and PULL.
+bool of_bucket(ActionKind kind);
+bool gathers(ActionKind kind);         // UNSHARD
+bool drops_gathered(ActionKind kind);  // RESHARD
+bool updates(ActionKind kind);         // STEP
+bool makes_norm(ActionKind kind);      // NORM
+bool sums_tied(ActionKind kind);       // REDUCE_TIED
+bool ends_sends(ActionKind kind);      // LOSS
+// FETCH, EVICT: between device and host or disk.
+bool is_move(ActionKind kind);
+bool fetches(ActionKind kind);
+// REDUCE_PARTIAL: what it sums is scattered over the units, so its size follows from what lies in this rank's shard.
+bool sums_partial(ActionKind kind);
+// GATHER_UPDATE, SCATTER_UPDATE: what each rank sends follows from what it holds and owns.
+bool moves_matrices(ActionKind kind);
 
 // The units (layers that own them) whose parameters an action reads: F and RECOMPUTE, B and I of blocks and head their own
 // and tied ones. W and the embedding's backward read none. The head's F counts although its B or I does all the work while

@@ -5,6 +5,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/program/layout.h"
+#include "lockstep/program/matrices.h"
 #include "lockstep/program/planned_calls.h"
 
 namespace lockstep::program {
@@ -29,6 +30,7 @@ constexpr AxesName kNames[] = {
     {Axis::kDpShard | Axis::kCp, "dp_shard_cp"},
     {Axis::kEdpReplicate | Axis::kEdpShard, "edp"},
     {Axis::kPp | Axis::kDpReplicate | Axis::kDpShard | Axis::kCp | Axis::kTp, "replica"},
+    {Axis::kDpShard | Axis::kTp, "dp_shard_tp"},
 };
 
 }  // namespace
@@ -87,6 +89,7 @@ std::vector<GroupRef> groups_of(const Layout& layout, int rank) {
   add(group_over(layout, Axis::kTp));
   if (layout.mesh.degree(Axis::kTp) > 1)
     add(group_over(layout, same_heads(layout, partial_gradients(layout.param_table(rank)).copies)));
+  if (scatters_matrices(layout, rank)) add(matrix_group(layout));
   add(group_over(layout, layout.model_group()));
   const Pipeline& pipeline = layout.pipeline;
   const int own = layout.pipeline_rank(rank);

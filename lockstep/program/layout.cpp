@@ -36,10 +36,16 @@ arch::TensorShard Layout::tensor_shard(int rank) const {
 }
 
 std::vector<arch::ParamSpec> Layout::param_table(int rank) const {
-  if (pipeline.ranks == 1) return arch::param_table(model, tensor_shard(rank));
-  std::vector<int> units = layers_of(rank);
-  if (model.tied && holds(rank, num_layers() - 1) && !holds(rank, 0)) units.insert(units.begin(), 0);
-  return arch::param_table(model, tensor_shard(rank), units);
+  std::vector<arch::ParamSpec> table;
+  if (pipeline.ranks == 1) {
+    table = arch::param_table(model, tensor_shard(rank));
+  } else {
+    std::vector<int> units = layers_of(rank);
+    if (model.tied && holds(rank, num_layers() - 1) && !holds(rank, 0)) units.insert(units.begin(), 0);
+    table = arch::param_table(model, tensor_shard(rank), units);
+  }
+  arch::choose_optimizers(optimizer, table);
+  return table;
 }
 
 Layout::Stretch Layout::stage_layers(int stage) const {

@@ -37,7 +37,7 @@ struct Layout {
   int64_t micro_batch = 1;       // sequences per microbatch and rank
   int64_t seq_len = 1;
   config::Precision precision = config::Precision::kFp32;
-  const arch::OptimizerSpec* optimizer = &arch::optimizer_spec();  // of all parameters; of the registry
+  arch::OptimizerChoice optimizer{};
   config::DataParallel data_parallel = config::DataParallel::kRing;
   int64_t bucket_bytes = 25 << 20;
   // What the ranks of the axis dp_shard share out (Rajbhandari et al. 2020, ZeRO): 1 optimizer state, 2 also gradients,
@@ -69,7 +69,8 @@ struct Layout {
   int64_t num_microbatches() const;  // global_batch / (micro_batch * replicas)
   int64_t element_size() const;      // of the compute copy: 4 fp32, 2 bf16
   arch::TensorShard tensor_shard(int rank) const;
-  // With the pieces of `rank`: of the layers it holds, and of those that own parameters its layers are tied to.
+  // With the pieces of `rank` and the rules of their updates: of the layers it holds, and of those that own parameters its layers
+  // are tied to.
   std::vector<arch::ParamSpec> param_table(int rank) const;
   int num_layers() const { return static_cast<int>(model.layers) + 2; }  // of arch::layer_table
   int pipeline_rank(int rank) const { return mesh.coordinates(rank)[mesh::Axis::kPp]; }

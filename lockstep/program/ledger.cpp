@@ -1,5 +1,7 @@
 #include "lockstep/program/ledger.h"
 
+#include <algorithm>
+
 #include "lockstep/base/check.h"
 
 namespace lockstep::program {
@@ -80,10 +82,18 @@ int64_t Ledger::sent_total() const {
   return total;
 }
 
+std::vector<std::tuple<std::string, LedgerKey, LedgerEntry>> Ledger::printed() const {
+  std::vector<std::tuple<std::string, LedgerKey, LedgerEntry>> lines;
+  for (const auto& [key, entry] : entries_) lines.emplace_back(call_text(key.id), key, entry);
+  // Keys of one text have one id: they stand in their own order already.
+  std::stable_sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return std::get<0>(a) < std::get<0>(b); });
+  return lines;
+}
+
 namespace {
 
 std::string text_of(const LedgerKey& key) {
-  return cat(key.site, ": ", collective_name(key.collective), " over ", key.axis, " (", algorithm_name(key.algorithm),
+  return cat(call_text(key.id), ": ", collective_name(key.collective), " over ", key.axis, " (", algorithm_name(key.algorithm),
              ")");
 }
 

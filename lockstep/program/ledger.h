@@ -8,6 +8,8 @@
 #include <tuple>
 #include <vector>
 
+#include "lockstep/program/call.h"
+
 namespace lockstep::program {
 
 enum class Collective { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kReduce, kGather, kScatter, kSend, kRecv, kBarrier };
@@ -18,7 +20,7 @@ std::string_view algorithm_name(Algorithm algorithm);
 
 // All calls of one rank with the same key.
 struct LedgerKey {
-  std::string site;  // what it was for: "reduce_grad bucket 0", "loss", "push bucket 1"
+  CallId id{};       // what it was for
   Collective collective = Collective::kAllReduce;
   std::string axis;  // "dp", "tp", "world"
   Algorithm algorithm = Algorithm::kRing;
@@ -41,6 +43,8 @@ class Ledger {
   void clear() { entries_.clear(); }
   const std::map<LedgerKey, LedgerEntry>& entries() const { return entries_; }
   int64_t sent_total() const;
+  // With the text of each call, in the order of the texts: for pages.
+  std::vector<std::tuple<std::string, LedgerKey, LedgerEntry>> printed() const;
   bool operator==(const Ledger&) const = default;
   // Lines that say where the two differ; empty where they agree.
   static std::vector<std::string> difference(const Ledger& predicted, const Ledger& recorded);

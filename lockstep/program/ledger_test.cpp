@@ -139,8 +139,8 @@ TEST(PredictedSendsTest, AnAlgorithmThatACollectiveDoesNotHaveIsRefused) {
 }
 
 TEST(LedgerTest, AddsMergesAndCompares) {
-  const LedgerKey loss{.site = "loss", .axis = "dp", .algorithm = Algorithm::kDirect};
-  const LedgerKey bucket{.site = "reduce_grad bucket 0", .axis = "dp"};
+  const LedgerKey loss{.id = call_id(Purpose::kLoss), .axis = "dp", .algorithm = Algorithm::kDirect};
+  const LedgerKey bucket{.id = call_of_bucket(Purpose::kReduceGrad, 0), .axis = "dp"};
   Ledger one;
   one.add(loss, 24, {{1, 24}});
   one.add(loss, 24, {{1, 24}});

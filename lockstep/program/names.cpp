@@ -1,6 +1,7 @@
 #include "lockstep/program/names.h"
 
 #include "lockstep/base/text.h"
+#include "lockstep/program/effects.h"
 
 namespace lockstep::program {
 
@@ -20,7 +21,7 @@ std::string action_text(const Action& action, const std::vector<Bucket>& buckets
     const std::vector<int>& layers = buckets.at(static_cast<size_t>(action.bucket)).layers;
     text += " " + label_range(layers.front(), layers.back(), num_layers);
   }
-  if (action.kind == ActionKind::kFetch || action.kind == ActionKind::kEvict) {
+  if (is_move(action.kind)) {
     if (action.moved == Moved::kOptimizer) text += " state of";
     if (action.moved == Moved::kActivation) text += " input of";
   }

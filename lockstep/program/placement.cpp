@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/arch/slot_layout.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
@@ -46,24 +47,25 @@ Choice choose(const Layout& layout, int rank) {
   HostPlan plan;
   if (!layout.offload.optimizer && !layout.offload.activations) return {.plan = plan};
   plan.activations = activation_bytes(layout, rank);
-  std::vector<std::pair<int64_t, int>> units;  // elements of the shard, layer
-  if (layout.offload.optimizer)
-    for (const arch::FlatUnit& unit : layout.flat_layout(rank).units)
-      units.emplace_back(unit.numel() / layout.shards(), unit.layer);
-  std::sort(units.begin(), units.end());
-  const int64_t per_element = offloaded_state_bytes(layout);
-  for (const auto& [numel, layer] : units) {
-    plan.gradients += numel * 4;
-    plan.states += numel * per_element;
+  std::vector<std::pair<int64_t, int>> units;  // bytes of its states, layer
+  if (layout.offload.optimizer) {
+    const std::vector<arch::ParamSpec> table = layout.param_table(rank);
+    const arch::FlatLayout flat = arch::flat_layout(table, layout.shards());
+    for (const arch::FlatUnit& unit : flat.units) {
+      units.emplace_back(offloaded_state_bytes(layout, table, flat, unit), unit.layer);
+      plan.gradients += unit.numel() / layout.shards() * 4;
+      plan.states += units.back().first;
+    }
   }
+  std::sort(units.begin(), units.end());
   const int64_t limit = layout.offload.host_limit;
   HostPlan least = plan;
   for (size_t next = 0; limit > 0 && plan.host() > limit; ++next) {
     if (!layout.offload.disk || next == units.size()) return {.plan = least, .fits = false};
-    const auto& [numel, layer] = units[next];
-    plan.states -= numel * per_element;
-    plan.disk += numel * per_element;
-    plan.staging = 2 * numel * per_element;  // ascending: the largest so far
+    const auto& [bytes_of_unit, layer] = units[next];
+    plan.states -= bytes_of_unit;
+    plan.disk += bytes_of_unit;
+    plan.staging = 2 * bytes_of_unit;  // ascending: the largest so far
     plan.disk_units.push_back(layer);
     if (plan.host() < least.host()) least = plan;
   }
@@ -101,8 +103,10 @@ config::LayoutProblem problem_of(const Layout& layout, const HostPlan& worst) {
 
 bool HostPlan::on_disk(int unit) const { return std::binary_search(disk_units.begin(), disk_units.end(), unit); }
 
-int64_t offloaded_state_bytes(const Layout& layout) {
-  return layout.optimizer->update_bytes() + (layout.offload.parameters && layout.precision == config::Precision::kBf16 ? 2 : 0);
+int64_t offloaded_state_bytes(const Layout& layout, const std::vector<arch::ParamSpec>& table, const arch::FlatLayout& flat,
+                              const arch::FlatUnit& unit) {
+  const bool copy = layout.offload.parameters && layout.precision == config::Precision::kBf16;
+  return arch::update_bytes(table, flat, unit) + (copy ? 2 * unit.numel() / layout.shards() : 0);
 }
 
 HostPlan host_plan(const Layout& layout, int rank) {

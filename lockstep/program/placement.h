@@ -23,9 +23,10 @@ struct HostPlan {
   bool on_disk(int unit) const;
 };
 
-// Bytes that the host or the disk keeps of an offloaded element beside its gradient: what an update changes
-// (arch::OptimizerSpec::update_bytes), and with parameters offloaded in bf16 their copy.
-int64_t offloaded_state_bytes(const Layout& layout);
+// Bytes that the host or the disk keeps of a rank's part of an offloaded unit beside its gradient: what an update changes
+// (arch::update_bytes), and with parameters offloaded in bf16 their copy.
+int64_t offloaded_state_bytes(const Layout& layout, const std::vector<arch::ParamSpec>& table, const arch::FlatLayout& flat,
+                              const arch::FlatUnit& unit);
 
 // The small units go to disk first, since two of the largest one there are staged on the host; as few as host() <=
 // host_limit takes. RefusedConfig LS4010 with the equation where no choice is small enough, or the layout has no disk.

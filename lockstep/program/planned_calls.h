@@ -1,14 +1,18 @@
 // The calls that an action makes, planned.
 #pragma once
 
+#include <array>
+#include <map>
+#include <memory>
 #include <vector>
 
 #include "lockstep/program/ledger.h"
 #include "lockstep/program/program.h"
+#include "lockstep/program/summation.h"
 
 namespace lockstep::program {
 
-// Sites and calls, as engine/ makes them over groups of ranks (groups.h; group_name() has their names in the ledger):
+// Calls by the beginning of their texts (call.h), over groups of ranks (groups.h; group_name() has their names in the ledger):
 //   send_f stage s         send over pp, direct, of the rows [B S, D] of this rank in the compute precision, one for each
 //   send_b stage s         microbatch; s is the stage here. recv_f, recv_b: the other side of it, which sends nothing
 //   unshard blocks.3       all_gather over the domain's shard view, ring, of a unit in the compute precision
@@ -25,20 +29,53 @@ namespace lockstep::program {
 //                          partial_gradients() counts
 //   norm                   all_reduce over the model group, with several shards over all ranks, direct: 1 fp64; parameter
 //                          server: broadcast from the server, direct
+//   gather_update blocks.3   send and recv over the domain's shard view and tp, direct, in the type of the iteration: a piece of a
+//   scatter_update blocks.3  matrix to its owner and back (matrices.h)
 // and those of sharded layers, tensor_calls.h.
-// The communication of one action on `rank`, in order; nothing where it makes none or its group has one rank.
+// Sums are made as summation.h says. The engine executes these very objects; who counts bytes asks for CallOfRank.
 struct PlannedCall {
-  LedgerKey key;
-  CollectiveCall call;
+  CallId id{};
+  Collective collective = Collective::kAllReduce;
+  Algorithm algorithm = Algorithm::kDirect;
+  SumOrder order = SumOrder::kNone;
   GroupRef group{};
+  int root = kServerRank;    // of broadcast and reduce; the peer of send and recv: a group index
+  int64_t numel = 0;         // of the full buffer, as CollectiveCall has it
+  int64_t element_size = 8;  // on the wire
+  int64_t bytes() const { return numel * element_size; }
+};
+// The communication of one action on `rank`, in order; nothing where it makes none or its group has one rank.
+std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& program, int rank, const Action& action);
+
+// The same of all actions of a rank: planned once for all microbatches. What it is made with outlives it.
+class CallTable {
+ public:
+  CallTable(const Layout& layout, const Program& program, int rank);
+  ~CallTable();
+  CallTable(const CallTable&) = delete;
+  CallTable& operator=(const CallTable&) = delete;
+
+  const std::vector<PlannedCall>& of(const Action& action);  // valid as long as the table
+  // The one call of an action that makes at most one; null: none.
+  const PlannedCall* only(const Action& action);
+
+ private:
+  class Planner;
+  std::unique_ptr<Planner> planner_;
+  std::map<std::array<int, 5>, std::vector<PlannedCall>> known_;
+};
+
+// A planned call as a rank takes part in it, for ledger and links.
+struct CallOfRank {
+  LedgerKey key{};
+  CollectiveCall call{};
   int group_rank = 0;  // of this rank in it
 };
-std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& program, int rank, const Action& action);
+CallOfRank call_of_rank(const Layout& layout, int rank, const PlannedCall& planned);
+std::vector<CallOfRank> calls_of_rank(const Layout& layout, const Program& program, int rank, const Action& action);
 // The same of each of several.
-std::vector<std::vector<PlannedCall>> planned_calls(const Layout& layout, const Program& program, int rank,
-                                                    const std::vector<Action>& actions);
-// Of the rank's whole program.
-std::vector<PlannedCall> planned_calls(const Layout& layout, const Program& program, int rank);
+std::vector<std::vector<CallOfRank>> calls_of_rank(const Layout& layout, const Program& program, int rank,
+                                                   const std::vector<Action>& actions);
 
 // Elements of REDUCE_PARTIAL: of parameters that every rank of the tp axis holds, and of those that `copies` ranks share.
 struct PartialGradients {

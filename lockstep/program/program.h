@@ -41,30 +41,44 @@ enum class ActionKind {
                     // sequence parallelism, of key/value heads that several ranks share
   kNorm,            // NORM  gradient norm over all parameters once, the clip factor and the one division by the tokens
   kStep,            // STEP  the optimizer, on what this rank owns; of one unit where it is followed by its UNSHARD
+  kGatherUpdate,    // GATHER_UPDATE  of a unit's matrices that are updated whole (matrices.h): the optimizer's slots take the
+                    // gradient, and what is to be orthogonalised goes to the owner of each matrix
+  kScatterUpdate,   // SCATTER_UPDATE  owners orthogonalise, and pieces go back to who holds them, for STEP
   kPull,            // PULL  a bucket: the server sends updated parameters to every rank
   kTokens,          // TOKENS  with post-validation: all-reduce of the number of valid tokens over the data axes, for STEP
   kValidate,        // VALIDATE  with post-validation: was the STEP of the step before the right one? post_validation.h
 };
-// What each is called, and how pages show it.
+// What of a layer's work for a microbatch an action is.
+enum class Work : uint8_t {
+  kNone,
+  kForward,
+  kInput,
+  kWeight,
+  kInputAndWeight,
+  kAgain,  // a part of the forward
+};
+// What each is called and computes, and how pages show it.
 struct KindWords {
   ActionKind kind;
   std::string_view name;
   std::string_view letter{};    // in drawings, in front of its layer or unit; empty = the name
   std::string_view verb{};      // in messages, of a layer; empty = the name
-  bool computes = false;        // a layer, for a microbatch
+  Work work = Work::kNone;
+  bool sends = false, receives = false;  // between the ranks of pp: activations
+  bool gradients = false;                // or their gradients, back
   bool comes_and_goes = false;  // what is elsewhere between its uses, or made again: such lists are shown as rounds
   bool opens_round = false;     // beside what computes
 };
 inline constexpr KindWords kActionKinds[] = {
-    {.kind = ActionKind::kForward, .name = "F", .verb = "forward", .computes = true},
-    {.kind = ActionKind::kBackward, .name = "B", .verb = "backward", .computes = true},
-    {.kind = ActionKind::kBackwardInput, .name = "I", .verb = "backward of the input", .computes = true},
-    {.kind = ActionKind::kBackwardWeight, .name = "W", .verb = "backward of the weights", .computes = true},
-    {.kind = ActionKind::kRecompute, .name = "RECOMPUTE", .letter = "f", .verb = "recomputation", .computes = true, .comes_and_goes = true},
-    {.kind = ActionKind::kSendForward, .name = "SEND_F"},
-    {.kind = ActionKind::kRecvForward, .name = "RECV_F"},
-    {.kind = ActionKind::kSendBackward, .name = "SEND_B"},
-    {.kind = ActionKind::kRecvBackward, .name = "RECV_B"},
+    {.kind = ActionKind::kForward, .name = "F", .verb = "forward", .work = Work::kForward},
+    {.kind = ActionKind::kBackward, .name = "B", .verb = "backward", .work = Work::kInputAndWeight},
+    {.kind = ActionKind::kBackwardInput, .name = "I", .verb = "backward of the input", .work = Work::kInput},
+    {.kind = ActionKind::kBackwardWeight, .name = "W", .verb = "backward of the weights", .work = Work::kWeight},
+    {.kind = ActionKind::kRecompute, .name = "RECOMPUTE", .letter = "f", .verb = "recomputation", .work = Work::kAgain, .comes_and_goes = true},
+    {.kind = ActionKind::kSendForward, .name = "SEND_F", .sends = true},
+    {.kind = ActionKind::kRecvForward, .name = "RECV_F", .receives = true},
+    {.kind = ActionKind::kSendBackward, .name = "SEND_B", .sends = true, .gradients = true},
+    {.kind = ActionKind::kRecvBackward, .name = "RECV_B", .receives = true, .gradients = true},
     {.kind = ActionKind::kUnshard, .name = "UNSHARD", .letter = "+", .comes_and_goes = true},
     {.kind = ActionKind::kReshard, .name = "RESHARD", .letter = "-", .comes_and_goes = true},
     {.kind = ActionKind::kFetch, .name = "FETCH", .letter = "+", .comes_and_goes = true},
@@ -78,6 +92,8 @@ inline constexpr KindWords kActionKinds[] = {
     {.kind = ActionKind::kReducePartial, .name = "REDUCE_PARTIAL"},
     {.kind = ActionKind::kNorm, .name = "NORM"},
     {.kind = ActionKind::kStep, .name = "STEP", .letter = "U", .opens_round = true},
+    {.kind = ActionKind::kGatherUpdate, .name = "GATHER_UPDATE", .letter = "G"},
+    {.kind = ActionKind::kScatterUpdate, .name = "SCATTER_UPDATE", .letter = "O"},
     {.kind = ActionKind::kPull, .name = "PULL", .letter = "<"},
     {.kind = ActionKind::kTokens, .name = "TOKENS"},
     {.kind = ActionKind::kValidate, .name = "VALIDATE"},
@@ -85,8 +101,15 @@ inline constexpr KindWords kActionKinds[] = {
 // Its row.
 constexpr const KindWords& words_of(ActionKind kind) { return kActionKinds[static_cast<size_t>(kind)]; }
 constexpr std::string_view action_name(ActionKind kind) { return words_of(kind).name; }
+constexpr Work work_of(ActionKind kind) { return words_of(kind).work; }
 // F, B, I, W and RECOMPUTE.
-constexpr bool computes(ActionKind kind) { return words_of(kind).computes; }
+constexpr bool computes(ActionKind kind) { return work_of(kind) != Work::kNone; }
+// B and I: they take the gradient of a layer's output and make that of its input.
+constexpr bool goes_back(ActionKind kind) { return work_of(kind) == Work::kInput || work_of(kind) == Work::kInputAndWeight; }
+// B and W.
+constexpr bool adds_to_weights(ActionKind kind) { return work_of(kind) == Work::kWeight || work_of(kind) == Work::kInputAndWeight; }
+// SEND_F, RECV_F, SEND_B, RECV_B.
+constexpr bool is_transfer(ActionKind kind) { return words_of(kind).sends || words_of(kind).receives; }
 static_assert([] {
   for (size_t i = 0; i < std::size(kActionKinds); ++i)
     if (static_cast<size_t>(kActionKinds[i].kind) != i) return false;
@@ -102,11 +125,22 @@ struct Action {
   int layer = -1;       // after it
   int microbatch = -1;
   int bucket = -1;      // REDUCE_GRAD, SHARD_GRAD, REDUCE_SHARD, PUSH, PULL
-  int unit = -1;        // UNSHARD, RESHARD, REDUCE_TIED, FETCH and EVICT of parameters or optimizer state, STEP: the layer that owns
+  int unit = -1;        // UNSHARD, RESHARD, REDUCE_TIED, FETCH and EVICT of parameters or optimizer state, GATHER_UPDATE, SCATTER_UPDATE, STEP: the layer that owns
                         // it; STEP with -1: all
   Moved moved = Moved::kParameters;  // FETCH, EVICT; an activation has layer and microbatch
   bool operator==(const Action&) const = default;
 };
+
+// What SEND and RECV are.
+struct Transfer {
+  bool sends = false;    // else it receives
+  bool forward = false;  // activations, to the next stage; else their gradients, to the stage before
+  int neighbour = -1;    // the stage at the other end
+};
+constexpr Transfer transfer_of(const Action& action) {
+  const bool sends = words_of(action.kind).sends, forward = !words_of(action.kind).gradients;
+  return {.sends = sends, .forward = forward, .neighbour = action.stage + (sends == forward ? 1 : -1)};
+}
 
 // Gradients that travel together: the units of consecutive layers, hence one contiguous slice of the flat gradient buffer.
 struct Bucket {

@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include "lockstep/program/effects.h"
+
 namespace lockstep::program {
 
 RankClass class_of(const Program& program, const Layout& layout, int rank) {
@@ -13,7 +15,7 @@ RankClass class_of(const Program& program, const Layout& layout, int rank) {
 }
 
 bool differs_by_shard(const Layout& layout, const Action& action) {
-  return layout.shards() > 1 && action.kind == ActionKind::kReducePartial;
+  return moves_matrices(action.kind) || (layout.shards() > 1 && sums_partial(action.kind));
 }
 
 std::vector<std::vector<int>> distinct_pipelines(const Program& program, const Layout& layout) {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "lockstep/base/check.h"
+#include "lockstep/program/summation.h"
 
 namespace lockstep::program {
 namespace {
@@ -23,6 +24,20 @@ std::optional<arch::Phase> phase_of(const Layout& layout, const Action& action) 
     default:
       return std::nullopt;
   }
+}
+
+CallPhase phase_of(arch::LayerCall::Slot slot) {
+  switch (slot) {
+    case arch::LayerCall::Slot::kForward:
+      return CallPhase::kForward;
+    case arch::LayerCall::Slot::kBackward:
+      return CallPhase::kBackward;
+    case arch::LayerCall::Slot::kGather:
+      return CallPhase::kGather;
+    case arch::LayerCall::Slot::kSoftmax:
+      return CallPhase::kSoftmax;
+  }
+  throw InternalError("no such call of a layer");
 }
 
 }  // namespace
@@ -53,7 +68,8 @@ std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action)
 }
 
 std::vector<TensorCall> tensor_calls(const Layout& layout, int layer, arch::Phase phase) {
-  if (layout.mesh.degree(mesh::Axis::kTp) == 1) return {};
+  const int ranks = layout.mesh.degree(mesh::Axis::kTp);
+  if (ranks == 1) return {};
   const arch::LayerSpec spec = arch::layer_spec(layout.model, layer);
   const arch::LayerDescription description = describe_layer(layout, spec);
   std::vector<bool> made(description.calls.size());
@@ -63,21 +79,20 @@ std::vector<TensorCall> tensor_calls(const Layout& layout, int layer, arch::Phas
   for (size_t i = 0; i < made.size(); ++i) {
     if (!made[i]) continue;
     const arch::LayerCall& call = description.calls[i];
+    const CallId id = call_of_layer(Purpose::kLayer, spec).of_part(call.part).with(phase_of(call.slot));
     const int64_t at_once = call.at_once > 0 ? call.at_once : call.numel;
     for (int64_t begin = 0; begin < call.numel; begin += at_once)
-      calls.push_back({.site = arch::layer_call_site(spec, call),
-                       .collective = collective_of(call.what),
-                       .numel = std::min(at_once, call.numel - begin),
-                       .element_size = call.element_size});
+      calls.push_back(tensor_call(id, collective_of(call.what), std::min(at_once, call.numel - begin), call.element_size, ranks));
   }
   return calls;
 }
 
-Algorithm tensor_algorithm(Collective collective, int64_t bytes, int ranks) {
-  // With several peers a direct call of many bytes waits for all of them at every piece; a ring only for one.
-  constexpr int64_t kLarge = 256 << 10;
-  if (ranks > 2 && bytes > kLarge) return Algorithm::kRing;
-  return collective == Collective::kAllReduce ? prompt_all_reduce(bytes, ranks) : Algorithm::kDirect;
+TensorCall tensor_call(const CallId& id, Collective collective, int64_t numel, int64_t element_size, int ranks) {
+  return {.id = id,
+          .collective = collective,
+          .algorithm = prompt_algorithm(collective, numel * element_size, ranks),
+          .numel = numel,
+          .element_size = element_size};
 }
 
 }  // namespace lockstep::program

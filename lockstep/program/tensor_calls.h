@@ -2,7 +2,6 @@
 // parallel/tensor make these calls, and a test asserts that both are the same.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "lockstep/arch/layer_description.h"
@@ -18,8 +17,9 @@ Collective collective_of(arch::LayerCall::What what);
 
 // One collective of a layer over the axis "tp".
 struct TensorCall {
-  std::string site;  // "blocks.3.attention.out forward"
+  CallId id{};
   Collective collective = Collective::kAllReduce;
+  Algorithm algorithm = Algorithm::kDirect;
   int64_t numel = 0;  // of the full buffer, padding included
   int64_t element_size = 4;
 };
@@ -36,7 +36,7 @@ std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action)
 // The same of any phase: kEvaluate is an evaluation's F.
 std::vector<TensorCall> tensor_calls(const Layout& layout, int layer, arch::Phase phase);
 
-// How such a call of `bytes` over `ranks` is made: the rank has little else to do until it is done.
-Algorithm tensor_algorithm(Collective collective, int64_t bytes, int ranks);
+// Such a call over `ranks`, from its sizes alone: for lists, and for whoever runs a layer by itself.
+TensorCall tensor_call(const CallId& id, Collective collective, int64_t numel, int64_t element_size, int ranks);
 
 }  // namespace lockstep::program

@@ -16,6 +16,8 @@ namespace {
 
 using arch::Recompute;
 
+using Row = std::tuple<std::string, Collective, int64_t, int64_t>;
+
 // The calls written out by hand, half by half.
 class Calls {
  public:
@@ -29,7 +31,7 @@ class Calls {
         input_(action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput),
         weight_(action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight) {}
 
-  std::vector<TensorCall> of(const arch::LayerSpec& layer) {
+  std::vector<Row> of(const arch::LayerSpec& layer) {
     switch (layer.kind) {
       case arch::LayerKind::kEmbedding:
         if (forward_) reduce_output("embed forward");
@@ -52,7 +54,7 @@ class Calls {
   int64_t padded_numel() const { return mesh::padded_part(rows_, tp_) * tp_ * layout_.model.hidden; }
 
   void add(std::string site, Collective collective, int64_t numel, int64_t element_size) {
-    calls_.push_back({std::move(site), collective, numel, element_size});
+    calls_.emplace_back(std::move(site), collective, numel, element_size);
   }
   void gather(std::string site) {
     add(std::move(site), Collective::kAllGather, padded_numel(), layout_.element_size());
@@ -86,13 +88,12 @@ class Calls {
   const int tp_;
   const int64_t rows_;
   const bool forward_, recompute_, input_, weight_;
-  std::vector<TensorCall> calls_;
+  std::vector<Row> calls_;
 };
 
-using Row = std::tuple<std::string, Collective, int64_t, int64_t>;
 std::vector<Row> rows(const std::vector<TensorCall>& calls) {
   std::vector<Row> rows;
-  for (const TensorCall& call : calls) rows.emplace_back(call.site, call.collective, call.numel, call.element_size);
+  for (const TensorCall& call : calls) rows.emplace_back(call_text(call.id), call.collective, call.numel, call.element_size);
   return rows;
 }
 
@@ -126,7 +127,7 @@ TEST(TensorCalls, AreThoseWrittenOutByHand) {
                 SCOPED_TRACE(cat(preset, " tp ", tp, sequence_parallel ? " sequence" : "", " S", seq_len, " ",
                                  action_name(kind), " layer ", layer));
                 const std::vector<TensorCall> calls = tensor_calls(layout, action);
-                EXPECT_EQ(rows(calls), rows(Calls(layout, action).of(arch::layer_spec(layout.model, layer))));
+                EXPECT_EQ(rows(calls), Calls(layout, action).of(arch::layer_spec(layout.model, layer)));
                 made += static_cast<int>(calls.size());
               }
           }

@@ -39,8 +39,8 @@ std::vector<const config::Field*> compared_fields() {
 std::optional<config::RunConfig> configuration_of(const Json& settings) {
   std::map<std::string, std::string> sections;
   for (const config::Field* field : compared_fields()) {
-    if (settings.contains(field->key()))
-      sections[field->section] += cat(field->name, " = ", settings[field->key()].get<std::string>(), "\n");
+    const std::string value = settings.contains(field->key()) ? settings[field->key()].get<std::string>() : "";
+    if (!value.empty()) sections[field->section] += cat(field->name, " = ", value, "\n");  // else unset
   }
   std::string text;
   for (const auto& [section, lines] : sections) text += cat("[", section, "]\n", lines);

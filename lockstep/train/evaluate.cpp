@@ -34,7 +34,7 @@ double evaluate(engine::Executor& executor, engine::Groups& groups, const data::
   }
   groups.world().confirm();  // of what was gathered for it
   const at::Tensor sums = at::tensor({loss, static_cast<double>(tokens)}, at::kDouble);
-  groups.replica().all_reduce(sums, {.site = "eval", .algorithm = program::Algorithm::kDirect}).wait();
+  groups.replica().all_reduce(sums, {.id = program::call_id(program::Purpose::kEvaluate), .algorithm = program::Algorithm::kDirect}).wait();
   return sums[0].item<double>() / sums[1].item<double>();
 }
 

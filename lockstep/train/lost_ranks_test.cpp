@@ -57,7 +57,7 @@ class Break {
     if (step == 2 && program::action_name(action.kind) == place_) raise(signal_);
   }
   void in_call(const comm::Progress& progress) {
-    if (!progress.inside || progress.call.find(cat("'", place_, "'")) == std::string::npos) return;
+    if (!progress.inside || progress.call.text().find(cat("'", place_, "'")) == std::string::npos) return;
     if (++calls_ == (place_.starts_with("checkpoint") ? 1 : 2)) raise(signal_);
   }
 

@@ -12,7 +12,7 @@ namespace {
 // "samples consumed: 480 on ranks 0-2, 960 on rank 3".
 std::vector<std::string> counter_differences(engine::Groups& groups, const RunPosition& at) {
   constexpr std::array kCounters = {"steps", "samples consumed", "tokens consumed"};
-  const auto all = comm::gather_numbers(groups.world(), "counters", {at.step, at.consumed_samples, at.consumed_tokens});
+  const auto all = comm::gather_numbers(groups.world(), program::call_id(program::Purpose::kReplicaCounters), {at.step, at.consumed_samples, at.consumed_tokens});
   std::vector<std::string> found;
   for (size_t i = 0; i < kCounters.size(); ++i) {
     std::map<int64_t, std::vector<int>> ranks;

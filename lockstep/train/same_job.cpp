@@ -199,11 +199,11 @@ void require_same_job(comm::World& world, const std::vector<Fact>& facts) {
   for (const Fact& fact : facts)
     for (const std::string& text : {fact.name, fact.value}) hasher.update(text.c_str(), text.size() + 1);
   const auto hash = static_cast<int64_t>(hasher.hash());
-  const auto hashes = comm::gather_numbers(*group, "what the ranks were told", {hash});
+  const auto hashes = comm::gather_numbers(*group, program::call_id(program::Purpose::kJobFacts), {hash});
   const bool same = std::all_of(hashes.begin(), hashes.end(), [&](const auto& other) { return other[0] == hash; });
   std::vector<std::string> found;
-  if (!same) found = differences(read_all(comm::gather_texts(*group, "how the ranks differ", written(facts))));
-  group->barrier({.site = "the ranks are of one job"}).wait();  // nobody leaves while another still reads
+  if (!same) found = differences(read_all(comm::gather_texts(*group, program::call_id(program::Purpose::kJobWords), written(facts))));
+  group->barrier({.id = program::call_id(program::Purpose::kJobMet)}).wait();  // nobody leaves while another still reads
   if (same) return;
   const size_t more = found.size() - std::min(found.size(), kMaxDifferences);
   found.resize(found.size() - more);

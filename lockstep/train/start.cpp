@@ -13,6 +13,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/checkpoint/hf_import.h"
+#include "lockstep/config/fields.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep::train {
@@ -34,9 +35,15 @@ std::string memory_text(const program::MemoryBytes& memory, int64_t device_limit
 }
 
 std::string optimizer_text(const config::OptimizerSection& o) {
-  return cat("AdamW  lr ", number_text(o.lr), " -> ", number_text(o.min_lr), " after ", o.warmup_steps,
+  const bool muon = o.kind == config::OptimizerKind::kMuon;
+  const std::string of_muon = muon ? cat("Muon  lr ", number_text(o.muon_lr.value_or(o.lr)), ", momentum ", number_text(o.momentum),
+                                         ", ", o.ns_steps, " iterations in ", config::name_of(o.ns_precision), ", weight decay ",
+                                         number_text(o.muon_weight_decay.value_or(o.weight_decay)), "; beside it ")
+                                   : "";
+  return cat(of_muon, "AdamW  lr ", number_text(o.lr), " -> ", number_text(o.min_lr), " after ", o.warmup_steps,
              " warm-up steps, betas ", number_text(o.beta1), " ", number_text(o.beta2), ", weight decay ",
-             number_text(o.weight_decay), ", clip ", o.max_grad_norm > 0 ? number_text(o.max_grad_norm) : "off");
+             number_text(o.weight_decay), ", clip ", o.max_grad_norm > 0 ? number_text(o.max_grad_norm) : "off",
+             o.rules.list.empty() ? "" : cat("; ", o.rules.list.size(), " rules"));
 }
 
 }  // namespace
@@ -98,7 +105,7 @@ void report_memory(const engine::Executor& executor, int64_t step, RunOutput& ou
 double worst_memory_gib(const engine::Executor& executor, engine::Groups& groups) {
   const at::Tensor bytes = at::tensor({executor.measured_memory().peak}, at::kLong);
   groups.world()
-      .all_reduce(bytes, {.site = "memory", .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax})
+      .all_reduce(bytes, {.id = program::call_id(program::Purpose::kMemory), .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax})
       .wait();
   return static_cast<double>(bytes.item<int64_t>()) / static_cast<double>(kGiB);
 }

@@ -20,10 +20,10 @@ using Clock = std::chrono::steady_clock;
 
 // One moment for all ranks. Processes of one host share a clock; elsewhere the barrier is as near as it gets.
 Clock::time_point common_start(comm::World& world, engine::Groups& groups) {
-  groups.world().barrier({.site = "trace"}).wait();
+  groups.world().barrier({.id = program::call_id(program::Purpose::kTrace)}).wait();
   const at::Tensor now = at::tensor({static_cast<int64_t>(Clock::now().time_since_epoch().count())}, at::kLong);
   if (world.backend() == "shared_memory")
-    groups.world().broadcast(now, 0, {.site = "trace", .algorithm = program::Algorithm::kDirect}).wait();
+    groups.world().broadcast(now, 0, {.id = program::call_id(program::Purpose::kTrace), .algorithm = program::Algorithm::kDirect}).wait();
   return Clock::time_point(Clock::duration(now.item<int64_t>()));
 }
 
@@ -39,7 +39,7 @@ std::optional<std::string> StepTracer::after(int64_t step) {
   trace.step = step;
   std::filesystem::create_directories(directory_.trace());
   write_file(directory_.trace() / plan::step_trace_name(step, world_.rank()), plan::step_trace_json(trace));
-  groups_.world().barrier({.site = "trace"}).wait();
+  groups_.world().barrier({.id = program::call_id(program::Purpose::kTrace)}).wait();
   if (world_.rank() != 0) return std::nullopt;
   try {
     return draw(step);

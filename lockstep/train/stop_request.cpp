@@ -87,7 +87,7 @@ Request RequestAgreement::agreed(int64_t step, bool pending) {
 void RequestAgreement::ask(int64_t step) {
   asked_ = {.step = step, .value = at::tensor({static_cast<int64_t>(mine_())}, at::kLong)};
   asked_.work = world_.all_reduce(
-      asked_.value, {.site = "stop", .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax});
+      asked_.value, {.id = program::call_id(program::Purpose::kStop), .algorithm = program::Algorithm::kDirect, .op = comm::ReduceOp::kMax});
 }
 
 }  // namespace lockstep::train

@@ -107,7 +107,7 @@ void Trainer::open_run_directory() {
     output_.console()->header(run_header(job_, executor_));
   }
   kept_.reset();
-  groups_.world().barrier({.site = "start"}).wait();
+  groups_.world().barrier({.id = program::call_id(program::Purpose::kStart)}).wait();
   if (const std::string startup = job_.world.startup(); !startup.empty()) output_.note(startup);
   gemm_rate_ = measure_gemm_rate(executor_.compute_dtype(), device_);
 }

@@ -20,7 +20,7 @@ using From = Beginning::From;
 // The others wait look by look, so that no deadline passes while rank 0 watches the lock of another host.
 void Trainer::take_lock() {
   bool told = false;
-  while (checkpoint::broadcast_number(groups_.world(), "run lock", is_rank0() && lock_->try_take() ? 1 : 0) == 0) {
+  while (checkpoint::broadcast_number(groups_.world(), program::call_id(program::Purpose::kRunLock), is_rank0() && lock_->try_take() ? 1 : 0) == 0) {
     const std::string watched = lock_->watched();
     if (watched.empty() || std::exchange(told, true)) continue;
     output_.log().info(watched);
@@ -37,7 +37,7 @@ bool Trainer::resume() {
   Beginning beginning;
   if (is_rank0()) beginning = beginning_of(directory_, wanted);
   const auto from = static_cast<From>(
-      checkpoint::broadcast_number(groups_.world(), "beginning", static_cast<int64_t>(beginning.from)));
+      checkpoint::broadcast_number(groups_.world(), program::call_id(program::Purpose::kBeginning), static_cast<int64_t>(beginning.from)));
   if (from == From::kNothing) return false;
   if (!beginning.note.empty()) output_.note(beginning.note);
   const std::vector<engine::StateTensor> state = executor_.store().state();
@@ -65,7 +65,7 @@ bool Trainer::resume() {
 // Later steps are of another branch from now on: those that the run goes back behind, or that are damaged.
 void Trainer::leave_branch(int64_t step, bool asked) {
   checkpoint::SetAside set_aside;
-  const std::string problem = checkpoint::agree(groups_.world(), "set aside", [&] {
+  const std::string problem = checkpoint::agree(groups_.world(), program::call_id(program::Purpose::kSetAside), [&] {
     if (!is_rank0()) return;
     set_aside = asked ? checkpoint::go_back(directory_.checkpoints(), step)
                       : checkpoint::set_aside_after(directory_.checkpoints(), step);

@@ -32,7 +32,7 @@ struct Tolerances {
 };
 Tolerances tolerances_of(const program::Layout& layout);
 
-// Of two states: sum |a - b| / sum |b| of parameters and of each slot of the optimizer.
+// Of two states: sum |a - b| / sum |b| of parameters and of each slot of the optimizers.
 struct Distance {
   double values = 0;
   std::vector<double> slots{};
@@ -64,7 +64,7 @@ struct VerifyReport {
   bool ok = true;
   int world_size = 1;
   std::string layout{};
-  const arch::OptimizerSpec* optimizer = &arch::optimizer_spec();
+  std::vector<arch::StateSlot> slots{};  // of all optimizers, in the order of Distance
   Tolerances tolerances{};
   int64_t free = 0;  // steps at the end in which layout and twin are left alone
   std::vector<VerifyStep> steps{};

@@ -99,7 +99,7 @@ Distance distance_of(const WholeState& a, const WholeState& b, const program::La
   const auto distance = [&](const std::vector<at::Tensor>& of_a, const std::vector<at::Tensor>& of_b) {
     double difference = 0, size = 0;
     for (size_t row = 0; row < table.size(); ++row) {
-      if (gradient_vanishes(table[row], layout)) continue;
+      if (!of_b[row].defined() || gradient_vanishes(table[row], layout)) continue;
       const at::Tensor reference = of_b[row].to(at::kDouble);
       difference += number(at::sub(of_a[row].to(at::kDouble), reference).abs().sum().item<double>());
       size += reference.abs().sum().item<double>();

@@ -6,6 +6,7 @@
 
 #include "lockstep/base/random.h"
 #include "lockstep/base/text.h"
+#include "lockstep/program/effects.h"
 #include "lockstep/train/verify_compare.h"
 
 namespace lockstep::train {
@@ -23,7 +24,7 @@ at::Tensor signs(const std::string& name, uint64_t seed, const at::Tensor& like)
 engine::ExecutorOptions reordered(engine::ExecutorOptions options, const Tolerances& tolerances) {
   const auto move = [layout = options.layout, seed = options.seed, tolerance = tolerances.gradient, step = int64_t{0}](
                         const program::Action& action, engine::ParameterStore& store) mutable {
-    if (action.kind != program::ActionKind::kNorm) return;
+    if (!program::makes_norm(action.kind)) return;
     ++step;
     std::vector<at::Tensor> gradients;
     for (size_t row = 0; row < store.table().size(); ++row) gradients.push_back(store.grad(static_cast<int>(row)));
@@ -40,7 +41,7 @@ engine::ExecutorOptions reordered(engine::ExecutorOptions options, const Toleran
 // Each update rounds at most 8 times in a row what it leaves (optim/adamw_formula.cpp), on either side.
 double drift_rounding(int64_t steps) { return static_cast<double>(steps) * 16 * 0x1p-24; }
 
-void judge_drift(const Drift& drift, const arch::OptimizerSpec& optimizer, int64_t steps, std::vector<std::string>& failures) {
+void judge_drift(const Drift& drift, const std::vector<arch::StateSlot>& slots, int64_t steps, std::vector<std::string>& failures) {
   const auto judge = [&](const std::string& what, double layout, double reordered) {
     const double bound = reordered + drift_rounding(steps);
     if (layout <= bound) return;
@@ -48,8 +49,8 @@ void judge_drift(const Drift& drift, const arch::OptimizerSpec& optimizer, int64
                            " of their size away from the twin's, more than the ", bound, " of a reordered sum"));
   };
   judge("values", drift.layout.values, drift.reordered.values);
-  for (size_t i = 0; i < optimizer.slots.size(); ++i)
-    judge(cat(optimizer.slots[i].text, "s"), drift.layout.slots.at(i), drift.reordered.slots.at(i));
+  for (size_t i = 0; i < slots.size(); ++i)
+    judge(cat(slots[i].text, "s"), drift.layout.slots.at(i), drift.reordered.slots.at(i));
 }
 
 }  // namespace lockstep::train

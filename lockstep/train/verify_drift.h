@@ -20,6 +20,6 @@ engine::ExecutorOptions reordered(engine::ExecutorOptions options, const Toleran
 double drift_rounding(int64_t steps);
 
 // A line for each distance of the layout that is above the other one.
-void judge_drift(const Drift& drift, const arch::OptimizerSpec& optimizer, int64_t steps, std::vector<std::string>& failures);
+void judge_drift(const Drift& drift, const std::vector<arch::StateSlot>& slots, int64_t steps, std::vector<std::string>& failures);
 
 }  // namespace lockstep::train

@@ -17,28 +17,28 @@ std::string exact(double value) { return print("%.9g", value); }
 std::string rough(double value) { return print("%.2e", value); }
 
 // Below the line of a step in which both are left alone.
-std::string drift_text(const Drift& drift, const arch::OptimizerSpec& optimizer) {
+std::string drift_text(const Drift& drift, const std::vector<arch::StateSlot>& slots) {
   const auto pair = [](const std::string& what, double layout, double reordered) {
     return cat(what, " ", rough(layout), " (", rough(reordered), ")");
   };
   std::string text = cat("     from the twin: ", pair("values", drift.layout.values, drift.reordered.values));
-  for (size_t i = 0; i < optimizer.slots.size(); ++i)
-    text += "  " + pair(cat(optimizer.slots[i].text, "s"), drift.layout.slots.at(i), drift.reordered.slots.at(i));
+  for (size_t i = 0; i < slots.size(); ++i)
+    text += "  " + pair(cat(slots[i].text, "s"), drift.layout.slots.at(i), drift.reordered.slots.at(i));
   return text + "\n";
 }
 
-OrderedJson drift_json(const std::optional<Drift>& drift, const arch::OptimizerSpec& optimizer) {
+OrderedJson drift_json(const std::optional<Drift>& drift, const std::vector<arch::StateSlot>& slots) {
   if (!drift) return nullptr;
   const auto distance = [&](const Distance& of) {
     OrderedJson object;
     object["values"] = of.values;
-    for (size_t i = 0; i < optimizer.slots.size(); ++i) object[std::string(optimizer.slots[i].name)] = of.slots.at(i);
+    for (size_t i = 0; i < slots.size(); ++i) object[std::string(slots[i].name)] = of.slots.at(i);
     return object;
   };
   return {{"layout", distance(drift->layout)}, {"reordered", distance(drift->reordered)}};
 }
 
-OrderedJson step_json(const VerifyStep& step, const arch::OptimizerSpec& optimizer) {
+OrderedJson step_json(const VerifyStep& step, const std::vector<arch::StateSlot>& slots) {
   return {{"loss", step.loss},
           {"reference_loss", step.reference_loss},
           {"grad_norm", step.grad_norm},
@@ -51,7 +51,7 @@ OrderedJson step_json(const VerifyStep& step, const arch::OptimizerSpec& optimiz
           {"max_update_error", step.max_update_error},
           {"worst_update", step.worst_update},
           {"alone", step.alone},
-          {"drift", drift_json(step.drift, optimizer)},
+          {"drift", drift_json(step.drift, slots)},
           {"failures", step.failures}};
 }
 
@@ -75,7 +75,7 @@ std::string verify_text(const VerifyReport& report) {
                 pad_right(step.worst_gradient, 34), pad_left(rough(step.max_gradient_error), 9), "  ",
                 pad_right(step.worst_parameter, 34), pad_left(rough(step.max_parameter_error), 9), "  ",
                 pad_right(step.worst_update, 52), pad_left(rough(step.max_update_error), 9), "\n");
-    if (step.drift) text += drift_text(*step.drift, *report.optimizer);
+    if (step.drift) text += drift_text(*step.drift, report.slots);
     for (const std::string& failure : step.failures) text += "     FAILED " + failure + "\n";
   }
   return text + (report.ok ? "\nok: the layout computes what one rank computes\n"
@@ -84,7 +84,7 @@ std::string verify_text(const VerifyReport& report) {
 
 std::string verify_json(const VerifyReport& report) {
   OrderedJson steps = OrderedJson::array();
-  for (const VerifyStep& step : report.steps) steps.push_back(step_json(step, *report.optimizer));
+  for (const VerifyStep& step : report.steps) steps.push_back(step_json(step, report.slots));
   const OrderedJson object = {{"ok", report.ok},
                               {"world_size", report.world_size},
                               {"layout", report.layout},

@@ -105,6 +105,26 @@ TEST(Verify, RightLayouts) {
   expect_right({.ranks = 2, .fields = {"parallel.data_parallel=parameter_server", "train.precision=bf16"}});
 }
 
+// Momentum by element, matrices as a whole: where they lie scattered, and where they do not.
+TEST(Verify, LayoutsWithMuon) {
+  for (const char* precision : {"optimizer.ns_precision=bf16", "optimizer.ns_precision=fp32"}) {
+    expect_right({.ranks = 2, .fields = {"optimizer.kind=muon", precision}});
+    expect_right({.ranks = 2, .fields = {"optimizer.kind=muon", precision, "parallel.zero=3"}});
+    expect_right({.ranks = 4, .fields = {"optimizer.kind=muon", precision, "parallel.zero=1", "parallel.tp=2"}});
+    expect_right({.ranks = 2, .fields = {"optimizer.kind=muon", precision, "parallel.zero=1", "memory.offload=optimizer"}, .disk = true});
+  }
+}
+
+TEST(Verify, MuonWithAnotherDecayOrRate) {
+  const auto forget = [](ExecutorOptions& options) { options.optimizer.muon_weight_decay = 50; };
+  const auto wrong = [](ExecutorOptions& options) { options.optimizer.momentum = 0.9; };
+  for (const std::function<void(ExecutorOptions&)>& change : {std::function<void(ExecutorOptions&)>(forget), {wrong}}) {
+    const VerifyReport report = verified({.fields = {"optimizer.kind=muon", "parallel.zero=1"}, .options = {.change_layout = change}});
+    EXPECT_FALSE(report.ok);
+    EXPECT_GT(report.steps.at(0).max_update_error, 1);
+  }
+}
+
 // The update of the step before is taken back in some steps: what is judged is the one that is final.
 TEST(Verify, AfterPostValidation) {
   for (const char* limit : {"0.5", "0.05", "0"})

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "lockstep/arch/slot_layout.h"
 #include "lockstep/comm/shared_memory.h"
 
 namespace lockstep::train {
@@ -18,7 +19,7 @@ at::Tensor from_stage(const engine::Executor& executor, engine::Groups& groups, 
   if (layout.pipeline.ranks == 1) return mine.defined() ? mine.to(at::kFloat).cpu().contiguous() : mine;
   const int root = layout.rank_at(0, layout.pipeline.stage_of(spec.layer));
   const at::Tensor whole = groups.rank() == root ? mine.to(at::kFloat).cpu().contiguous() : at::empty(spec.shape, at::kFloat);
-  groups.world().broadcast(whole, root, {.site = "whole " + spec.name}).wait();
+  groups.world().broadcast(whole, root, {.id = program::call_of_parameter(spec.name)}).wait();
   return whole;
 }
 
@@ -35,9 +36,10 @@ WholeState collect(engine::Executor& executor, engine::Groups& groups, const Col
   WholeState whole;
   const std::vector<arch::ParamSpec>& table = executor.store().table();
   const bool owns = executor.store().owns_optimizer();
-  const std::vector<arch::StateSlot>& slots = executor.layout().optimizer->slots;
+  const std::vector<arch::ParamSpec> all = program::reference_layout(executor.layout()).param_table(0);
+  const std::vector<arch::StateSlot> slots = arch::slots_of(all);
   if (options.slots) whole.slots.resize(slots.size());
-  for (const arch::ParamSpec& spec : arch::param_table(executor.layout().model)) {
+  for (const arch::ParamSpec& spec : all) {
     const auto here = std::find_if(table.begin(), table.end(), [&](const auto& row) { return row.name == spec.name; });
     const int row = here == table.end() ? -1 : static_cast<int>(here - table.begin());
     const auto add = [&](std::vector<at::Tensor>& to, bool held, auto read) {
@@ -46,8 +48,12 @@ WholeState collect(engine::Executor& executor, engine::Groups& groups, const Col
     };
     add(whole.gradients, true, [&] { return executor.whole_gradient(row); });
     add(whole.values, true, [&] { return executor.whole_value(row); });
+    const std::vector<arch::StateSlot>& own = spec.update.optimizer->slots;
     for (size_t i = 0; i < whole.slots.size(); ++i)
-      add(whole.slots[i], owns, [&] { return executor.whole_state(row, StateKind{slots[i].name}); });
+      if (std::ranges::find(own, slots[i].name, &arch::StateSlot::name) == own.end())
+        whole.slots[i].emplace_back();
+      else
+        add(whole.slots[i], owns, [&] { return executor.whole_state(row, StateKind{slots[i].name}); });
   }
   return whole;
 }
@@ -61,10 +67,11 @@ Twin::Twin(engine::ExecutorOptions options)
 void Twin::adopt(const WholeState& state) {
   std::map<std::string, size_t> rows;
   for (const arch::ParamSpec& spec : executor_->store().table()) rows.emplace(spec.name, rows.size());
+  const std::vector<arch::StateSlot> slots = arch::slots_of(executor_->store().table());
   for (engine::StateTensor& tensor : executor_->store().state()) {
     const bool value = tensor.kind == StateKind::kParameter || tensor.kind == StateKind::kMaster;
-    const std::vector<at::Tensor>& source =
-        value ? state.values : state.slots.at(executor_->layout().optimizer->slot_index(tensor.kind.key));
+    const auto slot = std::ranges::find(slots, tensor.kind.key, &arch::StateSlot::name) - slots.begin();
+    const std::vector<at::Tensor>& source = value ? state.values : state.slots.at(static_cast<size_t>(slot));
     tensor.local.copy_(piece_of(source.at(rows.at(tensor.name)), tensor));
   }
   executor_->store().loaded();

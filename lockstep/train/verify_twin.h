@@ -14,7 +14,7 @@ namespace lockstep::train {
 // Values are the masters, gradients those of the mean loss before clipping.
 struct WholeState {
   std::vector<at::Tensor> gradients, values;
-  std::vector<std::vector<at::Tensor>> slots;  // [slot of the optimizer][row]; empty where they were not asked for
+  std::vector<std::vector<at::Tensor>> slots;  // [slot of arch::slots_of][row]; empty where they were not asked for, undefined where a row has none
 };
 
 struct CollectOptions {

@@ -50,11 +50,10 @@ class NcclPlugin : public ::testing::Test {
   }
 
   std::shared_ptr<NativeWork> start(Collective collective, const at::Tensor& input, const at::Tensor& output) {
-    const std::string call(program::collective_name(collective));
     return lane_->start({.collective = collective,
                          .input = input,
                          .output = output,
-                         .progress = {.call = call},
+                         .progress = {.call = {.id = program::named_call("test"), .collective = collective}},
                          .left = {},
                          .explain = {}});
   }

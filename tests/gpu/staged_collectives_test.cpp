@@ -34,7 +34,7 @@ TEST(Staging, StandsInTheOrderOfTheCallersStream) {
         const at::Tensor tensor = at::zeros({kNumel}, there());
         tensor.copy_(pinned, /*non_blocking=*/true);
         for (int i = 0; i < 20; ++i) tensor.add_(1);
-        group->all_reduce(tensor, {.site = "order", .blocking = blocking}).wait();
+        group->all_reduce(tensor, {.id = program::named_call("order"), .blocking = blocking}).wait();
         tensor.mul_(2);
         expect(
             tensor, [](int64_t) { return 2.0 * (0 + 1 + 2 + 20 * n); }, "order");
@@ -50,9 +50,9 @@ TEST(Staging, AReceivedTensorDoesNotOvertakeItsReaders) {
     const at::Tensor buffer = at::full({kNumel}, 7, there()), before = at::zeros({kNumel}, there());
     for (int i = 0; i < 20; ++i) before.add_(buffer);
     if (world.rank() == 0)
-      group->send(buffer, 1, {.site = "buffer"}).wait();
+      group->send(buffer, 1, {.id = program::named_call("buffer")}).wait();
     else
-      group->recv(buffer.fill_(1), 0, {.site = "buffer"}).wait();
+      group->recv(buffer.fill_(1), 0, {.id = program::named_call("buffer")}).wait();
     expect(
         before, [](int64_t) { return 140.0; }, "read before");
     expect(
@@ -70,12 +70,12 @@ TEST(Staging, ViewsInFlight) {
     std::vector<Work> works;
     for (int64_t part = 0; part < 10; ++part) {
       Communicator& group = part % 2 ? *second : *first;
-      works.push_back(group.all_reduce(buffer.narrow(0, part * kPart, kPart), {.site = cat("part ", part)}));
+      works.push_back(group.all_reduce(buffer.narrow(0, part * kPart, kPart), {.id = program::named_call(cat("part ", part))}));
     }
     for (Work& work : works) work.wait();
     expect(
         buffer, [](int64_t i) { return sum_of(n, i); }, "views");
-    first->all_reduce(room(kPart), {.site = "dropped"});
+    first->all_reduce(room(kPart), {.id = program::named_call("dropped")});
   });
 }
 

@@ -70,7 +70,7 @@ comm::RendezvousOptions meet_on_host(const Join& join, comm::World& host) {
       throw std::system_error(errno, std::generic_category(), "getrandom");
   }
   const at::Tensor tensor = at::from_blob(told.data(), {2}, at::kLong);
-  host.all_ranks("rendezvous")->broadcast(tensor, 0, {.site = "where the store is"}).wait();
+  host.all_ranks("rendezvous")->broadcast(tensor, 0, {.id = program::call_id(program::Purpose::kStorePlace)}).wait();
   options.place.port = static_cast<int>(told[0]);
   options.token = cat(join.identity.token, told[1]);
   return options;

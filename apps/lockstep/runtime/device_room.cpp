@@ -19,7 +19,7 @@ launch::GpuShare share_of(const launch::Identity& identity) {
 
 // What a rank puts on a GPU is missing to those that look later.
 void wait_until_all_have_looked(comm::World& world) {
-  world.all_ranks("gpu room")->barrier({.site = "all have looked", .blocking = true}).wait();
+  world.all_ranks("gpu room")->barrier({.id = program::call_id(program::Purpose::kGpuRoom), .blocking = true}).wait();
 }
 
 }  // namespace

@@ -30,14 +30,14 @@ at::Tensor VocabParallelEmbedding::look_up(const at::Tensor& tokens) const {
 
 at::Tensor VocabParallelEmbedding::embed(const at::Tensor& tokens, int64_t start) const {
   at::Tensor y = look_up(tokens);
-  group_.all_reduce(y, "embed forward")();
+  group_.all_reduce(y, calls_.with(program::CallPhase::kForward))();
   if (positions_.defined()) y.add_(positions_.value.narrow(0, start, tokens.size(1)));
   return y;
 }
 
 at::Tensor VocabParallelEmbedding::rows_of(const at::Tensor& tokens) const {
   if (!group_.sequence_parallel()) return embed(tokens, 0);
-  at::Tensor y = group_.scatter_rows(nn::flatten_rows(look_up(tokens)), "embed forward")();
+  at::Tensor y = group_.scatter_rows(nn::flatten_rows(look_up(tokens)), calls_.with(program::CallPhase::kForward))();
   if (positions_.defined()) y.add_(at::embedding(positions_.value, positions_here(tokens)));
   return y;
 }
@@ -54,7 +54,7 @@ void VocabParallelEmbedding::backward_weight(nn::Saved& saved) {
   at::Tensor dy = nn::flatten_rows(std::exchange(kept.dy, {}));
   if (group_.sequence_parallel()) {
     if (positions_.defined()) nn::accumulate_rows(positions_.grad, positions_here(tokens), dy);
-    dy = group_.gather_rows(dy, tokens.numel(), "embed backward")();
+    dy = group_.gather_rows(dy, tokens.numel(), calls_.with(program::CallPhase::kBackward))();
   } else if (positions_.defined()) {
     const at::Tensor by_sequence = dy.view({tokens.size(0), tokens.size(1), -1});
     positions_.grad.narrow(0, 0, tokens.size(1)).add_(at::sum(by_sequence, {0}, /*keepdim=*/false, at::kFloat));

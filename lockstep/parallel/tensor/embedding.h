@@ -31,6 +31,7 @@ class VocabParallelEmbedding : public nn::Embedding {
   void accumulate_here(const at::Tensor& local, const at::Tensor& dy) const;
 
   TensorGroup& group_;
+  const program::CallId calls_{.purpose = program::Purpose::kLayer, .owner = program::Owner::kEmbedding};
   const int64_t first_token_;
 };
 

@@ -37,45 +37,44 @@ nn::Pending TensorGroup::pending(comm::Work work, const char* what, at::Tensor r
   };
 }
 
-comm::CallOptions TensorGroup::call(const std::string& site, program::Collective collective, const at::Tensor& whole,
+comm::CallOptions TensorGroup::call(const program::CallId& id, program::Collective collective, const at::Tensor& whole,
                                     When when) const {
-  return {.site = site,
-          .algorithm = program::tensor_algorithm(collective, static_cast<int64_t>(whole.nbytes()), size()),
-          .blocking = when == When::kNow || !options_.overlap};
+  const program::TensorCall planned = program::tensor_call(id, collective, whole.numel(), static_cast<int64_t>(whole.element_size()), size());
+  return {.id = planned.id, .algorithm = planned.algorithm, .blocking = when == When::kNow || !options_.overlap};
 }
 
-nn::Pending TensorGroup::all_reduce(const at::Tensor& tensor, const std::string& site, When when) {
-  comm::Work work = communicator_.all_reduce(tensor, call(site, program::Collective::kAllReduce, tensor, when));
+nn::Pending TensorGroup::all_reduce(const at::Tensor& tensor, const program::CallId& id, When when) {
+  comm::Work work = communicator_.all_reduce(tensor, call(id, program::Collective::kAllReduce, tensor, when));
   return pending(std::move(work), "all_reduce", tensor);
 }
 
-nn::Pending TensorGroup::gather_rows(const at::Tensor& local, int64_t rows, const std::string& site, When when) {
-  LOCKSTEP_CHECK_EQ(local.size(0), local_rows(rows).size(), site, ": of ", rows, " rows");
+nn::Pending TensorGroup::gather_rows(const at::Tensor& local, int64_t rows, const program::CallId& id, When when) {
+  LOCKSTEP_CHECK_EQ(local.size(0), local_rows(rows).size(), program::call_text(id), ": of ", rows, " rows");
   const int64_t part = mesh::padded_part(rows, size());
   const at::Tensor whole = at::empty({part * size(), local.size(1)}, local.options());
   comm::Work work =
-      communicator_.all_gather(padded(local, part), whole, call(site, program::Collective::kAllGather, whole, when));
+      communicator_.all_gather(padded(local, part), whole, call(id, program::Collective::kAllGather, whole, when));
   return pending(std::move(work), "all_gather", whole.narrow(0, 0, rows));
 }
 
-nn::Pending TensorGroup::scatter_rows(const at::Tensor& whole, const std::string& site, When when) {
+nn::Pending TensorGroup::scatter_rows(const at::Tensor& whole, const program::CallId& id, When when) {
   const int64_t rows = whole.size(0), part = mesh::padded_part(rows, size());
   const at::Tensor source = padded(whole, part * size());
   const at::Tensor local = at::empty({part, whole.size(1)}, whole.options());
   comm::Work work =
-      communicator_.reduce_scatter(source, local, call(site, program::Collective::kReduceScatter, source, when));
+      communicator_.reduce_scatter(source, local, call(id, program::Collective::kReduceScatter, source, when));
   return pending(std::move(work), "reduce_scatter", local.narrow(0, 0, local_rows(rows).size()));
 }
 
-nn::Pending TensorGroup::reduce_output(const at::Tensor& partial, const std::string& site, When when) {
-  return options_.sequence_parallel ? scatter_rows(nn::flatten_rows(partial), site, when)
-                                    : all_reduce(partial, site, when);
+nn::Pending TensorGroup::reduce_output(const at::Tensor& partial, const program::CallId& id, When when) {
+  return options_.sequence_parallel ? scatter_rows(nn::flatten_rows(partial), id, when)
+                                    : all_reduce(partial, id, when);
 }
 
-at::Tensor TensorGroup::all_gather(const at::Tensor& tensor, const std::string& site) {
+at::Tensor TensorGroup::all_gather(const at::Tensor& tensor, const program::CallId& id) {
   const at::Tensor all = at::empty({size(), tensor.numel()}, tensor.options());
   comm::Work work =
-      communicator_.all_gather(tensor, all, call(site, program::Collective::kAllGather, all, When::kNow));
+      communicator_.all_gather(tensor, all, call(id, program::Collective::kAllGather, all, When::kNow));
   return pending(std::move(work), "all_gather", all)();
 }
 

@@ -23,7 +23,8 @@ struct TensorOptions {
   bool overlap = true;
 };
 
-// Not thread-safe: one per rank. `site` names a call in ledger and messages: "blocks.3.attention.out forward".
+// Not thread-safe: one per rank. `id`: whose call it is and what for (program/call.h); how it is made follows from its sizes
+// (program::tensor_call).
 // A group of one communicates nothing and returns its arguments.
 class TensorGroup {
  public:
@@ -41,27 +42,26 @@ class TensorGroup {
   enum class When { kNow, kBeside };
 
   // The sum over the ranks, in place.
-  nn::Pending all_reduce(const at::Tensor& tensor, const std::string& site, When when = When::kNow);
+  nn::Pending all_reduce(const at::Tensor& tensor, const program::CallId& id, When when = When::kNow);
 
   // forward: all_gather(rows) / backward: reduce_scatter(rows).
   // local [rows here, N] of every rank -> [rows, N]
-  nn::Pending gather_rows(const at::Tensor& local, int64_t rows, const std::string& site, When when = When::kNow);
+  nn::Pending gather_rows(const at::Tensor& local, int64_t rows, const program::CallId& id, When when = When::kNow);
   // whole [rows, N] of every rank, summed -> [rows here, N]
-  nn::Pending scatter_rows(const at::Tensor& whole, const std::string& site, When when = When::kNow);
+  nn::Pending scatter_rows(const at::Tensor& whole, const program::CallId& id, When when = When::kNow);
 
   // The output of a layer whose sum is spread over the ranks: with sequence parallelism [rows, N] -> [rows here, N], else
   // summed in place and shaped as it is.
-  nn::Pending reduce_output(const at::Tensor& partial, const std::string& site, When when = When::kNow);
+  nn::Pending reduce_output(const at::Tensor& partial, const program::CallId& id, When when = When::kNow);
 
   // Equal tensors [n] side by side: [size, n].
-  at::Tensor all_gather(const at::Tensor& tensor, const std::string& site);
+  at::Tensor all_gather(const at::Tensor& tensor, const program::CallId& id);
 
   // Seconds that this rank waited for its peers, by what it waited for ("all_reduce", ...); since the last call.
   std::map<std::string, double> take_exposed();
 
  private:
-  comm::CallOptions call(const std::string& site, program::Collective collective, const at::Tensor& whole,
-                         When when) const;
+  comm::CallOptions call(const program::CallId& id, program::Collective collective, const at::Tensor& whole, When when) const;
   nn::Pending pending(comm::Work work, const char* what, at::Tensor result);
 
   comm::Communicator& communicator_;

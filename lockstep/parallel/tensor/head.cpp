@@ -23,14 +23,14 @@ VocabParallelHead::VocabParallelHead(std::unique_ptr<nn::Norm> norm, nn::Paramet
       tokens_(mesh::shard_range(vocab_size, group.size(), group.rank())) {}
 
 at::Tensor VocabParallelHead::all_rows(const at::Tensor& h, int64_t rows) {
-  return group_.sequence_parallel() ? group_.gather_rows(h, rows, "head forward")() : flatten_rows(h);
+  return group_.sequence_parallel() ? group_.gather_rows(h, rows, calls_.with(program::CallPhase::kForward))() : flatten_rows(h);
 }
 
-at::Tensor VocabParallelHead::own_rows(const at::Tensor& dh) { return group_.reduce_output(dh, "head backward")(); }
+at::Tensor VocabParallelHead::own_rows(const at::Tensor& dh) { return group_.reduce_output(dh, calls_.with(program::CallPhase::kBackward))(); }
 
 at::Tensor VocabParallelHead::chunk_loss(const at::Tensor& logits, const at::Tensor& targets) {
   const at::Tensor part = nn::cross_entropy_part_(logits, targets, tokens_.begin);
-  const at::Tensor parts = group_.all_gather(part, "head softmax").view({group_.size(), targets.size(0), 3});
+  const at::Tensor parts = group_.all_gather(part, calls_.with(program::CallPhase::kSoftmax)).view({group_.size(), targets.size(0), 3});
   return nn::cross_entropy_whole_(logits, targets, tokens_.begin, {.parts = parts, .mine = group_.rank()});
 }
 
@@ -44,7 +44,7 @@ at::Tensor VocabParallelHead::logits(const at::Tensor& x) {
     mine = at::zeros({rows, largest}, local.options());
     mine.narrow(1, 0, local.size(-1)).copy_(flatten_rows(local));
   }
-  const at::Tensor all = group_.all_gather(mine, "head logits").view({ranks, rows, largest});
+  const at::Tensor all = group_.all_gather(mine, calls_.with(program::CallPhase::kLogits)).view({ranks, rows, largest});
   std::vector<at::Tensor> parts;
   for (int rank = 0; rank < group_.size(); ++rank)
     parts.push_back(all.select(0, rank).narrow(1, 0, mesh::shard_range(vocab_size_, group_.size(), rank).size()));

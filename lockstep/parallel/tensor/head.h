@@ -28,6 +28,7 @@ class VocabParallelHead : public nn::Head {
 
  private:
   TensorGroup& group_;
+  const program::CallId calls_{.purpose = program::Purpose::kLayer, .owner = program::Owner::kHead};
   const int64_t vocab_size_;  // V
   const mesh::Range tokens_;  // of this rank
 };

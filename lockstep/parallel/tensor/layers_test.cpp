@@ -70,7 +70,7 @@ void expect_rows(const at::Tensor& actual, const at::Tensor& expected, const cha
 // The gradient of a parameter that every rank holds whole: of this rank's rows with sequence parallelism.
 at::Tensor whole_gradient(const Parameter& p, TensorGroup& group) {
   const at::Tensor gradient = p.grad.clone();
-  return group.sequence_parallel() ? group.all_reduce(gradient, "test")() : gradient;
+  return group.sequence_parallel() ? group.all_reduce(gradient, program::named_call("test"))() : gradient;
 }
 
 TEST(ColumnParallelLinear, IsItsPartOfALinear) {
@@ -78,7 +78,7 @@ TEST(ColumnParallelLinear, IsItsPartOfALinear) {
     const Parameter weight = parameter("w", {kOut, kModel}), bias = parameter("b", {kOut});
     const Parameter weight_here = shard(weight, 0, group), bias_here = shard(bias, 0, group);
     nn::Linear twin(weight, bias);
-    ColumnParallelLinear layer(weight_here, bias_here, group, "column");
+    ColumnParallelLinear layer(weight_here, bias_here, group, program::named_call("column"));
     const mesh::Range outputs = part_of(kOut, group);
     for (const char* name : {"x0", "x1"}) {  // gradients add up
       const at::Tensor x = random(name, {rows.batch, rows.seq, kModel});
@@ -101,7 +101,7 @@ TEST(RowParallelLinear, AddsUpToALinearWithOneBias) {
     const Parameter weight = parameter("w", {kModel, kOut}), bias = parameter("b", {kModel});
     const Parameter weight_here = shard(weight, 1, group), bias_here = copy_of(bias);
     nn::Linear twin(weight, bias);
-    RowParallelLinear layer(weight_here, bias_here, group, "row");
+    RowParallelLinear layer(weight_here, bias_here, group, program::named_call("row"));
     const mesh::Range inputs = part_of(kOut, group);
     for (const char* name : {"x0", "x1"}) {
       const at::Tensor x = random(name, {rows.batch, rows.seq, kOut});

@@ -9,15 +9,16 @@ namespace lockstep::parallel {
 
 using nn::flatten_rows;
 using nn::unflatten_rows;
+using program::CallPhase;
 
 ColumnParallelLinear::ColumnParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group,
-                                           std::string name)
-    : Linear(std::move(weight), std::move(bias)), group_(group), name_(std::move(name)) {}
+                                           const program::CallId& calls)
+    : Linear(std::move(weight), std::move(bias)), group_(group), calls_(calls) {}
 
 at::Tensor ColumnParallelLinear::forward_rows(const at::Tensor& x, int64_t rows, Saved* saved) {
   if (!group_.sequence_parallel()) return Linear::forward_rows(x, rows, saved);
   if (saved) saved->x = x;
-  const at::Tensor whole = group_.gather_rows(x, rows, name_ + " forward")();
+  const at::Tensor whole = group_.gather_rows(x, rows, calls_.with(CallPhase::kForward))();
   return nn::multiply(whole, weight_.value.t(), bias_.value);
 }
 
@@ -42,28 +43,29 @@ void ColumnParallelLinear::backward_weight(Saved& saved) {
 
 nn::Pending ColumnParallelLinear::input_gradient(const at::Tensor& dy, TensorGroup::When when) {
   const at::Tensor dx = nn::multiply(flatten_rows(dy), weight_.value);
-  return group_.reduce_output(unflatten_rows(dx, dy), name_ + " backward", when);
+  return group_.reduce_output(unflatten_rows(dx, dy), calls_.with(CallPhase::kBackward), when);
 }
 
 nn::Pending ColumnParallelLinear::gather_input(const Saved& saved, TensorGroup::When when) {
-  return group_.gather_rows(saved.x, flatten_rows(saved.dy).size(0), name_ + " gather", when);
+  return group_.gather_rows(saved.x, flatten_rows(saved.dy).size(0), calls_.with(CallPhase::kGather), when);
 }
 
-RowParallelLinear::RowParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group, std::string name)
-    : Linear(std::move(weight), std::move(bias)), group_(group), name_(std::move(name)) {}
+RowParallelLinear::RowParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group,
+                                     const program::CallId& calls)
+    : Linear(std::move(weight), std::move(bias)), group_(group), calls_(calls) {}
 
 at::Tensor RowParallelLinear::forward_rows(const at::Tensor& x, int64_t, Saved* saved) {
   if (saved) saved->x = x;
   // The bias enters the sum once.
   const at::Tensor bias = group_.rank() == 0 ? bias_.value : at::Tensor();
   const at::Tensor partial = nn::multiply(flatten_rows(x), weight_.value.t(), bias);
-  return group_.reduce_output(unflatten_rows(partial, x), name_ + " forward")();
+  return group_.reduce_output(unflatten_rows(partial, x), calls_.with(CallPhase::kForward))();
 }
 
 nn::Pending RowParallelLinear::start_backward_input(const at::Tensor& dy, Saved& saved) {
   if (!group_.sequence_parallel()) return Linear::start_backward_input(dy, saved);
   const int64_t rows = flatten_rows(saved.x).size(0);
-  return Linear::start_backward_input(group_.gather_rows(dy, rows, name_ + " backward")(), saved);
+  return Linear::start_backward_input(group_.gather_rows(dy, rows, calls_.with(CallPhase::kBackward))(), saved);
 }
 
 void RowParallelLinear::backward_weight(Saved& saved) {

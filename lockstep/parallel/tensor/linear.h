@@ -18,7 +18,7 @@ namespace lockstep::parallel {
 //                                  dx where the weight gradient follows, else with it
 class ColumnParallelLinear : public nn::Linear {
  public:
-  ColumnParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group, std::string name);
+  ColumnParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group, const program::CallId& calls);
 
   at::Tensor backward_input(const at::Tensor& dy, Saved& saved) override;
   nn::Pending start_backward_input(const at::Tensor& dy, Saved& saved) override;
@@ -32,7 +32,7 @@ class ColumnParallelLinear : public nn::Linear {
   nn::Pending gather_input(const Saved& saved, TensorGroup::When when);
 
   TensorGroup& group_;
-  std::string name_;
+  const program::CallId calls_;  // without a pass
 };
 
 // y = sum over ranks of x W^T, + b once: W cut by inputs, weight [N, K/tp], bias [N] on every rank.
@@ -43,7 +43,7 @@ class ColumnParallelLinear : public nn::Linear {
 //                                  the bias gradient is that of this rank's rows (Partial)
 class RowParallelLinear : public nn::Linear {
  public:
-  RowParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group, std::string name);
+  RowParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group, const program::CallId& calls);
 
   nn::Pending start_backward_input(const at::Tensor& dy, Saved& saved) override;
   void backward_weight(Saved& saved) override;
@@ -53,7 +53,7 @@ class RowParallelLinear : public nn::Linear {
 
  private:
   TensorGroup& group_;
-  std::string name_;
+  const program::CallId calls_;  // without a pass
 };
 
 }  // namespace lockstep::parallel

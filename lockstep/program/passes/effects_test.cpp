@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <utility>
 
 #include "lockstep/base/text.h"
 #include "lockstep/program/names.h"
@@ -52,6 +54,10 @@ std::vector<Layout> layouts() {
           layout.offload.parameters = zero == 3 || shard == 1;
           all.push_back(layout);
         }
+  for (const int zero : {0, 1, 3}) {
+    all.push_back(layout_of(degrees(1, 1, zero == 0 ? 1 : 2, 2), zero, "llama-test"));
+    all.back().optimizer.kind = config::OptimizerKind::kMuon;
+  }
   for (const ScheduleKind kind : {ScheduleKind::kZbH1, ScheduleKind::kZbH2, ScheduleKind::kGPipe}) {
     all.push_back(layout_of(degrees(2, 1, 1, 1)));
     all.back().pipeline.kind = kind;
@@ -74,9 +80,10 @@ TEST(Effects, OfWhatComputes) {
                                    Touch{Resource::kInput, Access::kCreate, 3}, Touch{Resource::kSaved, Access::kCreate, 2}));
   EXPECT_THAT(of(ActionKind::kBackwardInput, 2),
               UnorderedElementsAre(Touch{Resource::kParameters, Access::kRead, 2}, Touch{Resource::kOutputGrad, Access::kConsume, 2},
-                                   Touch{Resource::kOutputGrad, Access::kCreate, 1}, Touch{Resource::kSaved, Access::kUpdate, 2}));
+                                   Touch{Resource::kOutputGrad, Access::kCreate, 1},
+                                   Touch{Resource::kSaved, Access::kUpdate, 2, 0, kForWeights}));
   EXPECT_THAT(of(ActionKind::kBackwardWeight, 2),
-              UnorderedElementsAre(Touch{Resource::kSaved, Access::kConsume, 2}, Touch{Resource::kGradients, Access::kAdd, 2}));
+              UnorderedElementsAre(Touch{Resource::kSaved, Access::kConsume, 2, kForWeights, 0}, Touch{Resource::kGradients, Access::kAdd, 2}));
   EXPECT_THAT(of(ActionKind::kBackward, 5),
               UnorderedElementsAre(Touch{Resource::kParameters, Access::kRead, 0}, Touch{Resource::kParameters, Access::kRead, 5},
                                    Touch{Resource::kOutputGrad, Access::kCreate, 4}, Touch{Resource::kLosses, Access::kAdd, 0},
@@ -85,6 +92,61 @@ TEST(Effects, OfWhatComputes) {
   EXPECT_THAT(of(ActionKind::kBackward, 0),
               UnorderedElementsAre(Touch{Resource::kOutputGrad, Access::kConsume, 0}, Touch{Resource::kSaved, Access::kConsume, 0},
                                    Touch{Resource::kGradients, Access::kAdd, 0}));
+}
+
+// A gradient is part of as many sums as actions make it whole.
+TEST(Effects, WhatAGradientLacks) {
+  const auto at_rest = [](const Layout& layout, int rank, int unit) {
+    return EffectTable(layout, {}, rank).at_rest(Resource::kGradients, unit);
+  };
+  EXPECT_EQ(at_rest(layout_of(degrees(1, 1, 1, 1)), 0, 0), 0u);
+  EXPECT_EQ(at_rest(layout_of(degrees(1, 4, 1, 1)), 0, 0), kPartOfTokens);
+  EXPECT_EQ(at_rest(layout_of(degrees(1, 1, 2, 1)), 0, 0), kPartOfTokens);
+  EXPECT_EQ(at_rest(layout_of(degrees(1, 2, 2, 1), 1), 0, 0), kPartOfTokens | kPartOfCopies);
+  EXPECT_EQ(at_rest(layout_of(degrees(1, 2, 2, 1), 2), 0, 0), kPartOfCopies);  // that over tokens ends with every microbatch
+  const Layout stages = layout_of(degrees(2, 1, 1, 1));                        // embedding and head are tied
+  EXPECT_EQ(at_rest(stages, 0, 0), kPartOfStages);
+  EXPECT_EQ(at_rest(stages, 1, 0), kPartOfStages);
+  EXPECT_EQ(at_rest(stages, 0, 1), 0u);
+  const Layout tensor = layout_of(degrees(1, 2, 1, 2), 0, "llama-test");  // norms, under sequence parallelism
+  EXPECT_EQ(at_rest(tensor, 0, 1), kPartOfTokens | kPartOfTp);
+  Layout server = layout_of(degrees(1, 2, 1, 2), 0, "llama-test");
+  server.data_parallel = config::DataParallel::kParameterServer;
+  EXPECT_EQ(at_rest(server, 0, 1), kPartOfTokens | kPartOfTp);
+  EXPECT_EQ(at_rest(server, 3, 1), kPartOfTokens);
+}
+
+// Transient gradients are opened by what adds to them first.
+TEST(Effects, WhatOpensAGradient) {
+  Layout layout = layout_of(degrees(1, 2, 2, 1), 2);
+  const Action backward{.kind = ActionKind::kBackward, .layer = 2, .microbatch = 0};
+  EXPECT_THAT(EffectTable(layout, {}, 0).of(backward).touches,
+              testing::Contains(Touch{Resource::kGradients, Access::kAdd, 2, kPartOfCopies, kPartOfCopies | kOpen | kPartOfTokens}));
+  layout = layout_of(degrees(1, 1, 1, 1));
+  layout.offload.optimizer = true;
+  EXPECT_THAT(EffectTable(layout, {}, 0).of(backward).touches, testing::Contains(Touch{Resource::kGradients, Access::kAdd, 2, 0, kOpen}));
+}
+
+// Parameters: gathered or fetched before they are read, and after STEP where the device holds them.
+TEST(Effects, WhereParametersAre) {
+  const auto of = [](const Layout& layout, ActionKind kind) {
+    const std::vector<Touch> touches = EffectTable(layout, {}, 0).of({.kind = kind, .unit = 1}).touches;
+    const auto found = std::ranges::find(touches, Resource::kParameters, &Touch::what);
+    return std::pair(found->from, found->to);
+  };
+  Layout layout = layout_of(degrees(1, 1, 2, 1), 1);
+  EXPECT_EQ(of(layout, ActionKind::kStep), std::pair(State{0}, kShardOnly));
+  EXPECT_EQ(of(layout, ActionKind::kUnshard), std::pair(kShardOnly, State{0}));
+  layout.offload.optimizer = true;
+  EXPECT_EQ(of(layout, ActionKind::kStep), std::pair(State{0}, kShardOnly | kAway));
+  layout = layout_of(degrees(1, 1, 2, 1), 3);
+  EXPECT_EQ(of(layout, ActionKind::kStep), std::pair(kShardOnly, kShardOnly));
+  EXPECT_EQ(of(layout, ActionKind::kReshard), std::pair(State{0}, kShardOnly));
+  EXPECT_EQ(EffectTable(layout, {}, 0).at_rest(Resource::kParameters, 1), kShardOnly);
+  layout.offload = {.optimizer = true, .parameters = true};
+  EXPECT_EQ(EffectTable(layout, {}, 0).at_rest(Resource::kParameters, 1), kShardOnly | kAway);
+  EXPECT_EQ(of(layout, ActionKind::kFetch), std::pair(kAway, State{0}));
+  EXPECT_EQ(of(layout, ActionKind::kEvict), std::pair(State{0}, kAway));
 }
 
 // What waits at once is what a host or a whole group has to see before it goes on.
@@ -154,6 +216,27 @@ TEST(Effects, WhatAMicrobatchMakesIsTaken) {
   }
 }
 
+// The optimizer's slots take the gradient, matrices travel, values change: each waits for the one before it, and other units for none.
+TEST(Effects, OfMatricesThatAreUpdatedWhole) {
+  Layout layout = layout_of(degrees(1, 1, 2, 1), 1, "llama-test");
+  layout.optimizer.kind = config::OptimizerKind::kMuon;
+  EffectTable effects(layout, {}, 0);
+  const Action gather{.kind = ActionKind::kGatherUpdate, .unit = 2}, scatter{.kind = ActionKind::kScatterUpdate, .unit = 2};
+  EXPECT_THAT(effects.of(gather).touches,
+              UnorderedElementsAre(Touch{Resource::kGradients, Access::kRead, 2}, Touch{Resource::kNorm, Access::kRead, 0},
+                                   Touch{Resource::kStates, Access::kUpdate, 2}, Touch{Resource::kDirections, Access::kCreate, 2, kAway, kIncomplete}));
+  EXPECT_THAT(effects.of(scatter).touches, UnorderedElementsAre(Touch{Resource::kDirections, Access::kUpdate, 2, kIncomplete}));
+  Pending<int> pending;
+  pending.start(effects.of(gather), gather, 1);
+  EXPECT_THAT(pending.of(effects.of({.kind = ActionKind::kStep, .unit = 1}), gather), IsEmpty());
+  EXPECT_THAT(pending.of(effects.of(scatter), scatter), ElementsAre(1));
+  pending.start(effects.of(scatter), scatter, 2);
+  EXPECT_THAT(pending.of(effects.of({.kind = ActionKind::kStep, .unit = 2}), gather), UnorderedElementsAre(1, 2));
+  layout.optimizer = {};
+  EffectTable adamw(layout, {}, 0);
+  for (const Touch& touch : adamw.of({.kind = ActionKind::kStep, .unit = 2}).touches) EXPECT_NE(touch.what, Resource::kDirections);
+}
+
 // Nothing that is joined at a touch is left at the end of a step but what stands behind STEP, and with post-validation what
 // VALIDATE joins.
 TEST(Effects, WhatIsStartedIsJoined) {
@@ -170,7 +253,7 @@ TEST(Effects, WhatIsStartedIsJoined) {
           pending.join(of, action);
       }
       Action every{.kind = ActionKind::kForward};
-      for (const Resource what : {Resource::kInput, Resource::kOutputGrad, Resource::kSent, Resource::kGradients, Resource::kTokens})
+      for (const Resource what : {Resource::kInput, Resource::kOutputGrad, Resource::kSent, Resource::kGradients, Resource::kTokens, Resource::kDirections})
         EXPECT_THAT(pending.of({.touches = {{what, Access::kRead, kEvery}}}, every), IsEmpty()) << describe(layout) << static_cast<int>(what);
       const auto left = pending.of({.touches = {{Resource::kLosses, Access::kRead, 0}, {Resource::kNorm, Access::kRead, 0}}}, every);
       EXPECT_EQ(left.size(), layout.pipeline.post_validation ? 2u : 0u) << describe(layout);

@@ -1,6 +1,7 @@
 #include "lockstep/program/passes/make_layout.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -71,6 +72,15 @@ Offload offload_of(const config::MemorySection& memory) {
           .disk = !memory.disk_path.empty()};
 }
 
+// Rules that name parameters by what the model has.
+std::vector<config::LayoutProblem> rule_problems_of(const config::RunConfig& config, const arch::ModelConfig& model) {
+  std::vector<config::LayoutProblem> found;
+  if (config.optimizer.rules.list.empty()) return found;
+  for (std::string& what : arch::rule_problems(arch::optimizer_choice(config.optimizer), arch::param_table(model)))
+    found.push_back({.key = "optimizer.rules", .what = std::move(what), .ways = {config::left_out("optimizer.rules")}});
+  return found;
+}
+
 }  // namespace
 
 // Relations of the configuration alone hide what is too large, and that hides what a schedule says by itself.
@@ -96,10 +106,12 @@ std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& conf
     if (!beyond.empty()) return beyond;
     depth = kScheduleDepth;
   }
-  for (config::LayoutProblem& problem : schedule_problems_of(config, world_size, problems)) {
-    problem.depth = depth;
-    problems.push_back(std::move(problem));
-  }
+  for (std::vector<config::LayoutProblem>& beyond :
+       std::array{schedule_problems_of(config, world_size, problems), rule_problems_of(config, model)})
+    for (config::LayoutProblem& problem : beyond) {
+      problem.depth = depth;
+      problems.push_back(std::move(problem));
+    }
   return problems;
 }
 
@@ -126,6 +138,7 @@ Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& 
           .micro_batch = config.train.micro_batch,
           .seq_len = config.train.seq_len,
           .precision = config.train.precision,
+          .optimizer = arch::optimizer_choice(config.optimizer),
           .data_parallel = config.parallel.data_parallel,
           .bucket_bytes = std::llround(config.parallel.bucket_mib * static_cast<double>(kMiB)),
           .zero = config::zero_stage(config),

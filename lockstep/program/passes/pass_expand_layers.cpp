@@ -11,8 +11,7 @@ Program expand_layers(Program program, const Layout& layout) {
       action.stage = -1;
       for (int i = 0; i < end - begin; ++i) {
         action.layer = forward ? begin + i : end - 1 - i;
-        const bool input = action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput;
-        if (input && layout.recompute_of(action.layer) != arch::Recompute::kNone) {
+        if (goes_back(action.kind) && layout.recompute_of(action.layer) != arch::Recompute::kNone) {
           Action recompute = action;
           recompute.kind = ActionKind::kRecompute;
           expanded.push_back(recompute);

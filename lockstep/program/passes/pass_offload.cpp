@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "lockstep/program/effects.h"
 #include "lockstep/program/passes/passes.h"
@@ -30,8 +31,8 @@ Actions merged(const Actions& actions, const Insertions& before) {
 // Nothing is sharded: the host takes the place of the other ranks.
 Actions parameters_from_host(Actions actions) {
   for (Action& action : actions) {
-    if (action.kind == ActionKind::kUnshard) action = fetch(action.unit, Moved::kParameters);
-    if (action.kind == ActionKind::kReshard) action = evict(action.unit, Moved::kParameters);
+    if (gathers(action.kind)) action = fetch(action.unit, Moved::kParameters);
+    if (drops_gathered(action.kind)) action = evict(action.unit, Moved::kParameters);
   }
   return actions;
 }
@@ -43,10 +44,10 @@ Actions shards_from_host(const Actions& actions) {
   std::optional<size_t> previous;  // UNSHARD
   for (size_t i = 0; i < actions.size(); ++i) {
     const int unit = actions[i].unit;
-    if (actions[i].kind == ActionKind::kReshard) {
+    if (drops_gathered(actions[i].kind)) {
       before[i + 1].push_back(evict(unit, Moved::kParameters));
       dropped[unit] = i + 1;
-    } else if (actions[i].kind == ActionKind::kUnshard) {
+    } else if (gathers(actions[i].kind)) {
       const auto drop = dropped.find(unit);
       const size_t ahead = previous.value_or(i);
       before[drop == dropped.end() ? ahead : std::max(ahead, drop->second)].push_back(fetch(unit, Moved::kParameters));
@@ -58,21 +59,20 @@ Actions shards_from_host(const Actions& actions) {
 
 bool is_backward_of(const Action& action, int layer, int microbatch) {
   return action.layer == layer && action.microbatch == microbatch &&
-         (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput ||
-          action.kind == ActionKind::kRecompute);
+         (goes_back(action.kind) || work_of(action.kind) == Work::kAgain);
 }
 
 // Where a layer's input leaves after F, and comes back beside the backward of the layer above.
 Actions inputs_to_host(const Actions& actions, const Layout& layout) {
   Insertions before;
   for (const Action& recompute : actions) {
-    if (recompute.kind != ActionKind::kRecompute || layout.recompute_of(recompute.layer) != arch::Recompute::kFull) continue;
+    if (work_of(recompute.kind) != Work::kAgain || layout.recompute_of(recompute.layer) != arch::Recompute::kFull) continue;
     Action move{.kind = ActionKind::kEvict,
                 .layer = recompute.layer,
                 .microbatch = recompute.microbatch,
                 .moved = Moved::kActivation};
     const auto forward = std::find_if(actions.begin(), actions.end(), [&](const Action& action) {
-      return action.kind == ActionKind::kForward && action.layer == move.layer && action.microbatch == move.microbatch;
+      return work_of(action.kind) == Work::kForward && action.layer == move.layer && action.microbatch == move.microbatch;
     });
     const auto above = std::find_if(actions.begin(), actions.end(), [&](const Action& action) {
       return is_backward_of(action, move.layer + 1, move.microbatch);
@@ -96,15 +96,18 @@ class Updates {
     const auto first = first_backward();
     for (size_t i = 0; i < actions_.size(); ++i) {
       if (i == first && !plan_.disk_units.empty()) add(fetch(plan_.disk_units.front(), Moved::kOptimizer));
-      if (actions_[i].kind != ActionKind::kStep) {
-        if (stepping_ && actions_[i].kind == ActionKind::kUnshard)
+      if (actions_[i].kind == ActionKind::kGatherUpdate) {
+        begin(actions_[i].unit);
+        add(actions_[i]);
+      } else if (!updates(actions_[i].kind)) {
+        if (stepping_ && gathers(actions_[i].kind))
           gather_ = actions_[i];
         else
           add(actions_[i]);
       } else if (actions_[i].unit >= 0) {
-        step(actions_[i].unit);
+        step(actions_[i], actions_[i].unit);
       } else {
-        for (const arch::FlatUnit& unit : layout_.flat_layout(rank_).units) step(unit.layer);
+        for (const arch::FlatUnit& unit : layout_.flat_layout(rank_).units) step(actions_[i], unit.layer);
       }
     }
     gather();
@@ -116,24 +119,32 @@ class Updates {
 
   // Of the microbatch that ends last: what is on disk has its time to come. The end where nothing is updated.
   size_t first_backward() const {
-    const auto steps = [](const Action& action) { return action.kind == ActionKind::kStep; };
+    const auto steps = [](const Action& action) { return updates(action.kind); };
     if (std::none_of(actions_.begin(), actions_.end(), steps)) return actions_.size();
-    const auto goes_back = [](const Action& action) { return computes(action.kind) && action.kind != ActionKind::kForward; };
-    const auto last = std::find_if(actions_.rbegin(), actions_.rend(), goes_back);
+    const auto backward = [](const Action& action) { return computes(action.kind) && work_of(action.kind) != Work::kForward; };
+    const auto last = std::find_if(actions_.rbegin(), actions_.rend(), backward);
     const auto found = std::find_if(actions_.begin(), actions_.end(), [&](const Action& action) {
-      return goes_back(action) && action.microbatch == last->microbatch;
+      return backward(action) && action.microbatch == last->microbatch;
     });
     return static_cast<size_t>(found - actions_.begin());
   }
 
-  void step(int unit) {
-    stepping_ = true;
+  // The states of the next unit on disk come while this one is updated.
+  void begin(int unit) {
+    if (std::exchange(begun_, unit) == unit) return;
     const auto on_disk = std::find(plan_.disk_units.begin(), plan_.disk_units.end(), unit);
     if (on_disk != plan_.disk_units.end() && on_disk + 1 != plan_.disk_units.end())
       add(fetch(*(on_disk + 1), Moved::kOptimizer));
-    add({.kind = ActionKind::kStep, .unit = unit});
+  }
+
+  void step(Action action, int unit) {
+    stepping_ = true;
+    begin(unit);
+    const bool on_disk = plan_.on_disk(unit);
+    action.unit = unit;
+    add(action);
     if (!layout_.offload.parameters) add(fetch(unit, Moved::kParameters));
-    if (on_disk != plan_.disk_units.end()) add(evict(unit, Moved::kOptimizer));
+    if (on_disk) add(evict(unit, Moved::kOptimizer));
     gather();
   }
 
@@ -148,6 +159,7 @@ class Updates {
   const HostPlan& plan_;
   const Actions& actions_;
   bool stepping_ = false;
+  int begun_ = -1;  // unit whose update has begun
   std::optional<Action> gather_;
   Actions result_;
 };

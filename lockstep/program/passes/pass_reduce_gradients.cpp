@@ -53,8 +53,7 @@ class Reductions {
     const size_t end = computing_.size();
     size_t complete = end;
     for (size_t k = 0; k < end && layout_.overlap; ++k) {
-      const bool adds = computing(k).kind == ActionKind::kBackward || computing(k).kind == ActionKind::kBackwardWeight;
-      if (adds && std::count(layers.begin(), layers.end(), computing(k).layer) > 0) complete = k + 1;
+      if (adds_to_weights(computing(k).kind) && std::count(layers.begin(), layers.end(), computing(k).layer) > 0) complete = k + 1;
     }
     starts_[complete].push_back({.kind = ring ? ActionKind::kReduceGrad : ActionKind::kPush, .bucket = index});
     if (layout_.shards() > 1 && replicated())

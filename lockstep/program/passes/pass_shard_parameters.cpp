@@ -35,7 +35,7 @@ class Gathering {
   std::vector<Action> result() const {
     std::map<size_t, std::vector<Action>> before, after;  // by position in the list
     for (const Stretch& stretch : placed_) {
-      before[computing_[stretch.begin]].push_back({.kind = ActionKind::kUnshard, .unit = stretch.unit});
+      before[computing_[stretch.begin]].push_back(unshard(stretch.unit));
       after[computing_[stretch.last]].push_back({.kind = ActionKind::kReshard, .unit = stretch.unit});
     }
     std::vector<Action> merged;
@@ -108,6 +108,8 @@ class Gathering {
 };
 
 }  // namespace
+
+Action unshard(int unit) { return {.kind = ActionKind::kUnshard, .unit = unit}; }
 
 Program shard_parameters(Program program, const Layout& layout) {
   if (!layout.transient_parameters()) return program;

@@ -15,8 +15,6 @@ using Message = std::pair<int, int>;
 // From one coordinate on pp to another, forward.
 using Channel = std::tuple<int, int, bool>;
 
-bool is_input(ActionKind kind) { return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput; }
-
 // What goes through every channel of a pipeline, in the order in which its sender makes it.
 class Channels {
  public:
@@ -25,7 +23,7 @@ class Channels {
     for (const std::vector<Action>* list : lists)
       for (const Action& action : *list) {
         const bool forward = action.kind == ActionKind::kForward;
-        if (!forward && !is_input(action.kind)) continue;
+        if (!forward && !goes_back(action.kind)) continue;
         const int stage = pipeline_.stage_of(action.layer);
         const auto [begin, end] = layout.stage_layers(stage);
         if (action.layer == (forward ? end - 1 : begin)) add(stage, forward ? stage + 1 : stage - 1, action.microbatch);
@@ -65,8 +63,8 @@ class Transfers {
     const bool forward = action.kind == ActionKind::kForward;
     const auto [begin, end] = layout_.stage_layers(stage);
     const bool first = action.layer == (forward ? begin : end - 1);
-    const bool computes_again = action.kind == ActionKind::kRecompute;
-    const bool recomputed = !waiting_.empty() && waiting_.back().kind == ActionKind::kRecompute;
+    const bool computes_again = work_of(action.kind) == Work::kAgain;
+    const bool recomputed = !waiting_.empty() && work_of(waiting_.back().kind) == Work::kAgain;
     if (first && !recomputed) begin_stretch(action, stage);
     waiting_.push_back(action);
     const bool last = action.layer == (forward ? end - 1 : begin);

@@ -1,18 +1,43 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/program/matrices.h"
 #include "lockstep/program/passes/passes.h"
 
 namespace lockstep::program {
 namespace {
 
-// Zero 1 and 2: every rank needs all parameters again, and the first layers first.
-void step(const Layout& layout, int rank, std::vector<Action>& actions) {
-  if (layout.shards() == 1 || layout.sharded_parameters()) return actions.push_back({.kind = ActionKind::kStep});
-  for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) {
-    actions.push_back({.kind = ActionKind::kStep, .unit = unit.layer});
-    actions.push_back({.kind = ActionKind::kUnshard, .unit = unit.layer});
+// Of one unit. Zero 1 and 2: every rank needs all its parameters again.
+void step_unit(const Layout& layout, int unit, std::vector<Action>& actions) {
+  actions.push_back({.kind = ActionKind::kStep, .unit = unit});
+  if (layout.shards() > 1 && !layout.sharded_parameters()) actions.push_back(unshard(unit));
+}
+
+// While owners orthogonalise the matrices of a unit, those of the next are on their way to them, and its own on their way back while
+// the next are orthogonalised. States on the host: one unit at a time, so that no more lie in the buffers of a disk.
+void step_matrices(const Layout& layout, int rank, std::vector<Action>& actions) {
+  std::vector<int> units;
+  for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) units.push_back(unit.layer);
+  const auto moves = [&](size_t i) { return i < units.size() && scatters_matrices(layout, rank, units[i]); };
+  const auto add = [&](ActionKind kind, size_t i) {
+    if (moves(i)) actions.push_back({.kind = kind, .unit = units[i]});
+  };
+  const bool ahead = layout.overlap && !layout.offload.optimizer;
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (!ahead || i == 0) add(ActionKind::kGatherUpdate, i);
+    if (ahead) add(ActionKind::kGatherUpdate, i + 1);
+    add(ActionKind::kScatterUpdate, i);
+    if (ahead && i > 0) step_unit(layout, units[i - 1], actions);
+    if (!ahead) step_unit(layout, units[i], actions);
   }
+  if (ahead) step_unit(layout, units.back(), actions);
+}
+
+// By unit, the first layers first, where something moves before or behind it.
+void step(const Layout& layout, int rank, std::vector<Action>& actions) {
+  if (scatters_matrices(layout, rank)) return step_matrices(layout, rank, actions);
+  if (layout.shards() == 1 || layout.sharded_parameters()) return actions.push_back({.kind = ActionKind::kStep});
+  for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) step_unit(layout, unit.layer, actions);
 }
 
 // The server updates and its workers do not: a list that both ran is two from here on.

@@ -47,6 +47,7 @@ Program transfer_activations(Program program, const Layout& layout);
 // of its own unit there are neither: the parameters stay. Prefetch is a plan made here, never found at run time (against
 // Zhao et al. 2023, PyTorch FSDP, section 3.3).
 Program shard_parameters(Program program, const Layout& layout);
+Action unshard(int unit);
 
 // Fills program.buckets and, where the data axes have more than one rank, adds REDUCE_GRAD (ring) or PUSH (parameter
 // server) of every bucket: with overlap directly after the last backward that writes into it, else all after the last
@@ -59,6 +60,8 @@ Program reduce_gradients(Program program, const Layout& layout);
 
 // LOSS, REDUCE_TIED where another pipeline rank holds the same parameters (Layout::tied_peer), REDUCE_PARTIAL where the rank has such gradients, NORM and STEP at the end. Parameter server: REDUCE_PARTIAL and
 // STEP on the server alone, then PULL of every bucket. Zero 1 and 2: STEP and UNSHARD unit by unit, in forward order.
+// Where matrices that are updated whole lie scattered (matrices.h): GATHER_UPDATE, SCATTER_UPDATE and STEP of every unit that has
+// some, with overlap GATHER_UPDATE one unit ahead and STEP one unit behind.
 Program update(Program program, const Layout& layout);
 
 // What Layout::offload names, moved ahead of its use (double buffered) and back or dropped after it. Parameters: FETCH and

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lockstep/base/text.h"
+#include "lockstep/program/effects.h"
 #include "lockstep/program/names.h"
 
 namespace lockstep::program {
@@ -74,29 +75,21 @@ class Walk {
   bool top(const Action& action, int stage) const {
     return !in_.layers || action.layer == in_.pipeline.first_layer[static_cast<size_t>(stage) + 1] - 1;
   }
-  static bool is_input(const Action& action) {
-    return action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput;
-  }
-
-  static bool sends(const Action& action) {
-    return action.kind == ActionKind::kSendForward || action.kind == ActionKind::kSendBackward;
-  }
-  static bool receives(const Action& action) {
-    return action.kind == ActionKind::kRecvForward || action.kind == ActionKind::kRecvBackward;
-  }
+  static bool is_input(const Action& action) { return goes_back(action.kind); }
+  static bool sends(const Action& action) { return is_transfer(action.kind) && transfer_of(action).sends; }
+  static bool receives(const Action& action) { return is_transfer(action.kind) && !transfer_of(action).sends; }
   // Of a SEND or RECV.
   int channel(const Action& action) const {
-    const bool forward = action.kind == ActionKind::kSendForward || action.kind == ActionKind::kRecvForward;
-    const int neighbour = forward == sends(action) ? action.stage + 1 : action.stage - 1;
+    const auto [out, forward, neighbour] = transfer_of(action);
     int from = rank_of_[static_cast<size_t>(action.stage)], to = rank_of_[static_cast<size_t>(neighbour)];
-    if (receives(action)) std::swap(from, to);
+    if (!out) std::swap(from, to);
     return (from * static_cast<int>(next_.size()) + to) * 2 + (forward ? 0 : 1);
   }
 
   Wait needs(const Action& action) const {
     const int of = stage(action);
     if (in_.transfers && sends(action)) {
-      const bool forward = action.kind == ActionKind::kSendForward;
+      const bool forward = transfer_of(action).forward;
       return {.forward = forward, .stage = forward ? of + 1 : of - 1, .channel = channel(action)};
     }
     if (action.kind == ActionKind::kForward && of > 0 && bottom(action, of)) return {true, of - 1, action.microbatch, -1};
@@ -119,16 +112,15 @@ class Walk {
   bool hands_over(const Action& action, bool forward) const {
     const int of = stage(action), to = forward ? of + 1 : of - 1;
     if (of < 0) return false;
-    if (in_.transfers && elsewhere(of, to))
-      return action.kind == (forward ? ActionKind::kSendForward : ActionKind::kSendBackward);
+    if (in_.transfers && elsewhere(of, to)) return sends(action) && transfer_of(action).forward == forward;
     return forward ? action.kind == ActionKind::kForward && top(action, of) : is_input(action) && bottom(action, of);
   }
   // In units of the work of a stage, which falls to the last of its layers.
   int takes(const Action& action) const {
     const int of = stage(action);
     if (action.kind == ActionKind::kForward) return top(action, of) ? 1 : 0;
-    if (!is_input(action) && action.kind != ActionKind::kBackwardWeight) return 0;
-    return !bottom(action, of) ? 0 : action.kind == ActionKind::kBackward ? 2 : 1;
+    if (!is_input(action) && !adds_to_weights(action.kind)) return 0;
+    return !bottom(action, of) ? 0 : is_input(action) && adds_to_weights(action.kind) ? 2 : 1;
   }
 
   void pass(size_t at, const Action& action) {

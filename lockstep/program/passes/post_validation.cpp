@@ -15,8 +15,13 @@ namespace {
 
 // What may be done with parameters that turn out to be wrong, and made undone by forgetting it.
 bool may_be_repeated(ActionKind kind) {
-  return kind == ActionKind::kForward || kind == ActionKind::kSendForward || kind == ActionKind::kRecvForward ||
-         kind == ActionKind::kTokens;
+  if (is_transfer(kind)) return transfer_of({.kind = kind}).forward;
+  return work_of(kind) == Work::kForward || kind == ActionKind::kTokens;
+}
+
+// SEND_F, or RECV_F.
+bool is_forward(const Action& action, bool sends) {
+  return is_transfer(action.kind) && transfer_of(action).forward && transfer_of(action).sends == sends;
 }
 
 using Message = std::pair<int, int>;  // stage that receives it, microbatch
@@ -25,7 +30,7 @@ using Message = std::pair<int, int>;  // stage that receives it, microbatch
 std::set<Message> sent(const std::vector<Action>& actions, size_t count) {
   std::set<Message> messages;
   for (size_t i = 0; i < count; ++i)
-    if (actions[i].kind == ActionKind::kSendForward) messages.emplace(actions[i].stage + 1, actions[i].microbatch);
+    if (is_forward(actions[i], /*sends=*/true)) messages.emplace(actions[i].stage + 1, actions[i].microbatch);
   return messages;
 }
 
@@ -37,7 +42,7 @@ size_t first_not_sent(const Program& program, const Layout& layout, int rank, co
   const size_t count = counts[program.list_index(rank)];
   std::map<int, std::set<Message>> by_sender;
   for (size_t i = 0; i < count; ++i) {
-    if (actions[i].kind != ActionKind::kRecvForward) continue;
+    if (!is_forward(actions[i], /*sends=*/false)) continue;
     const int sender = layout.rank_at(rank, actions[i].stage - 1);
     const auto [messages, fresh] = by_sender.try_emplace(sender);
     if (fresh) messages->second = sent(program.list(sender), counts[program.list_index(sender)]);
@@ -65,7 +70,7 @@ std::vector<size_t> positions(const Program& program, const Layout& layout) {
 
 // The gradients of a tied unit are whole on this rank long before its last W: the other one need not wait for that.
 void reduce_tied_early(const Layout& layout, int rank, std::vector<Action>& actions) {
-  const auto tied = std::ranges::find(actions, ActionKind::kReduceTied, &Action::kind);
+  const auto tied = std::ranges::find_if(actions, sums_tied, &Action::kind);
   if (tied == actions.end() || layout.mesh.degree(layout.tokens()) > 1) return;
   const std::vector<arch::ParamSpec> table = layout.param_table(rank);
   const Action action = *tied;
@@ -106,7 +111,7 @@ std::vector<Action> unreceived(const Program& program, const Layout& layout, int
   std::vector<Action> found;
   const std::vector<Action>& actions = program.list(rank);
   for (size_t i = static_cast<size_t>(validate_position(actions)); i < actions.size(); ++i) {
-    if (actions[i].kind != ActionKind::kRecvForward) continue;
+    if (!is_forward(actions[i], /*sends=*/false)) continue;
     const std::vector<Action>& sender = program.list(layout.rank_at(rank, actions[i].stage - 1));
     const std::set<Message> messages = sent(sender, static_cast<size_t>(validate_position(sender)));
     if (messages.contains({actions[i].stage, actions[i].microbatch})) found.push_back(actions[i]);

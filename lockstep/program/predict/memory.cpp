@@ -20,6 +20,11 @@ void note(const MemoryPoint& point, MemoryBytes& bytes) {
   bytes.peak = std::max(bytes.peak, device_total(point.within));
 }
 
+// Of matrices the most of any rank is predicted.
+bool sums_by_shard(const Layout& layout, const Action& action) {
+  return sums_partial(action.kind) && differs_by_shard(layout, action);
+}
+
 // The largest values, if what an action copies of a rank's shard were so many bytes.
 MemoryBytes with_copy(const Layout& layout, const std::vector<Action>& actions, const MemoryTimeline& timeline, int64_t copied) {
   MemoryBytes bytes;
@@ -27,7 +32,7 @@ MemoryBytes with_copy(const Layout& layout, const std::vector<Action>& actions, 
   note({.within = before, .after = before}, bytes);
   for (size_t i = 0; i < actions.size(); ++i) {
     MemoryPoint point = timeline.points[i];
-    if (differs_by_shard(layout, actions[i])) {
+    if (sums_by_shard(layout, actions[i])) {
       for (size_t c = 0; c < kNumMemoryCategories; ++c) point.within[c] = std::max(before[c], point.after[c]);
       point.within[static_cast<size_t>(MemoryCategory::kBuffers)] += copied;
     }
@@ -111,7 +116,7 @@ const MemoryBytes& RankMemory::of(int rank) {
 RankMemory::Alike RankMemory::predict(int rank) const {
   const MemoryTimeline timeline = memory_timeline(layout_, program_, rank);
   const std::vector<Action>& actions = program_.list(rank);
-  const auto differs = [&](const Action& action) { return differs_by_shard(layout_, action); };
+  const auto differs = [&](const Action& action) { return sums_by_shard(layout_, action); };
   Alike alike{.bytes = with_copy(layout_, actions, timeline, 0)};
   if (std::none_of(actions.begin(), actions.end(), differs)) return alike;
   const PartialGradients all = partial_gradients(layout_.param_table(rank));

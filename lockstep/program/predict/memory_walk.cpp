@@ -1,9 +1,12 @@
 #include "lockstep/program/predict/memory_walk.h"
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 
+#include "lockstep/arch/slot_layout.h"
 #include "lockstep/base/check.h"
-#include "lockstep/program/effects.h"
+#include "lockstep/program/placement.h"
 #include "lockstep/program/planned_calls.h"
 
 namespace lockstep::program {
@@ -11,6 +14,9 @@ namespace {
 
 constexpr int64_t kFp32 = 4;
 constexpr int64_t kTokenId = 8;
+constexpr int64_t kLoss = 4;  // of a microbatch, from the head's backward to the end of the step
+
+void add(MemoryArray& bytes, MemoryCategory category, int64_t count) { bytes[static_cast<size_t>(category)] += count; }
 
 }  // namespace
 
@@ -20,171 +26,242 @@ MemoryWalk::MemoryWalk(const Layout& layout, const Program& program, int rank)
       rank_(rank),
       table_(layout.param_table(rank)),
       costs_(layer_costs(layout, rank)),
-      flat_(layout.flat_layout(rank)),
-      host_(host_plan(layout, rank)) {
-  for (const arch::FlatUnit& unit : flat_.units) units_[unit.layer] = unit.numel();
-  hold_states();
+      effects_(layout, program.buckets, rank),
+      matrices_(layout, rank) {
+  const arch::FlatLayout flat = arch::flat_layout(table_, layout.shards());
+  shards_ = flat.shards;
+  for (const arch::FlatUnit& unit : flat.units) {
+    units_[unit.layer] = unit.numel();
+    states_[unit.layer] = {.slots = arch::slot_bytes(arch::slot_buffers(table_, flat, unit)),
+                           .updated = arch::update_bytes(table_, flat, unit),
+                           .offloaded = offloaded_state_bytes(layout, table_, flat, unit)};
+  }
+  for (const auto& [unit, numel] : units_)
+    for (const Resource what : {Resource::kParameters, Resource::kGradients, Resource::kStates, Resource::kDirections}) {
+      const State state = held_[{what, unit}] = effects_.at_rest(what, unit);
+      change({}, unit_bytes({what, unit}, state));
+    }
   // Token ids and targets of all microbatches of the step.
-  live(MemoryCategory::kActivations) =
-      2 * layout.num_microbatches() * layout.micro_batch * layout.seq_len * kTokenId;
-}
-
-// What is there from the first action to the last.
-void MemoryWalk::hold_states() {
-  const int64_t whole = flat_.numel, part = whole / flat_.shards, element = layout_.element_size();
-  const bool bf16 = layout_.precision == config::Precision::kBf16;
-  const Offload& offload = layout_.offload;
-  if (!offload.parameters)
-    live(MemoryCategory::kParameters) = (layout_.sharded_parameters() ? part : whole) * element;
-  if (!offload.optimizer)
-    live(MemoryCategory::kGradients) = (layout_.transient_gradients() ? part : whole) * kFp32;
-  const int64_t masters = bf16 ? kFp32 : 0;
-  if (!offload.optimizer && layout_.owns_optimizer(rank_)) live(MemoryCategory::kOptimizer) = part * (layout_.optimizer->slot_bytes() + masters);
-  if (layout_.pipeline.post_validation)  // to take STEP back
-    live(MemoryCategory::kOptimizer) += part * layout_.optimizer->update_bytes();
-  if (offload.optimizer) live(MemoryCategory::kHost) = host_.gradients + host_.states;
+  live(MemoryCategory::kActivations) = 2 * layout.num_microbatches() * layout.micro_batch * layout.seq_len * kTokenId;
 }
 
 MemoryPoint MemoryWalk::step(const Action& action) {
-  MemoryPoint point{.within = live_};
-  workspace_ = activations_ = 0;
-  apply(action);
-  point.after = live_;
-  for (size_t i = 0; i < kNumMemoryCategories; ++i) point.within[i] = std::max(point.within[i], live_[i]);
-  if (activations_ > 0) point.within[static_cast<size_t>(MemoryCategory::kActivations)] = activations_;
-  point.within[static_cast<size_t>(MemoryCategory::kBuffers)] += workspace_;
+  const Effects& effects = effects_.of(action);
+  const MemoryArray before = live_;
+  const std::optional<Way> way = way_out(effects, action);
+  if (way) end_earlier(*way);
+  const int64_t here = live(MemoryCategory::kActivations);
+  for (const Touch& touch : effects.touches) apply(touch, action);
+  if (const int64_t left = here - live(MemoryCategory::kActivations); way && left > 0) {
+    leaving_[*way].push_back(left);
+    live(MemoryCategory::kActivations) += left;
+  }
+  stage(effects, action);
+  MemoryPoint point{.within = before, .after = live_};
+  for (size_t i = 0; i < kNumMemoryCategories; ++i) point.within[i] = std::max(before[i], live_[i]);
+  if (goes_back(action.kind)) {  // dx joins dy and all that was kept
+    int64_t& within = point.within[static_cast<size_t>(MemoryCategory::kActivations)];
+    within = before[static_cast<size_t>(MemoryCategory::kActivations)] + (action.layer > 0 ? cost(action.layer - 1).output : 0);
+  }
+  add(point.within, MemoryCategory::kBuffers, workspace(effects, action));
   return point;
 }
 
-void MemoryWalk::apply(const Action& action) {
-  switch (action.kind) {
-    case ActionKind::kForward:
-      return forward(action);
-    case ActionKind::kRecompute:
-      return recompute(action);
-    case ActionKind::kBackward:
-      return backward(action);
-    case ActionKind::kBackwardInput:
-      return backward_input(action);
-    case ActionKind::kBackwardWeight:
-      return backward_weight(action);
-    case ActionKind::kUnshard:  // after STEP it fills what is there
-      if (layout_.sharded_parameters())
-        take(MemoryCategory::kParameters, gathered_, action.unit, units_.at(action.unit) * layout_.element_size());
-      return;
-    case ActionKind::kReshard:
-      return drop(MemoryCategory::kParameters, gathered_, action.unit);
-    case ActionKind::kFetch:
-    case ActionKind::kEvict:
-      return move(action);
-    case ActionKind::kReduceGrad:
-      return stage(action);
-    case ActionKind::kReduceShard:
-      return drop(MemoryCategory::kBuffers, staged_, action.bucket);
-    case ActionKind::kShardGrad:
-      return shard_gradients(action);
-    case ActionKind::kReducePartial:
-      workspace_ = sent_copy(action);
-      [[fallthrough]];
-    case ActionKind::kNorm:
-    case ActionKind::kStep:
-      while (!staged_.empty()) drop(MemoryCategory::kBuffers, staged_, staged_.begin()->first);
-      return;
-    case ActionKind::kSendForward:
-    case ActionKind::kSendBackward:
-      return send(action);
-    case ActionKind::kRecvForward:
-    case ActionKind::kRecvBackward:
-      return receive(action);
-    case ActionKind::kLoss:
-      return wait_for_sends();
-    case ActionKind::kReduceTied:  // in place
-    case ActionKind::kPush:
-    case ActionKind::kPull:
-    case ActionKind::kTokens:
-    case ActionKind::kValidate:
-      return;
-  }
-}
-
-void MemoryWalk::take(MemoryCategory category, std::map<int, int64_t>& from, int key, int64_t bytes) {
-  LOCKSTEP_CHECK(from.emplace(key, bytes).second, category_name(category), " of ", key, " are there already");
-  live(category) += bytes;
-}
-
-void MemoryWalk::drop(MemoryCategory category, std::map<int, int64_t>& from, int key) {
-  const auto found = from.find(key);
-  if (found == from.end()) return;
-  live(category) -= found->second;
-  from.erase(found);
-}
-
-void MemoryWalk::open_gradients(const Action& action) {
-  if (!layout_.transient_gradients()) return;
-  for (const int unit : units_written(action, table_, layout_.num_layers() - 1))
-    if (!open_.contains(unit)) take(MemoryCategory::kGradients, open_, unit, units_.at(unit) * kFp32);
-}
-
-void MemoryWalk::move(const Action& action) {
-  switch (action.moved) {
-    case Moved::kParameters:
-      if (layout_.offload.parameters)  // else it fills what is there
-        move_unit(action, MemoryCategory::kParameters, fetched_, layout_.element_size());
-      return;
-    case Moved::kOptimizer:
-      return move_unit(action, MemoryCategory::kHost, from_disk_, offloaded_state_bytes(layout_));
-    case Moved::kActivation:
-      return move_activation(action);
-  }
-}
-
-void MemoryWalk::move_unit(const Action& action, MemoryCategory category, std::map<int, int64_t>& from, int64_t element) {
-  if (action.kind == ActionKind::kFetch)
-    take(category, from, action.unit, units_.at(action.unit) / flat_.shards * element);
-  else
-    drop(category, from, action.unit);
-}
-
-// What leaves is on both sides until the next of its kind moves, and what comes until it is used.
-void MemoryWalk::move_activation(const Action& action) {
-  const Key key{action.layer, action.microbatch};
-  live(MemoryCategory::kActivations) -= std::exchange(leaving_, 0);
-  if (action.kind == ActionKind::kFetch) {
-    live(MemoryCategory::kActivations) += on_host_.at(key);
+void MemoryWalk::apply(const Touch& touch, const Action& action) {
+  if (touch.what == Resource::kSent) {
+    if (touch.how == Access::kConsume) end_sends();
+  } else if (by_microbatch(touch.what)) {
+    apply_made(touch, action.microbatch);
+  } else if (touch.what == Resource::kLosses) {
+    if (touch.how == Access::kAdd) live(MemoryCategory::kActivations) += kLoss;
+  } else if (touch.index != kEvery) {
+    apply_unit({touch.what, touch.index}, touch);
   } else {
-    leaving_ = on_host_[key] = kept_.at(key);
-    live(MemoryCategory::kHost) += leaving_;
+    for (const auto& [unit, numel] : units_) apply_unit({touch.what, unit}, touch);
   }
 }
 
-// With reduce_precision bf16 the gradients of the bucket once as they go out and once as they come in.
-void MemoryWalk::stage(const Action& action) {
+void MemoryWalk::apply_made(const Touch& touch, int microbatch) {
+  const Made key{touch.what, touch.index, microbatch};
+  if (touch.how == Access::kCreate) {
+    LOCKSTEP_CHECK(made_.emplace(key, touch.to).second, "layer ", touch.index, " has not taken what it has of microbatch ", microbatch);
+    return change({}, made_bytes(touch.what, touch.index, touch.to));
+  }
+  const auto found = made_.find(key);
+  LOCKSTEP_CHECK(found != made_.end(), "layer ", touch.index, " has nothing of microbatch ", microbatch);
+  const State before = found->second;
+  if (touch.how == Access::kConsume) {
+    change(made_bytes(touch.what, touch.index, before), {});
+    made_.erase(found);
+  } else {
+    found->second = (before & ~touch.from) | touch.to;
+    change(made_bytes(touch.what, touch.index, before), made_bytes(touch.what, touch.index, found->second));
+  }
+}
+
+void MemoryWalk::apply_unit(const OfUnit& of, const Touch& touch) {
+  if (touch.from == touch.to) return;
+  const auto found = held_.find(of);
+  if (found == held_.end()) return;
+  const State before = found->second;
+  if (touch.index == kEvery && (before & touch.from) != touch.from) return;
+  found->second = (before & ~touch.from) | touch.to;
+  change(unit_bytes(of, before), unit_bytes(of, found->second));
+}
+
+void MemoryWalk::change(const MemoryArray& before, const MemoryArray& behind) {
+  for (size_t i = 0; i < kNumMemoryCategories; ++i) live_[i] += behind[i] - before[i];
+}
+
+MemoryArray MemoryWalk::unit_bytes(const OfUnit& of, State state) const {
+  const auto& [what, unit] = of;
+  const Offload& offload = layout_.offload;
+  const int64_t whole = units_.at(unit), part = whole / shards_, element = layout_.element_size();
+  MemoryArray bytes{};
+  if (what == Resource::kParameters) {
+    const bool sharded = layout_.sharded_parameters();
+    if (!offload.parameters || (state & kAway) == 0) add(bytes, MemoryCategory::kParameters, (sharded ? part : whole) * element);
+    if (sharded && (state & kShardOnly) == 0) add(bytes, MemoryCategory::kParameters, whole * element);
+  } else if (what == Resource::kGradients) {
+    const MemoryCategory sums = offload.optimizer ? MemoryCategory::kHost : MemoryCategory::kGradients;
+    add(bytes, sums, (layout_.transient_gradients() ? part : whole) * kFp32);
+    if ((state & kOpen) != 0) add(bytes, MemoryCategory::kGradients, whole * kFp32);
+  } else if (what == Resource::kDirections) {
+    const MemoryCategory category = offload.optimizer ? MemoryCategory::kHost : MemoryCategory::kBuffers;
+    if ((state & kAway) == 0) add(bytes, category, matrices_.most_bytes(unit));
+  } else {
+    const StateBytes& states = states_.at(unit);
+    const int64_t masters = layout_.precision == config::Precision::kBf16 ? kFp32 : 0;
+    if (offload.optimizer && (state & kAway) == 0) add(bytes, MemoryCategory::kHost, states.offloaded);
+    if (!offload.optimizer && layout_.owns_optimizer(rank_))
+      add(bytes, MemoryCategory::kOptimizer, states.slots + part * masters);
+    if (layout_.pipeline.post_validation)  // to take STEP back
+      add(bytes, MemoryCategory::kOptimizer, states.updated);
+  }
+  return bytes;
+}
+
+MemoryArray MemoryWalk::made_bytes(Resource what, int index, State state) const {
+  MemoryArray bytes{};
+  if (what == Resource::kInput) {
+    add(bytes, MemoryCategory::kActivations, cost(index - 1).output);
+  } else if (what == Resource::kOutputGrad) {
+    add(bytes, MemoryCategory::kActivations, cost(index).output);
+  } else {
+    const bool whole = (state & kIncomplete) == 0 && layout_.recompute_of(index) != arch::Recompute::kNone;
+    const int64_t saved = (state & kForWeights) != 0 ? cost(index).held : cost(index).kept + (whole ? cost(index).restored : 0);
+    if ((state & kAway) == 0) add(bytes, MemoryCategory::kActivations, saved);
+    if ((state & (kAway | kCopied)) != 0) add(bytes, MemoryCategory::kHost, saved);
+  }
+  return bytes;
+}
+
+// Where what the action takes off the device goes.
+std::optional<MemoryWalk::Way> MemoryWalk::way_out(const Effects& effects, const Action& action) const {
+  if (effects.lane == Lane::kCopies && effects.touches.front().what == Resource::kSaved) return kToHost;
+  if (effects.lane != Lane::kChannel) return std::nullopt;
+  const Transfer transfer = transfer_of(action);
+  return transfer.sends ? std::optional(Way{layout_.rank_at(rank_, transfer.neighbour), transfer.forward}) : std::nullopt;
+}
+
+// The one so many before it has gone by then: inputs leave for the host one by one.
+void MemoryWalk::end_earlier(const Way& way) {
+  std::deque<int64_t>& leaving = leaving_[way];
+  if (std::ssize(leaving) < (way == kToHost ? 1 : program_.channel_depth)) return;
+  live(MemoryCategory::kActivations) -= leaving.front();
+  leaving.pop_front();
+}
+
+void MemoryWalk::end_sends() {
+  for (auto& [way, bytes] : leaving_) {
+    if (way == kToHost) continue;
+    live(MemoryCategory::kActivations) -= std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+    bytes.clear();
+  }
+}
+
+// With reduce_precision bf16 the gradients of a bucket lie there once as they go out and once as they come in, until their sum
+// is joined; REDUCE_TIED is counted beside them.
+void MemoryWalk::stage(const Effects& effects, const Action& action) {
   if (layout_.reduce_precision != config::Precision::kBf16 || layout_.shards() == 1) return;
+  if (sums_tied(action.kind)) return;
+  for (const int bucket : reducing_.of(effects, action))
+    if (const auto found = staged_.extract(bucket)) live(MemoryCategory::kBuffers) -= found.mapped();
+  reducing_.join(effects, action);
   constexpr int64_t kOutAndIn = 2 * 2;
   int64_t bytes = 0;
-  for (const int unit : program_.buckets.at(static_cast<size_t>(action.bucket)).layers) bytes += kOutAndIn * units_.at(unit);
-  take(MemoryCategory::kBuffers, staged_, action.bucket, bytes);
+  for (const Touch& touch : effects.touches)
+    if (touch.how == Access::kUpdate && (touch.from & kPartOfTokens) != 0) bytes += kOutAndIn * units_.at(touch.index);
+  if (bytes == 0) return;
+  staged_[action.bucket] = bytes;
+  live(MemoryCategory::kBuffers) += bytes;
+  reducing_.start(effects, action, action.bucket);
 }
 
-void MemoryWalk::shard_gradients(const Action& action) {
-  drop(MemoryCategory::kBuffers, staged_, action.bucket);
-  for (const int unit : program_.buckets.at(static_cast<size_t>(action.bucket)).layers)
-    drop(MemoryCategory::kGradients, open_, unit);
+int64_t MemoryWalk::workspace(const Effects& effects, const Action& action) const {
+  switch (work_of(action.kind)) {
+    case Work::kForward:
+      return cost(action.layer).forward_workspace;
+    case Work::kAgain:
+      return cost(action.layer).recompute_workspace;
+    case Work::kInputAndWeight:
+      return cost(action.layer).backward_workspace;
+    case Work::kInput:
+      return cost(action.layer).input_workspace;
+    case Work::kWeight:
+      return cost(action.layer).weight_workspace;
+    case Work::kNone:
+      break;
+  }
+  if (sums_partial(action.kind)) return sent_copy(action);
+  int64_t bytes = 0;
+  for (const Touch& touch : effects.touches) {
+    if (touch.what == Resource::kDirections && touch.how == Access::kUpdate) bytes = iteration_bytes(touch.index);
+    if (touch.what == Resource::kStates && effects.lane == Lane::kCompute) bytes = whole_step_bytes(touch.index);
+  }
+  return layout_.offload.optimizer ? 0 : bytes;
+}
+
+// Of the largest matrix that this rank has whole: the scaled gradient and the direction in fp32, two of the matrix and two squares
+// in the type of the iteration. Element by element nothing is needed.
+int64_t MemoryWalk::whole_step_bytes(int unit) const {
+  int64_t most = 0;
+  for (const arch::ParamSpec& spec : table_) {
+    const bool whole = spec.update.optimizer->whole_matrix && !arch::is_scattered_matrix(spec, shards_);
+    if (!whole || (unit != kEvery && spec.layer != unit)) continue;
+    const int64_t shorter = std::min(spec.shape[0], spec.shape[1]);
+    most = std::max(most, 2 * kFp32 * spec.numel() + 2 * matrices_.element_size() * (spec.numel() + shorter * shorter));
+  }
+  return most;
+}
+
+// Of the largest matrix of the unit, on its shorter side: two squares and one more of itself.
+int64_t MemoryWalk::iteration_bytes(int unit) const {
+  int64_t most = 0;
+  for (const ScatteredMatrix& matrix : matrices_.of(unit)) {
+    const int64_t shorter = std::min(matrix.rows, matrix.columns), longer = std::max(matrix.rows, matrix.columns);
+    most = std::max(most, 2 * shorter * shorter + shorter * longer);
+  }
+  return most * matrices_.element_size();
 }
 
 // Gradients that lie scattered travel together, in a copy.
 int64_t MemoryWalk::sent_copy(const Action& action) const {
   int64_t largest = 0;
   for (const PlannedCall& planned : planned_calls(layout_, program_, rank_, action))
-    largest = std::max(largest, payload(planned.call));
+    largest = std::max(largest, planned.bytes());
   return largest;
 }
 
 void MemoryWalk::check_end() const {
-  LOCKSTEP_CHECK(kept_.empty(), "bytes kept for a backward that never came");
-  LOCKSTEP_CHECK(flowing_.empty() && sent_.empty(), "activations that nobody took, or sends that nobody waited for");
-  LOCKSTEP_CHECK(gathered_.empty() && fetched_.empty() && from_disk_.empty(), "parameters gathered and never dropped");
-  LOCKSTEP_CHECK(open_.empty() && staged_.empty(), "gradients that were never reduced");
+  for (const auto& [key, state] : made_)
+    LOCKSTEP_CHECK(false, "layer ", std::get<1>(key), " has something of microbatch ", std::get<2>(key), " that nobody took");
+  for (const auto& [way, bytes] : leaving_) LOCKSTEP_CHECK(way == kToHost || bytes.empty(), "sends that nobody waited for");
+  EffectTable effects(layout_, program_.buckets, rank_);
+  for (const auto& [of, state] : held_)
+    LOCKSTEP_CHECK(unit_bytes(of, state) == unit_bytes(of, effects.at_rest(of.first, of.second)), "unit ", of.second,
+                   " is not left as it was found: state ", state);
+  LOCKSTEP_CHECK(staged_.empty(), "gradients that were never reduced");
 }
 
 }  // namespace lockstep::program

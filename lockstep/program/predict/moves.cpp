@@ -1,9 +1,7 @@
 #include "lockstep/program/predict/moves.h"
 
-#include <set>
-
-#include "lockstep/base/text.h"
-#include "lockstep/program/placement.h"
+#include "lockstep/arch/slot_layout.h"
+#include "lockstep/program/predict/memory.h"
 
 namespace lockstep::program {
 
@@ -21,68 +19,56 @@ std::string route_name(Route route) {
   return "";
 }
 
-namespace {
-
-class Counting {
- public:
-  Counting(const Layout& layout, const Program& program, int rank)
-      : layout_(layout), program_(program), plan_(host_plan(layout, rank)) {
-    for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) parts_[unit.layer] = unit.numel() / layout.shards();
-    for (const arch::LayerSpec& spec : arch::layer_table(layout.model)) {
-      if (!layout.holds(rank, spec.index) || layout.recompute_of(spec.index) != arch::Recompute::kFull) continue;
-      inputs_[spec.index] = arch::layer_cost(layout.model, spec,
-                                             {.batch = layout.micro_batch,
-                                              .seq_len = layout.seq_len,
-                                              .element_size = layout.element_size(),
-                                              .threads = layout.threads,
-                                              .tensor = layout.tensor_shard(rank),
-                                              .recompute = arch::Recompute::kFull})
-                                .kept;
-    }
+ActionMoves::ActionMoves(const Layout& layout, const Program& program, int rank)
+    : layout_(layout), effects_(layout, program.buckets, rank), plan_(host_plan(layout, rank)), costs_(layer_costs(layout, rank)) {
+  const std::vector<arch::ParamSpec> table = layout.param_table(rank);
+  const arch::FlatLayout flat = arch::flat_layout(table, layout.shards());
+  for (const arch::FlatUnit& unit : flat.units) {
+    parts_[unit.layer] = unit.numel() / layout.shards();
+    updated_[unit.layer] = arch::update_bytes(table, flat, unit);
+    states_[unit.layer] = offloaded_state_bytes(layout, table, flat, unit);
   }
+}
 
-  void count(const Action& action) {
-    const bool fetch = action.kind == ActionKind::kFetch;
-    if (action.kind == ActionKind::kShardGrad && layout_.offload.optimizer)
-      for (const int unit : program_.buckets.at(static_cast<size_t>(action.bucket)).layers)
-        add("gradients", Route::kDeviceToHost, 4 * parts_.at(unit));
-    if (!fetch && action.kind != ActionKind::kEvict) return;
-    switch (action.moved) {
-      case Moved::kParameters:
-        if (fetch)  // eviction drops: nothing changed
-          add("parameters", layout_.offload.parameters && plan_.on_disk(action.unit) ? Route::kDiskToHost : Route::kHostToDevice,
-              layout_.element_size() * parts_.at(action.unit));
-        return;
-      case Moved::kOptimizer:
-        return add("optimizer state", fetch ? Route::kDiskToHost : Route::kHostToDisk,
-                   (fetch ? layout_.optimizer->update_bytes() : offloaded_state_bytes(layout_)) * parts_.at(action.unit));
-      case Moved::kActivation:
-        return add("activations", fetch ? Route::kHostToDevice : Route::kDeviceToHost, inputs_.at(action.layer));
-    }
+std::vector<Move> ActionMoves::of(const Action& action) {
+  const Effects& effects = effects_.of(action);
+  std::vector<Move> moves;
+  for (const Touch& touch : effects.touches)
+    if (const std::optional<Move> one = move(touch, effects.lane == Lane::kCopies)) moves.push_back(*one);
+  return moves;
+}
+
+std::optional<Move> ActionMoves::move(const Touch& touch, bool copies) const {
+  if (touch.what == Resource::kGradients && touch.how == Access::kUpdate && touch.from == kOpen && layout_.offload.optimizer)
+    return Move{"gradients", Route::kDeviceToHost, 4 * parts_.at(touch.index)};
+  if (!copies) return std::nullopt;  // eviction of what nothing changed drops it
+  const bool fetch = touch.from == kAway;
+  switch (touch.what) {
+    case Resource::kParameters:
+      return Move{"parameters", layout_.offload.parameters && plan_.on_disk(touch.index) ? Route::kDiskToHost : Route::kHostToDevice,
+                  layout_.element_size() * parts_.at(touch.index)};
+    case Resource::kStates:
+      return Move{"optimizer state", fetch ? Route::kDiskToHost : Route::kHostToDisk,
+                  (fetch ? updated_ : states_).at(touch.index)};
+    case Resource::kSaved:
+      return Move{"activations", fetch ? Route::kHostToDevice : Route::kDeviceToHost, costs_.at(static_cast<size_t>(touch.index)).kept};
+    default:
+      return std::nullopt;
   }
-
-  Moves result() { return std::move(moves_); }
-
- private:
-  void add(const char* what, Route route, int64_t bytes) {
-    MoveTotals& totals = moves_[{what, route}];
-    totals.count += 1;
-    totals.bytes += bytes;
-  }
-
-  const Layout& layout_;
-  const Program& program_;
-  const HostPlan plan_;
-  std::map<int, int64_t> parts_, inputs_;  // by layer: elements of its part, bytes of its input
-  Moves moves_;
-};
-
-}  // namespace
+}
 
 Moves predict_moves(const Layout& layout, const Program& program, int rank) {
-  Counting counting(layout, program, rank);
-  for (const Action& action : program.list(rank)) counting.count(action);
-  return counting.result();
+  ActionMoves moves(layout, program, rank);
+  Moves totals;
+  for (const Action& action : program.list(rank)) {
+    if (computes(action.kind)) continue;
+    for (const Move& move : moves.of(action)) {
+      MoveTotals& sum = totals[{std::string(move.what), move.route}];
+      sum.count += 1;
+      sum.bytes += move.bytes;
+    }
+  }
+  return totals;
 }
 
 }  // namespace lockstep::program

@@ -3,29 +3,56 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
-#include "lockstep/program/program.h"
+#include "lockstep/program/effects.h"
 
 namespace lockstep::program {
 
 enum class Route { kHostToDevice, kDeviceToHost, kDiskToHost, kHostToDisk };
 std::string route_name(Route route);
 
+// Of an action that moves several units one each.
+struct Move {
+  std::string_view what{};  // "parameters", "gradients", "optimizer state", "activations"
+  Route route = Route::kHostToDevice;
+  int64_t bytes = 0;
+};
+
+// What each action of a rank moves. Of a part of n elements (of a unit, over the shards), es = 2 in bf16, else 4:
+//   FETCH of parameters       es n to the device; from disk, where the unit lies there and was not just updated
+//   SHARD_GRAD                4 n to the host, where the optimizer lives there
+//   FETCH, EVICT of states    arch::update_bytes from disk; the same back, 2 n more with a bf16 copy
+//   EVICT, FETCH of inputs    LayerCost::kept, there and back
+// Layout and program outlive it.
+class ActionMoves {
+ public:
+  ActionMoves(const Layout& layout, const Program& program, int rank);
+  std::vector<Move> of(const Action& action);
+
+ private:
+  std::optional<Move> move(const Touch& touch, bool copies) const;
+
+  const Layout& layout_;
+  EffectTable effects_;
+  HostPlan plan_;
+  std::map<int, int64_t> parts_;         // by layer: elements of its part
+  std::map<int, int64_t> updated_, states_;  // bytes of its part: that an update reads, that are kept
+  std::vector<arch::LayerCost> costs_;
+};
+
 struct MoveTotals {
   int64_t count = 0;
   int64_t bytes = 0;
   bool operator==(const MoveTotals&) const = default;
 };
-// By what is moved: "parameters", "gradients", "optimizer state", "activations".
+// By what is moved.
 using Moves = std::map<std::pair<std::string, Route>, MoveTotals>;
-
-// Of a part of n elements (of a unit, over the shards), es = 2 in bf16, else 4:
-//   FETCH of parameters       es n to the device; from disk, where the unit lies there and was not just updated
-//   SHARD_GRAD                4 n to the host, where the optimizer lives there
-//   FETCH, EVICT of states    arch::OptimizerSpec::update_bytes x n from disk; the same back, 2 n more with a bf16 copy
-//   EVICT, FETCH of inputs    LayerCost::kept, there and back
+// Of the rank's whole program.
 Moves predict_moves(const Layout& layout, const Program& program, int rank);
 
 }  // namespace lockstep::program

@@ -45,7 +45,7 @@ Layout layout_for(const Options& options) {
 LedgerEntry entry(const Layout& layout, int rank, const std::string& site) {
   const Ledger ledger = predict_ledger(layout, make_program(layout), rank);
   for (const auto& [key, found] : ledger.entries())
-    if (key.site == site) return found;
+    if (call_text(key.id) == site) return found;
   return {};
 }
 
@@ -109,7 +109,7 @@ TEST(PipelineLedger, LossAndNormSpanTheStages) {
   const auto axis = [](const Layout& layout, const std::string& site) {
     const Ledger ledger = predict_ledger(layout, make_program(layout), 0);
     for (const auto& [key, found] : ledger.entries())
-      if (key.site == site) return key.axis;
+      if (call_text(key.id) == site) return key.axis;
     return std::string("none");
   };
   EXPECT_EQ(axis(layout_for({}), "loss"), "pp");

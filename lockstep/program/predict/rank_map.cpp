@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -124,7 +125,7 @@ class TrafficSum {
       for (const auto& [peer, bytes] : sent->second) count(rank, peer + shift, call.times * bytes, axes_[call.axis]);
     }
     for (const Action& action : calls.by_shard)
-      for (const PlannedCall& planned : planned_calls(layout_, program_, rank, action)) {
+      for (const CallOfRank& planned : calls_of_rank(layout_, program_, rank, action)) {
         AxisTraffic& sum = axes_[axis_index(planned.key.axis)];
         for (const auto& [peer, bytes] : predicted_sends(planned.call, planned.group_rank)) count(rank, peer, bytes, sum);
       }
@@ -134,7 +135,7 @@ class TrafficSum {
 
  private:
   struct Call {
-    PlannedCall planned{};
+    CallOfRank planned{};
     int64_t times = 0;
     size_t axis = 0;          // of axes_
     mesh::PerAxis strides{};  // between ranks along the axes on which its group does not lie
@@ -149,16 +150,17 @@ class TrafficSum {
   Calls plan(int rank) {
     Calls calls{.at = layout_.mesh.coordinates(rank)};
     std::vector<RepeatedCalls> repeated = repeated_calls(layout_, program_, rank);
-    std::set<LedgerKey> keys;  // axes are named in the order of the ledger
+    std::set<std::tuple<std::string, Collective, std::string>> keys;  // axes are named in the order of the printed ledger
     for (const RepeatedCalls& of_action : repeated)
-      for (const PlannedCall& planned : of_action.calls) keys.insert(planned.key);
-    for (const LedgerKey& key : keys) axis_index(key.axis);
+      for (const CallOfRank& planned : of_action.calls)
+        keys.emplace(call_text(planned.key.id), planned.key.collective, planned.key.axis);
+    for (const auto& [text, collective, axis] : keys) axis_index(axis);
     for (RepeatedCalls& of_action : repeated) {
       if (differs_by_shard(layout_, of_action.action)) {
         calls.by_shard.insert(calls.by_shard.end(), static_cast<size_t>(of_action.times), of_action.action);
         continue;
       }
-      for (PlannedCall& planned : of_action.calls) {
+      for (CallOfRank& planned : of_action.calls) {
         const size_t axis = axis_index(planned.key.axis);
         const mesh::PerAxis strides = strides_beside(planned.call.group);
         calls.same.push_back({.planned = std::move(planned), .times = of_action.times, .axis = axis, .strides = strides});

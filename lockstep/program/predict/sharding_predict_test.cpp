@@ -43,7 +43,7 @@ LedgerEntry total(const Layout& layout, const std::string& site, int rank = 0) {
   LedgerEntry sum;
   const Ledger ledger = predict_ledger(layout, make_program(layout), rank);
   for (const auto& [key, entry] : ledger.entries()) {
-    if (!key.site.starts_with(site)) continue;
+    if (!call_text(key.id).starts_with(site)) continue;
     sum.count += entry.count;
     sum.payload += entry.payload;
     for (const auto& [peer, bytes] : entry.sent) sum.sent[peer] += bytes;
@@ -51,9 +51,9 @@ LedgerEntry total(const Layout& layout, const std::string& site, int rank = 0) {
   return sum;
 }
 
-const LedgerEntry& entry(const Ledger& ledger, const std::string& site, Collective collective, const std::string& axis,
+const LedgerEntry& entry(const Ledger& ledger, const CallId& id, Collective collective, const std::string& axis,
                          Algorithm algorithm) {
-  return ledger.entries().at({.site = site, .collective = collective, .axis = axis, .algorithm = algorithm});
+  return ledger.entries().at({.id = id, .collective = collective, .axis = axis, .algorithm = algorithm});
 }
 
 // A ring sends (S - 1) / S of a unit for every gather and every reduction.
@@ -61,15 +61,15 @@ TEST(ShardingPredictTest, CallsByHand) {
   const Layout layout = layout_of(3, {.shard = 4});
   const Ledger ledger = predict_ledger(layout, make_program(layout), 1);
   const int64_t block = unit_numel(layout, 2), head = unit_numel(layout, 3);
-  const LedgerEntry& gather = entry(ledger, "unshard blocks.1", Collective::kAllGather, "dp", Algorithm::kRing);
+  const LedgerEntry& gather = entry(ledger, call_of_layer(Purpose::kUnshard, arch::layer_spec(layout.model, 2)), Collective::kAllGather, "dp", Algorithm::kRing);
   EXPECT_EQ(gather.count, 2);
   EXPECT_EQ(gather.payload, 2 * 4 * block);
   EXPECT_THAT(gather.sent, ElementsAre(Pair(2, 2 * 3 * block)));
-  EXPECT_EQ(entry(ledger, "unshard head", Collective::kAllGather, "dp", Algorithm::kRing).count, 1);
-  const LedgerEntry& reduce = entry(ledger, "reduce_grad bucket 0", Collective::kReduceScatter, "dp", Algorithm::kRing);
+  EXPECT_EQ(entry(ledger, call_of_layer(Purpose::kUnshard, arch::layer_spec(layout.model, 3)), Collective::kAllGather, "dp", Algorithm::kRing).count, 1);
+  const LedgerEntry& reduce = entry(ledger, call_of_bucket(Purpose::kReduceGrad, 0), Collective::kReduceScatter, "dp", Algorithm::kRing);
   EXPECT_EQ(reduce.payload, 4 * head);
   EXPECT_THAT(reduce.sent, ElementsAre(Pair(2, 3 * head)));
-  const LedgerEntry& norm = entry(ledger, "norm", Collective::kAllReduce, "dp", Algorithm::kDirect);
+  const LedgerEntry& norm = entry(ledger, call_id(Purpose::kNorm), Collective::kAllReduce, "dp", Algorithm::kDirect);
   EXPECT_EQ(norm.payload, 8);
 }
 
@@ -118,7 +118,7 @@ TEST(ShardingPredictTest, ParametersInTheComputePrecisionAndGradientsOnTheWire) 
   layout.reduce_precision = config::Precision::kBf16;
   const Ledger ledger = predict_ledger(layout, make_program(layout), 0);
   const int64_t head = unit_numel(layout, 3);
-  const LedgerEntry& wire = entry(ledger, "reduce_grad bucket 0", Collective::kAllToAll, "dp", Algorithm::kDirect);
+  const LedgerEntry& wire = entry(ledger, call_of_bucket(Purpose::kReduceGrad, 0), Collective::kAllToAll, "dp", Algorithm::kDirect);
   EXPECT_EQ(wire.payload, 2 * head);
   EXPECT_THAT(wire.sent, ElementsAre(Pair(1, 2 * head / 3), Pair(2, 2 * head / 3)));
 }
@@ -134,10 +134,10 @@ TEST(ShardingPredictTest, HsdpSumsOneShardOverTheGroups) {
       ASSERT_EQ(sum.sent.size(), 1u);
       EXPECT_EQ(sum.sent.begin()->first, next);
       for (const auto& [key, _] : ledger.entries()) {
-        if (key.site.starts_with("unshard") || key.site.starts_with("reduce_grad")) {
+        if (key.id.purpose == Purpose::kUnshard || key.id.purpose == Purpose::kReduceGrad) {
           EXPECT_EQ(key.axis, "dp_shard");
         }
-        if (key.site.starts_with("reduce_shard")) {
+        if (key.id.purpose == Purpose::kReduceShard) {
           EXPECT_EQ(key.axis, "dp_replicate");
         }
       }
@@ -166,7 +166,7 @@ TEST(ShardingPredictTest, PartialGradientsAreSummedByTheirOwners) {
     EXPECT_EQ(of_axis, all.of_axis);
     EXPECT_EQ(of_copies, all.of_copies);
     const Ledger ledger = predict_ledger(layout, make_program(layout), 0);
-    EXPECT_EQ(entry(ledger, "norm", Collective::kAllReduce, "replica", Algorithm::kDirect).count, 1);
+    EXPECT_EQ(entry(ledger, call_id(Purpose::kNorm), Collective::kAllReduce, "replica", Algorithm::kDirect).count, 1);
   }
 }
 

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <initializer_list>
 #include <map>
 #include <tuple>
 #include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
+#include "lockstep/program/effects.h"
 #include "lockstep/program/passes/build.h"
 #include "lockstep/program/rank_class.h"
 
@@ -36,23 +36,28 @@ std::vector<RepeatedCalls> calls_of(const Layout& layout, const Program& program
   const std::vector<std::pair<Action, int64_t>> repeated = repeated_actions(program.list(rank), wanted);
   std::vector<Action> actions;
   for (const auto& [action, times] : repeated) actions.push_back(action);
-  std::vector<std::vector<PlannedCall>> planned = planned_calls(layout, program, rank, actions);
+  std::vector<std::vector<CallOfRank>> planned = calls_of_rank(layout, program, rank, actions);
   std::vector<RepeatedCalls> calls;
   for (size_t i = 0; i < actions.size(); ++i)
     calls.push_back({.action = actions[i], .times = repeated[i].second, .calls = std::move(planned[i])});
   return calls;
 }
 
-// What the rank sends for actions of these kinds.
-int64_t sent_for(const Program& program, const Layout& layout, int rank, std::initializer_list<ActionKind> kinds) {
-  const auto wanted = [&](const Action& action) { return std::find(kinds.begin(), kinds.end(), action.kind) != kinds.end(); };
+// What the rank sends between its layers to mend any of what `lacks` says, and to pull.
+int64_t sent_for(const Program& program, const Layout& layout, int rank, State lacks, bool pulls = false) {
+  EffectTable effects(layout, program.buckets, rank);
+  const auto mends = [&](const Touch& touch) { return (touch.from & ~touch.to & lacks) != 0; };
+  const auto wanted = [&](const Action& action) {
+    if (pulls && of_bucket(action.kind) && !reduces(action.kind)) return true;
+    return !computes(action.kind) && std::ranges::any_of(effects.of(action).touches, mends);
+  };
   int64_t sent = 0;
   for (const RepeatedCalls& repeated : calls_of(layout, program, rank, wanted))
-    for (const PlannedCall& planned : repeated.calls) sent += repeated.times * sent_bytes(planned);
+    for (const CallOfRank& planned : repeated.calls) sent += repeated.times * sent_bytes(planned);
   return sent;
 }
 
-// Site, collective, axis and algorithm; size of the group; whether this rank is its root.
+// Id, collective, axis and algorithm; size of the group; whether this rank is its root.
 using CallKind = std::tuple<LedgerKey, size_t, bool>;
 // Calls and bytes of each.
 using CallKinds = std::map<CallKind, std::pair<int64_t, int64_t>>;
@@ -66,8 +71,8 @@ CallKinds call_kinds(const Program& program, const Layout& layout, int rank, boo
   CallKinds kinds;
   for (RepeatedCalls& repeated : repeated_calls(layout, program, rank)) {
     if (differs_by_shard(layout, repeated.action)) continue;
-    for (PlannedCall& planned : repeated.calls) {
-      if (!numbered) planned.key.site = site_kind(planned.key.site);
+    for (CallOfRank& planned : repeated.calls) {
+      if (!numbered) planned.key.id = planned.key.id.of_every_owner();
       const bool root = has_root(planned.call.collective) && planned.call.root == planned.group_rank;
       auto& [count, bytes] = kinds[{planned.key, planned.call.group.size(), root}];
       count += repeated.times;
@@ -93,14 +98,6 @@ int64_t gathers(const Layout& layout) {
 }
 
 }  // namespace
-
-std::string site_kind(const std::string& site) {
-  const std::string blocks = "blocks.";
-  const size_t at = site.find(blocks);
-  if (at == std::string::npos) return site.substr(0, site.find_last_not_of("0123456789 ") + 1);
-  const size_t behind = site.find_first_not_of("0123456789", at + blocks.size());
-  return cat(site.substr(0, at), blocks, "*", behind == std::string::npos ? "" : site.substr(behind));
-}
 
 std::vector<std::vector<int>> alike_ranks(const Program& program, const Layout& layout, const std::vector<int>& ranks,
                                           bool numbered) {
@@ -136,7 +133,7 @@ std::vector<ReductionTraffic> reduction_traffic(const Layout& layout, const std:
   ring.data_parallel = config::DataParallel::kRing;
   server.data_parallel = config::DataParallel::kParameterServer;
   const auto sent = [](const Layout& kind, const Program& program, int rank) {
-    return sent_for(program, kind, rank, {ActionKind::kReduceGrad, ActionKind::kPush, ActionKind::kPull});
+    return sent_for(program, kind, rank, kPartOfTokens, /*pulls=*/true);
   };
   const Program reduces = make_program(ring), pushes = make_program(server);
   std::vector<ReductionTraffic> traffic;
@@ -166,7 +163,7 @@ std::vector<std::vector<StageTraffic>> sharding_traffic(const Layout& layout, co
       stage.reduces = staged.transient_gradients() && !staged.reduces_once() ? layout.num_microbatches() : 1;
       stage.formula_bytes = share * (static_cast<double>(stage.gathers * layout.element_size()) +
                                      static_cast<double>(stage.reduces) * wire);
-      stage.predicted_bytes = sent_for(program, staged, ranks[i], {ActionKind::kUnshard, ActionKind::kReduceGrad});
+      stage.predicted_bytes = sent_for(program, staged, ranks[i], kShardOnly | kPartOfTokens);
       of_ranks[i].push_back(stage);
     }
   }
@@ -176,13 +173,13 @@ std::vector<std::vector<StageTraffic>> sharding_traffic(const Layout& layout, co
 ReplicaTraffic replica_traffic(const Program& program, const Layout& layout, int rank) {
   const double replicas = layout.mesh.degree(mesh::Axis::kDpReplicate);
   return {.formula_bytes = 2 * (replicas - 1) / replicas * 4 * static_cast<double>(parameters_of(layout, rank)) / layout.shards(),
-          .predicted_bytes = sent_for(program, layout, rank, {ActionKind::kReduceShard})};
+          .predicted_bytes = sent_for(program, layout, rank, kPartOfCopies)};
 }
 
 Ledger predict_ledger(const Layout& layout, const Program& program, int rank) {
   Ledger ledger;
   for (const RepeatedCalls& repeated : repeated_calls(layout, program, rank))
-    for (const PlannedCall& planned : repeated.calls)
+    for (const CallOfRank& planned : repeated.calls)
       ledger.add(planned.key, payload(planned.call), predicted_sends(planned.call, planned.group_rank), repeated.times);
   return ledger;
 }
@@ -191,7 +188,7 @@ std::vector<RepeatedCalls> repeated_calls(const Layout& layout, const Program& p
   return calls_of(layout, program, rank, [](const Action&) { return true; });
 }
 
-int64_t sent_bytes(const PlannedCall& planned) {
+int64_t sent_bytes(const CallOfRank& planned) {
   int64_t sent = 0;
   for (const auto& [peer, bytes] : predicted_sends(planned.call, planned.group_rank)) sent += bytes;
   return sent;

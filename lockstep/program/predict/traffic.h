@@ -14,7 +14,7 @@ namespace lockstep::program {
 struct RepeatedCalls {
   Action action{};  // without its microbatch
   int64_t times = 0;
-  std::vector<PlannedCall> calls{};
+  std::vector<CallOfRank> calls{};
 };
 // In the order in which the list comes to them.
 std::vector<RepeatedCalls> repeated_calls(const Layout& layout, const Program& program, int rank);
@@ -22,7 +22,7 @@ std::vector<RepeatedCalls> repeated_calls(const Layout& layout, const Program& p
 // The ledger of one step of `rank`: all planned calls. Empty for one rank.
 Ledger predict_ledger(const Layout& layout, const Program& program, int rank);
 // What the rank puts on the links in all by one call.
-int64_t sent_bytes(const PlannedCall& planned);
+int64_t sent_bytes(const CallOfRank& planned);
 
 // What the literature says of one synchronisation of S bytes of gradients over n ranks, in bytes.
 // Ring (Patarasuk & Yuan 2009): every link carries 2 (n - 1) / n S. Parameter server (Li et al. 2014): the server's
@@ -30,11 +30,8 @@ int64_t sent_bytes(const PlannedCall& planned);
 double ring_link_bytes(double gradient_bytes, int ranks);
 double server_link_bytes(double gradient_bytes, int ranks);
 
-// "reduce_grad bucket 7" -> "reduce_grad bucket", "blocks.3.mlp.down forward" -> "blocks.*.mlp.down forward".
-std::string site_kind(const std::string& site);
-
-// `ranks` in groups that make the same calls, each with its own peers; ordered by their first ranks. The same are sites
-// (with `numbered` those of the ledger, else their kinds), collectives, axes, counts, bytes, sizes of the groups, and the
+// `ranks` in groups that make the same calls, each with its own peers; ordered by their first ranks. The same are ids
+// (without `numbered` those of every owner: CallId::of_every_owner), collectives, axes, counts, bytes, sizes of the groups, and the
 // part taken where there is a root. What a rank then sends is the same but for the elements that a ring cannot share out
 // evenly. With several shards REDUCE_PARTIAL is left out: it is of what of norms and biases lies in the rank's shard.
 std::vector<std::vector<int>> alike_ranks(const Program& program, const Layout& layout, const std::vector<int>& ranks,

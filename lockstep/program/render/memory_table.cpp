@@ -1,6 +1,7 @@
 // Predicted memory as tables, and what the numbers are made of.
 #include <algorithm>
 
+#include "lockstep/arch/slot_layout.h"
 #include "lockstep/base/text.h"
 #include "lockstep/program/names.h"
 #include "lockstep/program/predict/memory.h"
@@ -43,24 +44,47 @@ class MadeOf {
   std::string optimizer() const {
     if (layout_.offload.optimizer) return "on the host";
     if (!layout_.owns_optimizer(rank_)) return "held by the server";
+    const std::vector<const arch::OptimizerSpec*> optimizers = optimizers_here();
+    if (optimizers.size() > 1) return cat(slots_text(optimizers), bf16() ? " and the fp32 master weights" : "");
     std::vector<std::string> bytes;
-    for (const arch::StateSlot& slot : layout_.optimizer->slots) bytes.push_back(cat(slot.element_size()));
+    for (const arch::StateSlot& slot : optimizers[0]->slots) bytes.push_back(cat(slot.element_size()));
     if (bf16()) bytes.emplace_back("4");
-    return cat(parameters_, "(", join(bytes, " + "), ")", part_, ": ", layout_.optimizer->slots_text,
+    return cat(parameters_, "(", join(bytes, " + "), ")", part_, ": ", optimizers[0]->slots_text,
                bf16() ? " and the fp32 master weights" : "");
   }
   std::string host() const {
     std::vector<std::string> parts;
     const bool copy = bf16() && layout_.offload.parameters;
-    if (layout_.offload.optimizer)
-      parts.push_back(cat(parameters_, "(4 + ", layout_.optimizer->slot_bytes(), " + 4", copy ? " + 2)" : ")", part_,
-                          ": gradients, ", layout_.optimizer->slots_text, ", fp32 values", copy ? ", bf16 values" : ""));
+    const std::vector<const arch::OptimizerSpec*> optimizers = optimizers_here();
+    if (layout_.offload.optimizer && optimizers.size() > 1)
+      parts.push_back(cat(parameters_, "(4 + 4", copy ? " + 2)" : ")", part_, ": gradients, fp32 values", copy ? ", bf16 values" : "",
+                          "; ", slots_text(optimizers)));
+    else if (layout_.offload.optimizer)
+      parts.push_back(cat(parameters_, "(4 + ", optimizers[0]->slot_bytes(), " + 4", copy ? " + 2)" : ")", part_,
+                          ": gradients, ", optimizers[0]->slots_text, ", fp32 values", copy ? ", bf16 values" : ""));
     if (layout_.offload.activations) parts.push_back("inputs of layers that recompute");
     return join(parts, "; ");
   }
 
  private:
   bool bf16() const { return layout_.precision == config::Precision::kBf16; }
+  // In the order of their first parameters; a rank has at least one.
+  std::vector<const arch::OptimizerSpec*> optimizers_here() const {
+    std::vector<const arch::OptimizerSpec*> found;
+    for (const arch::ParamSpec& spec : layout_.param_table(rank_))
+      if (std::ranges::find(found, spec.update.optimizer) == found.end()) found.push_back(spec.update.optimizer);
+    return found;
+  }
+  std::string slots_text(const std::vector<const arch::OptimizerSpec*>& optimizers) const {
+    const std::vector<arch::ParamSpec> table = layout_.param_table(rank_);
+    std::vector<std::string> parts;
+    for (const arch::OptimizerSpec* optimizer : optimizers) {
+      int64_t numel = 0;
+      for (const arch::ParamSpec& spec : table) numel += spec.update.optimizer == optimizer ? spec.local_numel() : 0;
+      parts.push_back(cat(optimizer->id, " ", numel, " parameters x ", optimizer->slot_bytes(), part_, ": ", optimizer->slots_text));
+    }
+    return join(parts, "; ");
+  }
   std::string beyond(MemoryCategory category) const { return cat("at most ", bytes_text(most_beyond(timeline_, category))); }
 
   const Layout& layout_;

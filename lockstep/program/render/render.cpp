@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/base/text.h"
+#include "lockstep/program/effects.h"
 #include "lockstep/program/names.h"
 
 namespace lockstep::program {
@@ -39,7 +40,7 @@ size_t end_of_pairs(const std::vector<Action>& actions, size_t i, const std::vec
 // PULL after PULL.
 size_t end_of_pulls(const std::vector<Action>& actions, size_t i) {
   size_t end = i;
-  while (end < actions.size() && actions[end].kind == ActionKind::kPull) ++end;
+  while (end < actions.size() && of_bucket(actions[end].kind) && !reduces(actions[end].kind)) ++end;
   return end;
 }
 

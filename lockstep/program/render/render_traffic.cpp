@@ -37,11 +37,10 @@ std::string numbers_text(const std::vector<int>& numbers, const char* one, const
   return cat(numbers.size() == 1 ? one : several, " ", ranges_text(numbers));
 }
 
-// What the ranks of one coordinate on pp send that make the same calls: by the first word of the site, "tp" for all of its
-// layers.
+// What the ranks of one coordinate on pp send that make the same calls, by purpose; kLayer for all that goes over tp.
 struct StageSends {
   std::vector<int> ranks;
-  std::map<std::string, int64_t> bytes{};
+  std::map<Purpose, int64_t> bytes{};
   int64_t all = 0;
 };
 
@@ -55,11 +54,11 @@ std::vector<StageSends> stage_sends(const Program& program, const Layout& layout
     }
   for (StageSends& sends : found)
     for (const RepeatedCalls& repeated : repeated_calls(layout, program, sends.ranks.front()))
-      for (const PlannedCall& planned : repeated.calls) {
+      for (const CallOfRank& planned : repeated.calls) {
         const LedgerKey& key = planned.key;
         const bool of_layers = key.axis == "tp" || key.axis == "kv";
         const int64_t sent = repeated.times * sent_bytes(planned);
-        sends.bytes[of_layers ? "tp" : key.site.substr(0, key.site.find(' '))] += sent;
+        sends.bytes[of_layers ? Purpose::kLayer : key.id.purpose] += sent;
         sends.all += sent;
       }
   return found;
@@ -71,8 +70,8 @@ std::string ledger_table(const Program& program, const Layout& layout, int rank,
   Ledger ledger;
   std::vector<LedgerKey> order;  // as the program comes to them
   for (RepeatedCalls& repeated : repeated_calls(layout, program, rank))
-    for (PlannedCall& planned : repeated.calls) {
-      if (!buckets) planned.key.site = site_kind(planned.key.site);
+    for (CallOfRank& planned : repeated.calls) {
+      if (!buckets) planned.key.id = planned.key.id.of_every_owner();
       if (!ledger.entries().contains(planned.key)) order.push_back(planned.key);
       ledger.add(planned.key, payload(planned.call), predicted_sends(planned.call, planned.group_rank), repeated.times);
     }
@@ -89,7 +88,7 @@ std::string ledger_table(const Program& program, const Layout& layout, int rank,
       if (links.size() < 4) links.push_back(cat("to ", peer, ": ", decimal_bytes(bytes)));
     }
     if (entry.sent.size() > 4) links.push_back(cat("and ", entry.sent.size() - 4, " more"));
-    rows.push_back({key.site, std::string(collective_name(key.collective)), key.axis,
+    rows.push_back({call_text(key.id), std::string(collective_name(key.collective)), key.axis,
                     std::string(algorithm_name(key.algorithm)), cat(entry.count), decimal_bytes(entry.payload),
                     decimal_bytes(entry.sent_total()), join(links, ", ")});
   }
@@ -112,17 +111,19 @@ std::string ledger_tables(const Program& program, const Layout& layout, const st
 std::string stages_table(const Program& program, const Layout& layout, const std::vector<int>& ranks) {
   std::vector<StageSends> stages = stage_sends(program, layout, ranks);
   std::vector<Row> rows = {{"ranks", "stages", "layers", "parameters"}};
-  std::vector<std::string> columns;
-  for (const char* name : {"send_f", "send_b", "tp", "unshard", "reduce_grad", "reduce_shard", "push", "pull", "reduce_tied"})
-    if (std::any_of(stages.begin(), stages.end(), [&](StageSends& sends) { return sends.bytes[name] > 0; }))
-      columns.emplace_back(name);
-  rows[0].insert(rows[0].end(), columns.begin(), columns.end());
+  std::vector<Purpose> columns;
+  for (const Purpose purpose : {Purpose::kSendForward, Purpose::kSendBackward, Purpose::kLayer, Purpose::kUnshard, Purpose::kReduceGrad,
+                                Purpose::kReduceShard, Purpose::kPush, Purpose::kPull, Purpose::kReduceTied})
+    if (std::any_of(stages.begin(), stages.end(), [&](StageSends& sends) { return sends.bytes[purpose] > 0; }))
+      columns.push_back(purpose);
+  for (const Purpose purpose : columns) rows[0].emplace_back(purpose_text(purpose));
   rows[0].emplace_back("in all");
   for (StageSends& sends : stages) {
     const int rank = sends.ranks.front();
     rows.push_back({ranges_text(sends.ranks), ranges_text(layout.pipeline.stages_of(layout.pipeline_rank(rank))),
                     layers_text(layout, rank), cat(parameters_of(layout, rank))});
-    for (const std::string& name : columns) rows.back().push_back(sends.bytes[name] == 0 ? "" : decimal_bytes(sends.bytes[name]));
+    for (const Purpose purpose : columns)
+      rows.back().push_back(sends.bytes[purpose] == 0 ? "" : decimal_bytes(sends.bytes[purpose]));
     rows.back().push_back(decimal_bytes(sends.all));
   }
   return cat("what a rank of each stage sends in a step\n", table(rows, 3, columns.size() + 2));

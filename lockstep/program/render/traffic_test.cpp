@@ -60,8 +60,8 @@ Kinds kinds_of(const Program& program, const Layout& layout, int rank) {
   Kinds kinds;
   const Ledger ledger = predict_ledger(layout, program, rank);
   for (const auto& [key, entry] : ledger.entries()) {
-    if (key.site == "reduce_partial" && layout.shards() > 1) continue;
-    auto& [count, payload, sends] = kinds[cat(site_kind(key.site), " ", collective_name(key.collective), " ", key.axis)];
+    if (key.id.purpose == Purpose::kReducePartial && layout.shards() > 1) continue;
+    auto& [count, payload, sends] = kinds[cat(call_text(key.id.of_every_owner()), " ", collective_name(key.collective), " ", key.axis)];
     count += entry.count;
     payload += entry.payload;
     sends = sends || entry.sent_total() > 0;

@@ -96,8 +96,9 @@ Program planned_alone(const Layout& layout) {
 // Every call of the list, one after the other.
 Ledger ledger_alone(const Layout& layout, const Program& program, int rank) {
   Ledger ledger;
-  for (const PlannedCall& planned : planned_calls(layout, program, rank))
-    ledger.add(planned.key, payload(planned.call), predicted_sends(planned.call, planned.group_rank));
+  for (const Action& action : program.list(rank))
+    for (const CallOfRank& of : calls_of_rank(layout, program, rank, action))
+      ledger.add(of.key, payload(of.call), predicted_sends(of.call, of.group_rank));
   return ledger;
 }
 
@@ -122,9 +123,9 @@ using Kinds = std::map<std::tuple<LedgerKey, size_t, bool>, std::pair<int64_t, i
 Kinds kinds_alone(const Layout& layout, const Program& program, int rank) {
   Kinds kinds;
   const std::vector<Action>& actions = program.list(rank);
-  const std::vector<std::vector<PlannedCall>> calls = planned_calls(layout, program, rank, actions);
+  const std::vector<std::vector<CallOfRank>> calls = calls_of_rank(layout, program, rank, actions);
   for (size_t i = 0; i < actions.size(); ++i)
-    for (const PlannedCall& planned : calls[i]) {
+    for (const CallOfRank& planned : calls[i]) {
       if (layout.shards() > 1 && actions[i].kind == ActionKind::kReducePartial) continue;
       const bool rooted = planned.call.collective == Collective::kBroadcast || planned.call.collective == Collective::kReduce;
       auto& [count, bytes] =

@@ -56,7 +56,7 @@ TEST(Recompute, CommunicatesWhatForwardDidButForTheOutput) {
     const Layout layout = layout_of(2, sequence_parallel);
     const auto sites = [&](K kind, int layer) {
       std::vector<std::string> names;
-      for (const TensorCall& call : tensor_calls(layout, {.kind = kind, .layer = layer})) names.push_back(call.site);
+      for (const TensorCall& call : tensor_calls(layout, {.kind = kind, .layer = layer})) names.push_back(call_text(call.id));
       return names;
     };
     std::vector<std::string> forward = sites(K::kForward, 3);

@@ -19,11 +19,15 @@ std::vector<std::string> check_recomputed(const Program& program, const Layout& 
 // [gather], [reshard] and [prefetch] of one rank's list, whose indices all exist.
 std::vector<std::string> check_gathered(const Program& program, const Layout& layout, int rank);
 
+// [reduce] and [complete] where there is one shard and gradients stay.
+std::vector<std::string> check_reductions(const Program& program, const Layout& layout, int rank);
 // [reduce], [complete], [shard_grad] and [reduce_shard] where there are several shards or transient gradients.
 std::vector<std::string> check_sharded_gradients(const Program& program, const Layout& layout, int rank);
 // [partial], [update], [pull] and [stale] of one rank's list, whose indices all exist.
 std::vector<std::string> check_update(const Program& program, const Layout& layout, int rank, Pass after);
 // [fetch], [state] and [input] of one rank's list, whose indices all exist.
 std::vector<std::string> check_offloaded(const Program& program, const Layout& layout, int rank);
+// [life] of one rank's list in which the other rules found nothing.
+std::vector<std::string> check_life(const Program& program, const Layout& layout, int rank);
 
 }  // namespace lockstep::program

@@ -16,30 +16,6 @@
 namespace lockstep::program {
 namespace {
 
-bool is_communication(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kUnshard:
-    case ActionKind::kReduceGrad:
-    case ActionKind::kReduceShard:
-    case ActionKind::kPush:
-    case ActionKind::kLoss:
-    case ActionKind::kReducePartial:
-    case ActionKind::kNorm:
-    case ActionKind::kPull:
-    case ActionKind::kTokens:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// What one rank's list says, by position.
-struct Trace {
-  std::map<int, std::vector<int>> weight;        // B and W, by layer
-  std::map<int, std::vector<int>> reduce, push;  // by bucket
-  std::vector<int> sharded;                      // SHARD_GRAD, REDUCE_SHARD
-};
-
 class Verifier {
  public:
   Verifier(const Program& program, const Layout& layout, Pass after)
@@ -49,9 +25,7 @@ class Verifier {
         microbatches_(layout.num_microbatches()),
         model_layers_(layout.num_layers()),
         places_(after == Pass::kSchedule ? layout.pipeline.stages() : model_layers_),
-        sharded_(layout.shards() > 1 || layout.transient_gradients()),
-        several_(layout.mesh.degree(layout.tokens()) > 1),
-        server_mode_(layout.server_mode()) {}
+        sharded_(layout.shards() > 1 || layout.transient_gradients()) {}
 
   std::vector<std::string> run() {
     if (program_.world_size() != layout_.mesh.world_size()) {
@@ -66,31 +40,31 @@ class Verifier {
       if (bucket.pipeline < 0 || bucket.pipeline >= layout_.pipeline.ranks) {
         problem("ranks", cat("a bucket of coordinate ", bucket.pipeline, " on pp"));
         return problems_;
-      } else {
-        writers_.push_back(writers(bucket, tables_[static_cast<size_t>(bucket.pipeline)]));
       }
     for (const int rank : representatives()) {
       rank_ = rank;
-      if (!trace()) continue;
+      if (!indices_exist()) {
+        indices_exist_ = false;
+        continue;
+      }
       take(check_passes(program_, layout_, rank_, after_));
       if (after_ >= Pass::kExpandLayers) take(check_recomputed(program_, layout_, rank_));
       if (after_ >= Pass::kShardParameters) take(check_gathered(program_, layout_, rank_));
-      if (after_ >= Pass::kReduceGradients && sharded_) take(check_sharded_gradients(program_, layout_, rank_));
-      if (after_ >= Pass::kReduceGradients && !sharded_) check_reductions();
+      if (after_ >= Pass::kReduceGradients)
+        take(sharded_ ? check_sharded_gradients(program_, layout_, rank_) : check_reductions(program_, layout_, rank_));
       if (after_ >= Pass::kUpdate) take(check_update(program_, layout_, rank_, after_));
       if (after_ >= Pass::kOffload) take(check_offloaded(program_, layout_, rank_));
     }
     if (problems_.empty()) take(check_pipelines(program_, layout_, after_));
     if (problems_.empty() && after_ >= Pass::kPostValidation) take(check_validation(program_, layout_));
-    check_same_communication();
+    if (indices_exist_) check_same_communication();
+    if (problems_.empty() && after_ >= Pass::kOffload)
+      for (const int rank : representatives()) take(check_life(program_, layout_, rank));
     return problems_;
   }
 
  private:
   const std::vector<Action>& actions() const { return program_.list(rank_); }
-  std::string text(int position) const {
-    return action_text(actions()[static_cast<size_t>(position)], program_.buckets, model_layers_);
-  }
   void problem(const char* rule, std::string what) { problems_.push_back(cat("[", rule, "] ", what)); }
   void take(const std::vector<std::string>& problems) {
     problems_.insert(problems_.end(), problems.begin(), problems.end());
@@ -128,16 +102,15 @@ class Verifier {
     return std::any_of(table.begin(), table.end(), [&](const arch::ParamSpec& spec) { return spec.layer == unit; });
   }
 
-  // Sorts the list into trace_; false where an index does not exist.
-  bool trace() {
-    trace_ = {};
+  // False where an index does not exist.
+  bool indices_exist() {
     const size_t problems_before = problems_.size();
     for (int i = 0; i < static_cast<int>(actions().size()); ++i) {
       const Action& action = actions()[static_cast<size_t>(i)];
       const int place = after_ == Pass::kSchedule || is_transfer(action.kind) ? action.stage : action.layer;
       const auto what = [&] { return cat("action ", i, ": ", action_name(action.kind)); };
-      const bool has_unit = action.kind == ActionKind::kUnshard || action.kind == ActionKind::kReshard;
-      const bool has_bucket = reduces(action.kind) || action.kind == ActionKind::kPull;
+      const bool has_unit = gathers(action.kind) || drops_gathered(action.kind);
+      const bool has_bucket = of_bucket(action.kind);
       if ((computes(action.kind) || is_transfer(action.kind)) && !exists(action)) {
         here("ranks", cat(what(), " of place ", place, ", microbatch ", action.microbatch));
         continue;
@@ -146,35 +119,13 @@ class Verifier {
         here("ranks", cat(what(), " of bucket ", action.bucket));
         continue;
       }
-      const bool moves = action.kind == ActionKind::kFetch || action.kind == ActionKind::kEvict;
-      if (moves && (action.moved == Moved::kActivation ? !exists(action) : !owns_parameters(action.unit))) {
+      if (is_move(action.kind) && (action.moved == Moved::kActivation ? !exists(action) : !owns_parameters(action.unit))) {
         here("ranks", cat(what(), " of unit ", action.unit, ", layer ", action.layer, ", microbatch ", action.microbatch));
         continue;
       }
-      if ((has_unit && action.unit < 0) || action.unit >= model_layers_) {
-        here("ranks", cat(what(), " of unit ", action.unit));
-        continue;
-      }
-      add(action, i);
+      if ((has_unit && action.unit < 0) || action.unit >= model_layers_) here("ranks", cat(what(), " of unit ", action.unit));
     }
     return problems_.size() == problems_before;
-  }
-
-  void add(const Action& action, int position) {
-    switch (action.kind) {
-      case ActionKind::kBackward:
-      case ActionKind::kBackwardWeight:
-        return trace_.weight[action.layer].push_back(position);
-      case ActionKind::kReduceGrad:
-        return trace_.reduce[action.bucket].push_back(position);
-      case ActionKind::kPush:
-        return trace_.push[action.bucket].push_back(position);
-      case ActionKind::kShardGrad:
-      case ActionKind::kReduceShard:
-        return trace_.sharded.push_back(position);
-      default:
-        return;
-    }
   }
 
   void check_buckets(int coordinate) {
@@ -200,26 +151,6 @@ class Verifier {
       if (times[unit.layer] != 1) {
         problem("buckets", cat(layer_label(unit.layer, model_layers_), " lies in ", times[unit.layer], " buckets"));
       }
-    }
-  }
-
-  void check_reductions() {
-    auto& reductions = server_mode_ ? trace_.push : trace_.reduce;
-    const auto& others = server_mode_ ? trace_.reduce : trace_.push;
-    if (!others.empty()) here("reduce", cat(text(others.begin()->second[0]), " is not how this layout reduces"));
-    const int coordinate = layout_.pipeline_rank(rank_);
-    for (int position : trace_.sharded) here("reduce", cat(text(position), ", but no gradients are sharded"));
-    for (int bucket = 0; bucket < static_cast<int>(program_.buckets.size()); ++bucket) {
-      const std::vector<int>& at = reductions[bucket];
-      const bool own = program_.buckets[static_cast<size_t>(bucket)].pipeline == coordinate;
-      if (at.size() != (several_ && own ? 1 : 0)) {
-        here("reduce", cat("bucket ", bucket, " is reduced ", at.size(), " times"));
-        continue;
-      }
-      if (at.empty()) continue;
-      for (const int layer : writers_[static_cast<size_t>(bucket)])
-        for (const int position : trace_.weight[layer])
-          if (position > at[0]) here("complete", cat(text(position), " adds to the gradients after ", text(at[0])));
     }
   }
 
@@ -263,10 +194,14 @@ class Verifier {
   using Call = std::tuple<ActionKind, int, int, int>;
   std::vector<Call> data_calls(int rank) const {
     std::vector<Call> calls;
+    EffectTable effects(layout_, program_.buckets, rank);
     for (const Action& action : program_.list(rank)) {
-      // Over tp alone; servers and workers of a group differ there.
-      if (action.kind == ActionKind::kReducePartial) continue;
-      if (is_communication(action.kind)) calls.emplace_back(action.kind, action.bucket, action.unit, action.microbatch);
+      if (computes(action.kind)) continue;
+      const Effects& of = effects.of(action);
+      // Servers and workers differ in what they sum inside of a model group.
+      const auto in_model_group = [](const Touch& touch) { return (touch.from & (kPartOfTp | kPartOfStages)) != 0; };
+      if (of.collective && std::ranges::none_of(of.touches, in_model_group))
+        calls.emplace_back(action.kind, action.bucket, action.unit, action.microbatch);
     }
     return calls;
   }
@@ -278,12 +213,9 @@ class Verifier {
   const int model_layers_;
   const int places_;  // of an action: the stages before expand_layers, then the layers
   const bool sharded_;  // gradients
-  const bool several_;
-  const bool server_mode_;
   std::vector<std::vector<arch::ParamSpec>> tables_;  // by coordinate on pp
-  std::vector<std::vector<int>> writers_;             // per bucket
   int rank_ = 0;
-  Trace trace_;
+  bool indices_exist_ = true;  // of all actions
   std::vector<std::string> problems_;
 };
 

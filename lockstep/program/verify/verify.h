@@ -50,6 +50,8 @@ std::string_view pass_name(Pass pass);
 //   [fetch]       offloaded parameters are fetched before anything reads or gathers them, once, evicted once after it and
 //                 before STEP, and at most two units ahead of their gathering; parameters that stay on the device are
 //                 fetched once after their STEP and before their UNSHARD, and never evicted; otherwise none
+//   [matrices]    where matrices that are updated whole lie scattered: of their units one GATHER_UPDATE after NORM, one SCATTER_UPDATE
+//                 after it, then STEP; of no other
 //   [state]       optimizer state on disk: fetched once before its STEP, evicted once after it, of at most two units at a
 //                 time; of no other unit
 //   [input]       offloaded inputs of layers that are computed again: evicted once after F, fetched once after that and
@@ -57,6 +59,9 @@ std::string_view pass_name(Pass pass);
 //   [deadlock]    all ranks of a data group, and of a tp group, issue the same communication in the same order; the lists
 //                 of a pipeline all come to their end when run against each other, with Program::channel_depth tensors on
 //                 their way in every channel; else the actions that wait in a circle
+//   [life]        of what actions touch (effects.h), where no other rule is broken: what is used is there, here, whole and
+//                 summed; what is made was not there and is used up once; what is started is joined; left at the end are
+//                 parameters and optimizer state as the next step finds them, and what it validates
 std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after = Pass::kOffload);
 
 }  // namespace lockstep::program

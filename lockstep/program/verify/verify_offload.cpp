@@ -22,10 +22,12 @@ class OffloadCheck : RankCheck {
     for (at_ = 0; at_ < actions_.size(); ++at_) {
       const Action& action = actions_[at_];
       if (action.kind == ActionKind::kStep) step(action);
+      if (action.kind == ActionKind::kGatherUpdate && plan_.on_disk(action.unit) && !states_.contains(action.unit))
+        problem("state", cat(text(), ", but its state is on disk"));
       if (action.kind == ActionKind::kUnshard) gather(action.unit);
       if (action.kind == ActionKind::kReshard) gathered_.erase(action.unit);
       if (computes(action.kind)) compute(action);
-      if (action.kind == ActionKind::kFetch || action.kind == ActionKind::kEvict) move(action);
+      if (is_move(action.kind)) move(action);
     }
     at_end();
     return std::move(problems_);
@@ -38,7 +40,7 @@ class OffloadCheck : RankCheck {
   std::string text() const { return RankCheck::text(at_); }
 
   void move(const Action& action) {
-    const bool fetch = action.kind == ActionKind::kFetch;
+    const bool fetch = fetches(action.kind);
     if (action.moved == Moved::kActivation) return fetch ? fetch_input(action) : evict_input(action);
     if (action.moved == Moved::kOptimizer) return fetch ? fetch_state(action.unit) : evict_state(action.unit);
     fetch ? fetch_parameters(action.unit) : evict_parameters(action.unit);
@@ -83,8 +85,8 @@ class OffloadCheck : RankCheck {
         problem("fetch", cat(text(), " reads ", name(unit), ", which is not fetched"));
       if (!layout_.sharded_parameters()) waiting_.erase(unit);
     }
-    if (action.kind == ActionKind::kForward) forward_.insert({action.layer, action.microbatch});
-    if (action.kind == ActionKind::kRecompute && moves_input(action.layer) &&
+    if (work_of(action.kind) == Work::kForward) forward_.insert({action.layer, action.microbatch});
+    if (work_of(action.kind) == Work::kAgain && moves_input(action.layer) &&
         inputs_[{action.layer, action.microbatch}] != Place::kBack)
       problem("input", cat(text(), " without its input"));
   }

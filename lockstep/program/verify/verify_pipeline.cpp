@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 #include <utility>
 
 #include "lockstep/base/text.h"
@@ -12,8 +13,6 @@
 
 namespace lockstep::program {
 namespace {
-
-bool is_send(ActionKind kind) { return kind == ActionKind::kSendForward || kind == ActionKind::kSendBackward; }
 
 // Where an action of some place and microbatch stands, and how many of them there are.
 struct Found {
@@ -74,9 +73,8 @@ class PassCheck {
            static_cast<size_t>(microbatch);
   }
   Found& pass(Part part, int place, int microbatch) { return passes_[part][cell(place_slots_, place, microbatch)]; }
-  Found& transfer(ActionKind kind, int stage, int microbatch) {
-    const size_t which = static_cast<size_t>(kind) - static_cast<size_t>(ActionKind::kSendForward);
-    return transfers_[which][cell(stage_slots_, stage, microbatch)];
+  Found& transfer(const Transfer& of, int stage, int microbatch) {
+    return transfers_[2 * size_t{of.sends} + size_t{of.forward}][cell(stage_slots_, stage, microbatch)];
   }
 
   void collect(const Action& action, int position) {
@@ -84,19 +82,20 @@ class PassCheck {
       found.at = position;
       found.times += 1;
     };
-    if (action.kind == ActionKind::kLoss) loss_ = position;
+    if (ends_sends(action.kind)) loss_ = position;
     if (is_transfer(action.kind)) {
       if (stage_slots_[static_cast<size_t>(action.stage)] < 0)
         return problem("match", cat(text(position), " is not of a stage of this rank"));
-      return add(transfer(action.kind, action.stage, action.microbatch));
+      return add(transfer(transfer_of(action), action.stage, action.microbatch));
     }
-    if (action.kind > ActionKind::kBackwardWeight) return;
+    const Work work = work_of(action.kind);
+    if (work == Work::kNone || work == Work::kAgain) return;
     const int place = after_ == Pass::kSchedule ? action.stage : action.layer, m = action.microbatch;
     if (place_slots_[static_cast<size_t>(place)] < 0)
       return problem("once", cat(text(position), " is not of what this rank holds"));
-    if (action.kind == ActionKind::kForward) return add(pass(kF, place, m));
-    if (action.kind != ActionKind::kBackwardWeight) add(pass(kI, place, m));
-    if (action.kind != ActionKind::kBackwardInput) add(pass(kW, place, m));
+    if (work == Work::kForward) return add(pass(kF, place, m));
+    if (goes_back(action.kind)) add(pass(kI, place, m));
+    if (adds_to_weights(action.kind)) add(pass(kW, place, m));
   }
 
   // Of a grid from a file: which microbatch stands before which, by stage.
@@ -107,7 +106,7 @@ class PassCheck {
       before.resize(stages_.size() * static_cast<size_t>(microbatches_), -1);
       std::vector<int> last(static_cast<size_t>(layout_.pipeline.stages()), -1);
       for (const Action& action : actions)
-        if (action.kind == ActionKind::kBackward || action.kind == (part == kI ? ActionKind::kBackwardInput : ActionKind::kBackwardWeight))
+        if (part == kI ? goes_back(action.kind) : adds_to_weights(action.kind))
           before.at(cell(stage_slots_, action.stage, action.microbatch)) =
               std::exchange(last[static_cast<size_t>(action.stage)], action.microbatch);
     }
@@ -147,23 +146,25 @@ class PassCheck {
   // One of what the neighbour wants or has, at the right side of the action that makes or uses it.
   void check_transfers(int stage, int m) {
     const auto [begin, end] = layout_.stage_layers(stage);
-    check_transfer(ActionKind::kRecvForward, stage, m, stage - 1, {kF, begin});
-    check_transfer(ActionKind::kSendForward, stage, m, stage + 1, {kF, end - 1});
-    check_transfer(ActionKind::kRecvBackward, stage, m, stage + 1, {kI, end - 1});
-    check_transfer(ActionKind::kSendBackward, stage, m, stage - 1, {kI, begin});
+    for (const KindWords& words : kActionKinds) {
+      if (!is_transfer(words.kind)) continue;
+      const Transfer of = transfer_of({.kind = words.kind, .stage = stage});
+      check_transfer(words.name, of, stage, m, {of.forward ? kF : kI, of.sends == of.forward ? end - 1 : begin});
+    }
   }
-  void check_transfer(ActionKind kind, int stage, int m, int neighbour, std::pair<Part, int> use) {
-    const Found found = transfer(kind, stage, m);
+  void check_transfer(std::string_view name, const Transfer& of, int stage, int m, std::pair<Part, int> use) {
+    const Found found = transfer(of, stage, m);
+    const int neighbour = of.neighbour;
     const bool exists = neighbour >= 0 && neighbour < layout_.pipeline.stages();
     const int wanted = exists && layout_.pipeline.rank_of(neighbour) != layout_.pipeline_rank(rank_) ? 1 : 0;
     if (found.times != wanted)
-      return problem("match", cat(action_name(kind), " stage ", stage, " m", m, " is there ", found.times,
+      return problem("match", cat(name, " stage ", stage, " m", m, " is there ", found.times,
                                   " times; should be ", wanted));
     const Found computes = pass(use.first, use.second, m);
     if (wanted == 0 || computes.times != 1) return;
-    if (is_send(kind) ? found.at < computes.at : found.at > computes.at)
-      problem("order", cat(text(found.at), is_send(kind) ? " before " : " after ", text(computes.at)));
-    if (is_send(kind) && loss_ >= 0 && found.at > loss_) problem("order", cat(text(found.at), " after LOSS"));
+    if (of.sends ? found.at < computes.at : found.at > computes.at)
+      problem("order", cat(text(found.at), of.sends ? " before " : " after ", text(computes.at)));
+    if (of.sends && loss_ >= 0 && found.at > loss_) problem("order", cat(text(found.at), " after LOSS"));
   }
 
   const Program& program_;

@@ -23,7 +23,7 @@ class RecomputeCheck {
   std::vector<std::string> run() {
     const Action* before = nullptr;  // the last action that computed
     for (const Action& action : actions_) {
-      if (action.kind > ActionKind::kRecompute) continue;
+      if (!computes(action.kind)) continue;
       if (before && before->kind == ActionKind::kRecompute && !starts_backward(action, *before))
         problem(name(*before), "is not directly before its backward");
       if (action.kind == ActionKind::kForward) ran_[cell(action.layer, action.microbatch)] = true;
@@ -41,8 +41,7 @@ class RecomputeCheck {
 
  private:
   static bool starts_backward(const Action& action, const Action& recompute) {
-    return (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput) &&
-           action.layer == recompute.layer && action.microbatch == recompute.microbatch;
+    return goes_back(action.kind) && action.layer == recompute.layer && action.microbatch == recompute.microbatch;
   }
   std::string name(const Action& action) const { return action_text(action, {}, num_layers_); }
   void problem(const std::string& of, const std::string& what) {

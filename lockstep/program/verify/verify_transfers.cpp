@@ -17,8 +17,8 @@ class PipelineCheck {
 
   std::vector<std::string> run() {
     if (after_ >= Pass::kTransferActivations) {
-      check_channels(ActionKind::kSendForward, ActionKind::kRecvForward, +1);
-      check_channels(ActionKind::kSendBackward, ActionKind::kRecvBackward, -1);
+      check_channels(true);
+      check_channels(false);
     }
     if (problems_.empty()) check_ends();
     return std::move(problems_);
@@ -28,25 +28,29 @@ class PipelineCheck {
   const std::vector<Action>& list(size_t at) const { return program_.list(ranks_[at]); }
   std::string text(const Action& action) const { return action_text(action, {}, layout_.num_layers()); }
 
-  // By peer, what a rank sends or receives, in its order. `towards`: from a stage to that of the peer.
-  std::vector<std::vector<Action>> transfers(size_t at, ActionKind kind, int towards) const {
+  // By peer, what a rank sends or receives, in its order.
+  std::vector<std::vector<Action>> transfers(size_t at, bool sends, bool forward) const {
     std::vector<std::vector<Action>> by_peer(ranks_.size());
-    for (const Action& action : list(at))
-      if (action.kind == kind)
-        by_peer[static_cast<size_t>(layout_.pipeline.rank_of(action.stage + towards))].push_back(action);
+    for (const Action& action : list(at)) {
+      if (!is_transfer(action.kind)) continue;
+      const Transfer transfer = transfer_of(action);
+      if (transfer.sends == sends && transfer.forward == forward)
+        by_peer[static_cast<size_t>(layout_.pipeline.rank_of(transfer.neighbour))].push_back(action);
+    }
     return by_peer;
   }
 
-  // `step`: from the stage that sends to the one that receives.
-  void check_channels(ActionKind send, ActionKind receive, int step) {
+  // Of activations, or of their gradients.
+  void check_channels(bool forward) {
     std::vector<std::vector<std::vector<Action>>> received;  // by rank and sender
-    for (size_t to = 0; to < ranks_.size(); ++to) received.push_back(transfers(to, receive, -step));
+    for (size_t to = 0; to < ranks_.size(); ++to) received.push_back(transfers(to, /*sends=*/false, forward));
     for (size_t from = 0; from < ranks_.size(); ++from) {
-      const std::vector<std::vector<Action>> sent = transfers(from, send, step);
-      for (size_t to = 0; to < ranks_.size(); ++to) check_channel(from, to, sent[to], received[to][from], step);
+      const std::vector<std::vector<Action>> sent = transfers(from, /*sends=*/true, forward);
+      for (size_t to = 0; to < ranks_.size(); ++to) check_channel(from, to, sent[to], received[to][from], forward ? 1 : -1);
     }
   }
 
+  // `step`: from the stage that sends to the one that receives.
   void check_channel(size_t from, size_t to, const std::vector<Action>& sent, const std::vector<Action>& received,
                      int step) {
     const std::string channel = cat("[match] from rank ", ranks_[from], " to rank ", ranks_[to], ": ");

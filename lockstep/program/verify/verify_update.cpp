@@ -5,6 +5,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/program/effects.h"
+#include "lockstep/program/matrices.h"
 #include "lockstep/program/names.h"
 #include "lockstep/program/passes/passes.h"
 
@@ -30,6 +31,7 @@ class UpdateCheck {
                             " NORM; should be 1 and 1"));
     } else if (check_steps()) {
       check_partial();
+      check_matrices();
       check_tied();
       check_order();
     }
@@ -45,7 +47,8 @@ class UpdateCheck {
   // One STEP of all parameters, or one of every unit, on the ranks that own optimizer state.
   bool check_steps() {
     const bool gathered_after = layout_.shards() > 1 && !layout_.sharded_parameters();
-    const bool by_unit = gathered_after || (layout_.offload.optimizer && after_ >= Pass::kOffload);
+    const bool by_unit = gathered_after || (owner_ && scatters_matrices(layout_, rank_)) ||
+                         (layout_.offload.optimizer && after_ >= Pass::kOffload);
     std::map<int, int> times, wanted;
     for (size_t position : at_[ActionKind::kStep]) times[actions_[position].unit] += 1;
     if (owner_ && !by_unit) wanted[-1] = 1;
@@ -72,6 +75,35 @@ class UpdateCheck {
     for (size_t i = partial[0] + 1; i < actions_.size(); ++i)
       if (reduces(actions_[i].kind) || computes(actions_[i].kind))
         problem("partial", cat(text(i), " after REDUCE_PARTIAL"));
+  }
+
+  // Of every unit with scattered matrices, on the ranks that own its states: NORM, GATHER_UPDATE, SCATTER_UPDATE, STEP.
+  void check_matrices() {
+    const arch::FlatLayout flat = layout_.flat_layout(rank_);
+    const auto of = [&](ActionKind kind, int unit) {
+      std::vector<size_t> found;
+      for (const size_t position : at_[kind])
+        if (actions_[position].unit == unit) found.push_back(position);
+      return found;
+    };
+    size_t known = 0;
+    for (const arch::FlatUnit& unit : flat.units) {
+      const size_t wanted = owner_ && scatters_matrices(layout_, rank_, unit.layer) ? 1 : 0;
+      const std::vector<size_t> gathers = of(ActionKind::kGatherUpdate, unit.layer), scatters = of(ActionKind::kScatterUpdate, unit.layer);
+      known += gathers.size() + scatters.size();
+      if (gathers.size() != wanted || scatters.size() != wanted) {
+        problem("matrices", cat(layer_label(unit.layer, num_layers_), ": ", gathers.size(), " GATHER_UPDATE and ", scatters.size(),
+                                " SCATTER_UPDATE; should be ", wanted, " and ", wanted));
+        continue;
+      }
+      if (wanted == 0) continue;
+      if (gathers[0] < at_[ActionKind::kNorm][0]) problem("matrices", cat(text(gathers[0]), " before NORM, which scales the gradients"));
+      if (scatters[0] < gathers[0]) problem("matrices", cat(text(scatters[0]), " before ", text(gathers[0])));
+      const std::vector<size_t> steps = of(ActionKind::kStep, unit.layer);
+      if (steps.empty() || steps[0] < scatters[0]) problem("matrices", cat("STEP before ", text(scatters[0])));
+    }
+    if (known != at_[ActionKind::kGatherUpdate].size() + at_[ActionKind::kScatterUpdate].size())
+      problem("matrices", "GATHER_UPDATE or SCATTER_UPDATE of a unit that is not held");
   }
 
   // Both ranks that hold the parameters sum their gradients, each after its own reductions.

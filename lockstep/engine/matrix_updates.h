@@ -1,0 +1,59 @@
+// GATHER_UPDATE and SCATTER_UPDATE: matrices that are updated whole and that no rank has whole (program/matrices.h). On the host
+// where the optimizer's states live there.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "lockstep/engine/execute.h"
+#include "lockstep/engine/exposed_waits.h"
+#include "lockstep/engine/groups.h"
+#include "lockstep/engine/handlers.h"
+#include "lockstep/engine/parameter_store.h"
+#include "lockstep/engine/step_state.h"
+#include "lockstep/optim/optimizer.h"
+#include "lockstep/program/matrices.h"
+
+namespace lockstep::engine {
+
+class MatrixUpdates {
+ public:
+  // What it works with; all outlive it.
+  struct Parts {
+    const program::Layout& layout;
+    const StepState& state;
+    ParameterStore& store;
+    Groups& groups;
+    program::CallTable& calls;
+    ExposedWaits& waits;
+  };
+  MatrixUpdates(const Parts& parts, const config::OptimizerSection& optimizer);
+
+  void add_handlers(Handlers& handlers);
+  // At STEP of a unit: what came back changes the values of this rank's pieces. Nothing where it has none.
+  void apply(int layer);
+
+ private:
+  struct OnTheWay {
+    std::vector<at::Tensor> matrices{};  // of the unit's those that this rank owns, [rows, columns]; else undefined
+    std::vector<std::pair<program::MatrixMessage, at::Tensor>> coming{};  // to be put into them
+    std::vector<at::Tensor> leaving{};   // until it is sent
+    std::map<int, at::Tensor> pieces{};  // by row of the table: this rank's, orthogonalised, flat
+  };
+  Started gather(const program::Action& action);
+  Started scatter(const program::Action& action);
+  Started waiting_for_all(std::vector<comm::Work> works);
+  at::TensorOptions wire() const;
+  optim::StepPoint point() const;
+  MemoryScope memory() const;
+
+  const Parts with_;
+  const config::OptimizerSection optimizer_;
+  const program::MatrixPlan plan_;
+  std::map<int, OnTheWay> on_the_way_;  // by unit
+};
+
+}  // namespace lockstep::engine
