@@ -15,7 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/optimizer.h"
 
 namespace {
 
@@ -51,7 +51,7 @@ nlohmann::json measure(int64_t numel, int threads, int rounds) {
   std::vector<double> here, torch;
   for (int round = -1; round < rounds; ++round) {  // the first touches the memory
     const double mine = seconds([&] {
-      lockstep::optim::adamw_step(
+      lockstep::optim::step(
           {Parameter{.value = ours.value, .grad = ours.grad, .slots = {ours.exp_avg, ours.exp_avg_sq}, .decay = true}}, {},
           {.lr = 1e-3, .number = round + 2});
     });

@@ -20,6 +20,7 @@ from statistics import median, quantiles
 import adamw
 import collectives
 import generate
+import pages
 import replicas
 import tokenizer
 from cases import DEFAULT_GROUPS, GROUPS, VOCABULARY, cases_of, training_rows
@@ -148,6 +149,7 @@ def measure_all(arguments, setting, write):
     report["tokenizer"] = tokenizer.rows(found) if found else []
     report["adamw"] = adamw.measure(setting, rounds) if "adamw" in arguments.groups else []
     report["replicas"] = replicas.measure(setting, rounds) if "replicas" in arguments.groups else []
+    report["pages"] = pages.measure(setting, rounds) if "pages" in arguments.groups else []
     found = generate.measure(setting, rounds) if "generate" in arguments.groups else None
     report["generate"] = generate.rows(found, setting) if found else []
 

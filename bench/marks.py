@@ -5,6 +5,7 @@ from typing import Callable
 
 from cases import PIPELINE_MARKS
 from generate import OVER_ONE_RANK, OVER_PEER
+from pages import LIMITS as PAGE_LIMITS
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,14 @@ def replicas(report):
     return [of(f"{row['model']} on {row['ranks']} ranks", row["share"]) for row in report["replicas"]]
 
 
+def pages_ms(ranks):
+    return lambda report: [of(f"show {row['page']}", row["ms"]) for row in report["pages"] if row["ranks"] == ranks]
+
+
+def pages_mb(ranks):
+    return lambda report: [exactly(f"show {row['page']}", row["mb"]) for row in report["pages"] if row["ranks"] == ranks]
+
+
 def over_peer(report):
     return [
         of(f"{row['model']} batch {row['batch']} {row['layout']}", row["over_peer"])
@@ -226,6 +235,11 @@ MARKS = (
     Mark("AdamW: times as fast as PyTorch's fused kernel", 1.0, adamw, share=False,
          tried="Both kernels read and write at memory's rate; single rounds lay between 0.88 and 1.11."),
     Mark("comparing replicas every 100 steps: of a step", 0.002, replicas, at_least=False),
+    *(
+        Mark(f"pages of {ranks:,} ranks: {what}", PAGE_LIMITS[ranks][unit], figures(ranks), at_least=False, share=False)
+        for ranks in PAGE_LIMITS
+        for what, unit, figures in (("ms", "ms", pages_ms), ("MB", "mb", pages_mb))
+    ),
     Mark("generation: times as fast as transformers", OVER_PEER, over_peer, share=False),
     Mark("generation over tp 2: of our own 1x2", OVER_ONE_RANK, over_one_rank,
          tried="The ranks meet 26 times a token in gpt2-124m: about 50 us a time, of which the exchange itself takes 2 to 12 us; the "

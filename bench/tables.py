@@ -318,6 +318,14 @@ def replicas(report):
     return table(["model", "ranks of one thread", "step ms", "comparison ms", "every steps", "of a step"], rows)
 
 
+def pages(report):
+    rows = [
+        [f"show {row['page']}", f"{row['ranks']:,}", f"{row['ms']['ratio']:.0f} ({row['ms']['smallest']:.0f}..{row['ms']['largest']:.0f})", number(row["mb"])]
+        for row in report["pages"]
+    ]
+    return table(["page", "ranks", "ms", "MB at most"], rows)
+
+
 PARTS = (
     ("One rank, two threads", single),
     ("Several ranks of one thread on the same two cores", ranks),
@@ -331,6 +339,7 @@ PARTS = (
     ("What its ranks wait for", exposed),
     ("AdamW", adamw),
     ("Comparing replicas", replicas),
+    ("Pages of very many ranks", pages),
     ("Generation, greedy", generation),
     ("All-reduce between processes", collectives),
     ("Tokenizer, one thread", tokenizer),

@@ -9,10 +9,10 @@
 #include "lockstep/comm/shared_memory.h"
 #include "lockstep/data/token_file.h"
 #include "lockstep/engine/executor.h"
-#include "lockstep/optim/lr_schedule.h"
+#include "lockstep/optim/optimizer.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/render/render.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/verify/verify.h"
 #include "lockstep/train/batches.h"
 #include "lockstep/train/executor_options.h"
 

@@ -11,6 +11,7 @@ sys.path[:0] = [str(SOURCE_DIR / "bench"), str(SOURCE_DIR / "bench/peers")]
 
 import bench  # noqa: E402
 import page  # noqa: E402
+import pages  # noqa: E402
 import tables  # noqa: E402
 import training  # noqa: E402
 from cases import DEFAULT_GROUPS, Case, cases_of, training_rows, works  # noqa: E402
@@ -85,6 +86,7 @@ def whole_report(rounds):
     report["adamw"] = [{"elements": 1e6, "threads": 1, "lockstep_seconds": 1, "torch_seconds": 2, "times_as_fast": spread([0.8, 0.9, 1.1])}]
     report["replicas"] = [{"model": "gpt2-124m", "ranks": 2, "every": 100, "step_seconds": 1, "comparison_seconds": 0.1,
                            "share": spread([0.0008, 0.001, 0.0012])}]
+    report["pages"] = [{"page": "memory", "ranks": ranks, "ms": spread([80.0, 90.0, 120.0]), "mb": 50.0} for ranks in pages.LIMITS]
     report["tokenizer"] = [{"style": "gpt2", "direction": "encode", "megabytes": 1.0, "lockstep_mb_per_s": 2.0, "peer_mb_per_s": 1.0,
                             "peer": "gpt2: encode", "times_as_fast": twice}]
     report["generate"] = [{"model": "gpt2-124m", "batch": 1, "program": "lockstep", "layout": "1x2", "tp": 1, "prefill_ms": 1.0,

@@ -8,7 +8,6 @@
 #include "lockstep/plan/simulate.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/predict/memory.h"
-#include "lockstep/program/verify/build.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace {

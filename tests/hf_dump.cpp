@@ -14,7 +14,7 @@
 #include "lockstep/base/file.h"
 #include "lockstep/model/model.h"
 #include "lockstep/model/parts.h"
-#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/optimizer.h"
 #include "support/model_parameters.h"
 #include "support/tensor_dump.h"
 
@@ -41,8 +41,8 @@ void update(testing::ModelParameters& parameters, const nn::Microbatch& microbat
     list.push_back({.value = p.value, .grad = p.grad, .slots = {zeros(), zeros()}, .decay = spec.weight_decay});
   }
   const double tokens = microbatch.targets.ne(-100).sum().item<double>();
-  optim::adamw_step(list, {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1},
-                    {.lr = 0.01, .number = 1, .grad_scale = 1 / tokens});
+  optim::step(list, {.weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-3},
+              {.lr = 0.01, .number = 1, .grad_scale = 1 / tokens});
 }
 
 void run(const std::filesystem::path& folder, int64_t batch, int64_t seq) {

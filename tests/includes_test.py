@@ -20,6 +20,7 @@ INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)[>"]')
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 LOGGING = re.compile(r"(fmt|spdlog)/")
 WHOLE_TORCH = {"torch/torch.h", "torch/all.h", "torch/extension.h", "ATen/ATen.h", "ATen/Functions.h", "ATen/NativeFunctions.h"}
+PARALLEL = re.compile(r"(?i)(?<![a-z])(tp|ranks?|shards?|sharded|tensor.parallel\w*|sequence.parallel\w*)(?![a-z])")  # no words of nn
 COMMENTS_AND_STRINGS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 
@@ -72,6 +73,8 @@ def check_file(path, text, rooms):
         if match := INCLUDE.match(line):
             if wrong := check_include(path, match[1], rooms):
                 problems.append(f"{path}:{number}: includes {match[1]}: {wrong}")
+        if room_of(path, rooms) == "nn" and not path.endswith("_test.cpp") and (match := PARALLEL.search(line)):
+            problems.append(f"{path}:{number}: {match[0]}: layers of nn know nothing of the ranks that share them")
     # Blanked, so that what is found keeps its line.
     code = COMMENTS_AND_STRINGS.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     for word, wrong in (("getenv", "reads the environment: take an option"), ("exit", "ends the process: throw an Error")):
@@ -127,7 +130,7 @@ class Tree(unittest.TestCase):
 
 
 class EachRuleFindsItsViolation(unittest.TestCase):
-    ROOMS = "# number path side\n0 base core\n3 arch core\n3 data core\n6 parallel/tensor runtime\n9 optim runtime\n"
+    ROOMS = "# number path side\n0 base core\n3 arch core\n3 data core\n6 parallel/tensor runtime\n6 nn runtime\n9 optim runtime\n"
 
     def problems(self, files):
         with tempfile.TemporaryDirectory() as folder:
@@ -181,6 +184,10 @@ class EachRuleFindsItsViolation(unittest.TestCase):
     def test_environment_and_exit(self):
         self.assert_found("lockstep/optim/o.cpp", '"a";\nauto x = std::getenv("HOME");\n', "o.cpp:2: getenv()")
         self.assert_found("lockstep/optim/o.cpp", "/* one\ntwo */ std::exit(1);\n", "o.cpp:2: exit()")
+
+    def test_nn_of_one_rank(self):
+        self.assert_found("lockstep/nn/n.h", "int a;\nint b;  // of this rank\n", "n.h:2: rank")
+        self.assertEqual(self.problems({"lockstep/nn/n.h": "// branch, http\n", "lockstep/parallel/tensor/t.h": "// rank\n"}), [])
 
     def test_length(self):
         self.assert_found("lockstep/optim/o.cpp", "\n" * (TOO_LONG + 1), f"more than {TOO_LONG} lines")

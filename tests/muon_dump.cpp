@@ -10,7 +10,7 @@
 
 #include "lockstep/base/random.h"
 #include "lockstep/base/text.h"
-#include "lockstep/optim/muon.h"
+#include "lockstep/optim/optimizer.h"
 #include "support/tensor_dump.h"
 
 namespace {
@@ -23,14 +23,15 @@ at::Tensor normal(const std::string& name, at::IntArrayRef shape) {
   return values;
 }
 
-void run(const std::filesystem::path& folder, at::IntArrayRef shape, const optim::MuonOptions& options) {
+void run(const std::filesystem::path& folder, at::IntArrayRef shape, const config::OptimizerSection& options) {
   const optim::Parameter matrix{
-      .value = normal("value", shape).mul_(0.1), .grad = at::empty(shape), .slots = {at::zeros(shape)}, .decay = true};
+      .value = normal("value", shape).mul_(0.1), .grad = at::empty(shape), .slots = {at::zeros(shape)}, .decay = true,
+      .rule = {.optimizer = &arch::optimizer_spec("muon")}};
   testing::TensorDump dump;
   dump.add("value/0", matrix.value);
   for (int64_t step = 1; step <= 3; ++step) {
     matrix.grad.copy_(normal(cat("grad/", step), shape));
-    optim::muon_step({matrix}, options, {.lr = 0.02, .number = step, .grad_scale = 0.5});
+    optim::step({matrix}, options, {.lr = 0.02, .number = step, .grad_scale = 0.5});
     dump.add(cat("grad/", step), matrix.grad);
     dump.add(cat("value/", step), matrix.value);
     dump.add(cat("momentum/", step), matrix.slots[0]);
@@ -49,8 +50,8 @@ int main(int argc, char** argv) {
     const std::string scale = argv[4], type = argv[6];
     run(argv[1], {std::stol(argv[2]), std::stol(argv[3])},
         {.nesterov = std::stol(argv[5]) != 0,
-         .iterate_in = type == "bf16" ? at::kBFloat16 : at::kFloat,
-         .scale = scale == "original" ? optim::MuonScale::kOriginal : optim::MuonScale::kMatchRmsAdamW});
+         .ns_precision = type == "bf16" ? config::Precision::kBf16 : config::Precision::kFp32,
+         .muon_scale = scale == "original" ? config::MuonScale::kOriginal : config::MuonScale::kMatchRmsAdamW});
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 1;

@@ -1,18 +1,13 @@
 #include "apps/lockstep/command_line.h"
 
+#include <algorithm>
+
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
 
 namespace lockstep::apps {
 namespace {
-
-const Flag* find_flag(const Verb& verb, std::string_view name) {
-  for (const Flag& flag : verb.flags) {
-    if (flag.name == name) return &flag;
-  }
-  return nullptr;
-}
 
 [[noreturn]] void refuse_flag(const Verb& verb, const std::string& written, const std::string& name) {
   std::vector<std::string> known = {"help"};
@@ -23,10 +18,8 @@ const Flag* find_flag(const Verb& verb, std::string_view name) {
     if (verb.takes_config && config::find_field(section.name, name)) meant.push_back(section.name + "." + name);
   }
   if (const std::string near = nearest(name, known); meant.empty() && !near.empty()) meant.push_back(near);
-  throw ConfigError({.code = "LS1002",
-                     .what = cat("unknown flag '", written, "' of lockstep ", verb.name),
-                     .way_out = meant.empty() ? cat("lockstep ", verb.name, " --help lists them")
-                                              : cat("did you mean '--", join(meant, "' or '--"), "'?")});
+  reject("LS1002", cat("unknown flag '", written, "' of lockstep ", verb.name),
+         meant.empty() ? cat("lockstep ", verb.name, " --help lists them") : cat("did you mean '--", join(meant, "' or '--"), "'?"));
 }
 
 class Parser {
@@ -62,8 +55,8 @@ class Parser {
     const bool has_value = equals != std::string::npos;
     const auto value = [&] { return has_value ? argument.substr(equals + 1) : next_value(argument); };
 
-    if (const Flag* flag = find_flag(verb_, name)) {
-      if (flag->value.empty() && has_value) throw bad_value(argument, cat("--", name, " takes no value"));
+    if (const auto flag = std::ranges::find(verb_.flags, std::string_view(name), &Flag::name); flag != verb_.flags.end()) {
+      if (flag->value.empty() && has_value) reject("LS1005", cat(argument, ": --", name, " takes no value"));
       result_.flags[name] = flag->value.empty() ? "" : value();
       result_.flags_in_order.emplace_back(name, result_.flags[name]);
       if (flag->may_differ.empty()) result_.common_flags.push_back(result_.flags_in_order.back());
@@ -79,25 +72,14 @@ class Parser {
   // -n 4 or -n4.
   void take_ranks(const std::string& argument) {
     const std::string text = argument.size() > 2 ? argument.substr(2) : next_value(argument);
-    int ranks = 0;
-    const auto read = std::from_chars(text.data(), text.data() + text.size(), ranks);
-    if (read.ec != std::errc() || read.ptr != text.data() + text.size() || ranks < 1) {
-      throw bad_value(cat("-n ", text), "a number of ranks, 1 or more, is needed");
-    }
-    result_.ranks = ranks;
+    result_.ranks = parse_number<int>(text);
+    if (result_.ranks.value_or(0) < 1) reject("LS1005", cat("-n ", text, ": a number of ranks, 1 or more, is needed"));
   }
 
   std::string next_value(const std::string& flag) {
-    if (at_ == arguments_.size() || arguments_[at_].starts_with("--")) {
-      throw ConfigError({.code = "LS1003",
-                         .what = cat(flag, " needs a value"),
-                         .way_out = cat("lockstep ", verb_.name, " --help shows which")});
-    }
+    if (at_ == arguments_.size() || arguments_[at_].starts_with("--"))
+      reject("LS1003", cat(flag, " needs a value"), cat("lockstep ", verb_.name, " --help shows which"));
     return arguments_[at_++];
-  }
-
-  static ConfigError bad_value(const std::string& written, const std::string& why) {
-    return ConfigError({.code = "LS1005", .what = cat(written, ": ", why)});
   }
 
   const Verb& verb_;

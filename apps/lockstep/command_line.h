@@ -1,7 +1,7 @@
 // The command line: lockstep <verb> [run.toml...] [-n N] [--json] [--section.field=value ...] [the verb's own flags].
 #pragma once
 
-#include <charconv>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -11,10 +11,22 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
 #include "lockstep/config/load.h"
 #include "lockstep/launch/identity.h"
 
 namespace lockstep::apps {
+
+// All of the text, at once.
+inline void print(std::string_view text, std::FILE* to = stdout) {
+  std::fwrite(text.data(), 1, text.size(), to);
+  std::fflush(to);
+}
+
+// Throws the ConfigError of that code: what is wrong, and the way out.
+[[noreturn]] inline void reject(const char* code, std::string what, std::string way_out = "") {
+  throw ConfigError({.code = code, .what = std::move(what), .way_out = std::move(way_out)});
+}
 
 // A flag of one verb: `--name`, or `--name VALUE` where it takes one.
 struct Flag {
@@ -49,29 +61,30 @@ struct CommandLine {
   // Of a flag that may be written several times.
   std::vector<std::string> values(const std::string& flag) const {
     std::vector<std::string> values;
-    for (const auto& [name, value] : flags_in_order) {
+    for (const auto& [name, value] : flags_in_order)
       if (name == flag) values.push_back(value);
-    }
     return values;
   }
 
-  // ConfigError LS1005 where the value is not a number of the kind.
+  // ConfigError LS1005 where the value is not a number of the kind, or not from `least` to `most`.
   int64_t integer(const std::string& flag, int64_t otherwise) const { return number_of(flag, otherwise, "an integer"); }
+  int64_t integer_within(const std::string& flag, int64_t otherwise, int64_t least, int64_t most) const {
+    const int64_t number = integer(flag, otherwise);
+    if (number < least || number > most) reject("LS1005", cat("--", flag, " ", number, ": ", least, " to ", most, " is needed"));
+    return number;
+  }
   double number(const std::string& flag, double otherwise) const { return number_of(flag, otherwise, "a number"); }
 
   // The arguments that are configuration files (*.toml), and the others.
   std::vector<std::filesystem::path> config_files() const {
     std::vector<std::filesystem::path> files;
-    for (const std::string& argument : arguments) {
+    for (const std::string& argument : arguments)
       if (is_config(argument)) files.emplace_back(argument);
-    }
     return files;
   }
   std::vector<std::string> words() const {
-    std::vector<std::string> words;
-    for (const std::string& argument : arguments) {
-      if (!is_config(argument)) words.push_back(argument);
-    }
+    std::vector<std::string> words = arguments;
+    std::erase_if(words, is_config);
     return words;
   }
 
@@ -82,11 +95,8 @@ struct CommandLine {
   Number number_of(const std::string& flag, Number otherwise, const char* kind) const {
     const auto found = flags.find(flag);
     if (found == flags.end()) return otherwise;
-    const std::string& text = found->second;
-    Number number{};
-    const auto read = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (read.ec == std::errc() && read.ptr == text.data() + text.size()) return number;
-    throw ConfigError({.code = "LS1005", .what = "--" + flag + " " + text + ": " + kind + " is needed"});
+    if (const auto number = parse_number<Number>(found->second)) return *number;
+    reject("LS1005", cat("--", flag, " ", found->second, ": ", kind, " is needed"));
   }
 };
 
@@ -100,18 +110,16 @@ CommandLine parse_command_line(const Verb& verb, const std::vector<std::string>&
 inline void refuse_words(const CommandLine& command_line) {
   const std::vector<std::string> words = command_line.words();
   if (words.empty()) return;
-  throw ConfigError({.code = "LS1004",
-                     .what = "lockstep " + command_line.verb + " does not know '" + words[0] + "'",
-                     .way_out = "a configuration is a file that ends in .toml; lockstep " + command_line.verb + " --help tells more"});
+  reject("LS1004", "lockstep " + command_line.verb + " does not know '" + words[0] + "'",
+         "a configuration is a file that ends in .toml; lockstep " + command_line.verb + " --help tells more");
 }
 
 // The configuration of the command line's files and overrides; ConfigError LS1004 where it names no file.
 inline config::LoadedConfig load_config(const CommandLine& command_line) {
   const auto files = command_line.config_files();
   if (files.empty() && command_line.overrides.empty()) {
-    throw ConfigError({.code = "LS1004",
-                       .what = "lockstep " + command_line.verb + " needs a configuration, and none was named",
-                       .way_out = "lockstep " + command_line.verb + " run.toml; docs/config.md lists what it may say"});
+    reject("LS1004", "lockstep " + command_line.verb + " needs a configuration, and none was named",
+           "lockstep " + command_line.verb + " run.toml; docs/config.md lists what it may say");
   }
   return config::load_config(files, command_line.overrides);
 }

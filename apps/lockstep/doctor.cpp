@@ -2,13 +2,15 @@
 
 #include <dlfcn.h>
 #include <sched.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <tuple>
 
-#include "apps/lockstep/in_child.h"
 #include "apps/lockstep/python_requirements.h"
 #include "lockstep/base/text.h"
 
@@ -28,6 +30,42 @@ for line in sys.argv[1:]:
         print(name, found if found == "missing" else f"{found} instead of {wanted}")
 )";
 
+// `act` gets the end of a pipe that what it writes into becomes the answer; it does not return.
+ChildAnswer answer_of(const std::function<void(int out)>& act) {
+  int ends[2];
+  if (::pipe(ends) != 0) return {false, cat("pipe: ", std::strerror(errno))};
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child < 0) return {false, cat("fork: ", std::strerror(errno))};
+  if (child == 0) {
+    act(ends[1]);
+    ::_exit(1);
+  }
+  ::close(ends[1]);
+  std::string text;
+  char buffer[512];
+  for (ssize_t count; (count = ::read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(count));
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (WIFSIGNALED(status)) return {false, cat("crashed with ", ::strsignal(WTERMSIG(status)))};
+  return {WIFEXITED(status) && WEXITSTATUS(status) == 0, text};
+}
+
+// The program at the path words[0]; what it writes, standard error too. Well is exit code 0.
+ChildAnswer run_program(const std::vector<std::string>& words) {
+  std::vector<char*> arguments;
+  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  return answer_of([&](int out) {
+    ::dup2(out, STDOUT_FILENO);
+    ::dup2(out, STDERR_FILENO);
+    ::execv(arguments[0], arguments.data());
+    const std::string problem = cat(words[0], ": ", std::strerror(errno));
+    if (::write(out, problem.data(), problem.size()) < 0) ::_exit(1);
+  });
+}
+
 Finding plugin(const Surroundings& here, const std::string& backend, bool built, const std::string& how_to_build) {
   const std::filesystem::path file = here.libraries / cat("liblockstep_", backend, ".so");
   Finding finding{.name = cat(backend, " plugin"), .ok = false, .found = cat("no ", file.string()), .optional = true};
@@ -36,25 +74,32 @@ Finding plugin(const Surroundings& here, const std::string& backend, bool built,
     finding.mend = built ? cat("make build makes it; ranks over ", backend, " need it") : how_to_build;
     return finding;
   }
-  const auto [loads, text] = in_child([&]() -> ChildAnswer {
+  std::tie(finding.ok, finding.found) = in_child([&]() -> ChildAnswer {
     void* handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     return {handle != nullptr, handle ? file.string() : ::dlerror()};
   });
-  finding.ok = loads;
-  finding.found = text;
   finding.mend = "install the library that is named, or build with the one that is there: make build";
   return finding;
 }
 
-// The names that are nowhere on the path.
-std::vector<std::string> missing_programs(const Surroundings& here, const std::vector<std::string>& names) {
+// Whether all of them are on the path; else `finding` names those that are not.
+bool all_there(const Surroundings& here, const std::vector<std::string>& names, Finding& finding) {
   std::vector<std::string> missing;
   for (const std::string& name : names)
     if (find_on_path(here.path, name).empty()) missing.push_back(name);
-  return missing;
+  if (!missing.empty()) finding.found = cat("not on the PATH: ", join(missing, ", "));
+  return missing.empty();
 }
 
 }  // namespace
+
+ChildAnswer in_child(const std::function<ChildAnswer()>& work) {
+  return answer_of([&](int out) {
+    const auto [ok, text] = work();
+    const bool written = ::write(out, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    ::_exit(ok && written ? 0 : 1);
+  });
+}
 
 std::filesystem::path find_on_path(const std::string& path, const std::string& program) {
   for (const std::string& folder : split(path, ':')) {
@@ -83,11 +128,7 @@ Finding mpi_launcher(const Surroundings& here) {
 Finding compiler(const Surroundings& here) {
   Finding finding{.name = "compiler", .ok = false, .found = "", .mend = "scripts/setup.sh; building Lockstep needs it",
                   .optional = true};
-  const std::vector<std::string> missing = missing_programs(here, {"g++", "cmake", "ninja"});
-  if (!missing.empty()) {
-    finding.found = cat("not on the PATH: ", join(missing, ", "));
-    return finding;
-  }
+  if (!all_there(here, {"g++", "cmake", "ninja"}, finding)) return finding;
   const std::string file = find_on_path(here.path, "g++").string();
   const auto [ok, text] = run_program({file, "-dumpfullversion"});
   const std::string version = text.substr(0, text.find('\n'));
@@ -121,17 +162,11 @@ Finding browser(const Surroundings& here) {
 Finding network_namespaces(const Surroundings& here) {
   Finding finding{.name = "two hosts", .ok = false, .found = "",
                   .mend = "scripts/setup.sh, and root; a test of mpi makes two hosts of network namespaces", .optional = true};
-  const std::vector<std::string> missing = missing_programs(here, {"ip", "unshare"});
-  if (!missing.empty()) {
-    finding.found = cat("not on the PATH: ", join(missing, ", "));
-    return finding;
-  }
-  const auto [ok, text] = in_child([]() -> ChildAnswer {
+  if (!all_there(here, {"ip", "unshare"}, finding)) return finding;
+  std::tie(finding.ok, finding.found) = in_child([]() -> ChildAnswer {
     return ::unshare(CLONE_NEWNET) == 0 ? ChildAnswer{true, "network namespaces can be made"}
                                         : ChildAnswer{false, cat("unshare: ", std::strerror(errno))};
   });
-  finding.ok = ok;
-  finding.found = text;
   return finding;
 }
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::apps {
@@ -23,6 +25,10 @@ struct Surroundings {
   bool built_with_mpi = false;
   bool built_with_cuda = false;
 };
+
+// Whether work that may crash, in a process of its own, went well, and what it said. Of a child that a signal ended, the signal.
+using ChildAnswer = std::pair<bool, std::string>;
+ChildAnswer in_child(const std::function<ChildAnswer()>& work);
 
 // The file of that name in the folders of `path` that may be executed; empty where there is none.
 std::filesystem::path find_on_path(const std::string& path, const std::string& program);

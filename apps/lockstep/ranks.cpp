@@ -8,6 +8,7 @@
 #include "lockstep/config/check.h"
 #include "lockstep/launch/backend_choice.h"
 #include "lockstep/launch/local_launcher.h"
+#include "lockstep/program/passes/job.h"
 
 namespace lockstep::apps {
 namespace {
@@ -18,9 +19,26 @@ bool is_pod(const launch::Identity& identity) {
 
 [[noreturn]] void refuse_flag(const CommandLine& command_line, const std::string& flag, const std::string& why) {
   const launch::Identity& identity = command_line.identity;
-  throw ConfigError({.code = "LS1005",
-                     .what = cat(flag, ": ", why, " (", identity.source, ")"),
-                     .way_out = cat("leave ", flag.substr(0, flag.find(' ')), " out")});
+  reject("LS1005", cat(flag, ": ", why, " (", identity.source, ")"), cat("leave ", flag.substr(0, flag.find(' ')), " out"));
+}
+
+// Its parent, our own launcher, has checked everything already.
+bool is_checked(const CommandLine& command_line) { return command_line.identity.started_by_us(); }
+
+// The first of `ranks` that runs on this host, and with local_size how many do; 0 where nobody tells, and then it is this one.
+launch::Identity first_rank_here(const CommandLine& command_line, int ranks) {
+  launch::Identity identity = command_line.identity;
+  if (is_rank(command_line)) {
+    if (identity.local_size > 0) identity.rank -= identity.local_rank;
+    return identity;
+  }
+  const int hosts = is_pod(identity) ? identity.world_size : 1;
+  const int host = is_pod(identity) ? identity.rank : 0;
+  identity.local_size = ranks / hosts;
+  identity.rank = host * identity.local_size;
+  identity.world_size = ranks;
+  identity.local_rank = 0;
+  return identity;
 }
 
 }  // namespace
@@ -28,10 +46,6 @@ bool is_pod(const launch::Identity& identity) {
 bool is_rank(const CommandLine& command_line) {
   const launch::Identity& identity = command_line.identity;
   return identity.started_by_us() || (!identity.alone() && !is_pod(identity));
-}
-
-bool is_checked(const CommandLine& command_line) {
-  return command_line.identity.started_by_us();
 }
 
 int ranks_of(const CommandLine& command_line, const config::RunConfig& config) {
@@ -47,19 +61,17 @@ int ranks_of(const CommandLine& command_line, const config::RunConfig& config) {
   return identity.world_size;
 }
 
-launch::Identity first_rank_here(const CommandLine& command_line, int ranks) {
-  launch::Identity identity = command_line.identity;
-  if (is_rank(command_line)) {
-    if (identity.local_size > 0) identity.rank -= identity.local_rank;
-    return identity;
-  }
-  const int hosts = is_pod(identity) ? identity.world_size : 1;
-  const int host = is_pod(identity) ? identity.rank : 0;
-  identity.local_size = ranks / hosts;
-  identity.rank = host * identity.local_size;
-  identity.world_size = ranks;
-  identity.local_rank = 0;
-  return identity;
+plan::HostRanks ranks_here(const CommandLine& command_line, int ranks) {
+  return {.first = first_rank_here(command_line, ranks), .fewer_ranks = command_line.identity.alone()};
+}
+
+void judge(const CommandLine& command_line, config::LoadedConfig& loaded, int ranks, bool twin) {
+  if (is_rank(command_line)) return;
+  const program::Layout layout = program::layout_of(loaded, ranks);
+  program::check_data(loaded.config, layout);
+  plan::HostRanks here = ranks_here(command_line, ranks);
+  here.twin = twin;
+  plan::refuse_what_does_not_fit(loaded.config, layout, here);
 }
 
 int run_on_ranks(const CommandLine& command_line, const config::RunConfig& config, const RankOptions& options) {

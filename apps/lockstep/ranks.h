@@ -4,21 +4,25 @@
 #include <filesystem>
 
 #include "apps/lockstep/command_line.h"
+#include "lockstep/plan/room.h"
 
 namespace lockstep::apps {
 
 // True in a process that is one of several ranks, whoever has started it.
 bool is_rank(const CommandLine& command_line);
-// True where its parent, our own launcher, has checked everything already.
-bool is_checked(const CommandLine& command_line);
 
 // The number of ranks of the job: what the launcher that started this process says; else -n, else parallel.dp, else
 // one. In a Kubernetes pod the ranks of a pod times the pods. ConfigError LS1005 where ranks that are started already
 // are asked to start more (-n, --max-restarts).
 int ranks_of(const CommandLine& command_line, const config::RunConfig& config);
 
-// The first of `ranks` that runs on this host, and with local_size how many do; 0 where nobody tells, and then it is this one.
-launch::Identity first_rank_here(const CommandLine& command_line, int ranks);
+// Of `ranks` those that run on this host.
+plan::HostRanks ranks_here(const CommandLine& command_line, int ranks);
+
+// What a verb that trains or verifies judges before it starts ranks: layout, data, the memory of this host. In a rank nothing: ranks
+// of another launcher compare first what they were told (runtime/job.h). twin: rank 0 also runs the one-rank twin. Errors of
+// program::layout_of, program::check_data and plan::refuse_what_does_not_fit.
+void judge(const CommandLine& command_line, config::LoadedConfig& loaded, int ranks, bool twin = false);
 
 struct RankOptions {
   int ranks = 1;                    // as ranks_of

@@ -21,17 +21,6 @@ void add_rank(OrderedJson& json, const Shown& shown, int rank, const OrderedJson
   json["of_ranks"].push_back(entry);
 }
 
-OrderedJson bytes_json(const program::MemoryBytes& bytes) {
-  OrderedJson json;
-  for (size_t i = 0; i < program::kNumMemoryCategories; ++i) {
-    const auto category = static_cast<program::MemoryCategory>(i);
-    json[std::string(category_name(category))] = bytes[category];
-  }
-  json["total"] = bytes.total();
-  json["peak"] = bytes.peak;
-  return json;
-}
-
 OrderedJson categories_json(const program::MemoryArray& bytes) {
   OrderedJson json;
   for (size_t i = 0; i < program::kNumMemoryCategories; ++i)
@@ -39,14 +28,16 @@ OrderedJson categories_json(const program::MemoryArray& bytes) {
   return json;
 }
 
+std::string text_of(const Shown& shown, const program::Action& action) {
+  return program::action_text(action, shown.program.buckets, shown.layout.num_layers());
+}
+
 // An object per action: the moment of it at which the device holds most, and its end.
 OrderedJson timeline_json(const Shown& shown, int rank) {
   const program::MemoryTimeline timeline = program::memory_timeline(shown.layout, shown.program, rank);
-  const int num_layers = static_cast<int>(arch::layer_table(shown.layout.model).size());
   OrderedJson json = OrderedJson::array();
   for (size_t i = 0; i < timeline.points.size(); ++i) {
-    const program::Action& action = shown.program.list(rank)[i];
-    json.push_back({{"action", program::action_text(action, shown.program.buckets, num_layers)},
+    json.push_back({{"action", text_of(shown, shown.program.list(rank)[i])},
                     {"within", categories_json(timeline.points[i].within)},
                     {"after", categories_json(timeline.points[i].after)}});
   }
@@ -55,12 +46,9 @@ OrderedJson timeline_json(const Shown& shown, int rank) {
 
 OrderedJson rank_json(const Shown& shown, program::RankMemory& memory, int rank, const std::string& what) {
   const Layout& layout = shown.layout;
-  const int num_layers = static_cast<int>(arch::layer_table(layout.model).size());
   OrderedJson json = {{"rank", rank}};
   if (what == "program") {
-    for (const program::Action& action : shown.program.list(rank)) {
-      json["actions"].push_back(program::action_text(action, shown.program.buckets, num_layers));
-    }
+    for (const program::Action& action : shown.program.list(rank)) json["actions"].push_back(text_of(shown, action));
   } else if (what == "layout" || what == "traffic") {
     json["coordinates"] = layout.mesh.describe(rank);
     const std::vector<arch::LayerSpec> layers = arch::layer_table(layout.model);
@@ -79,7 +67,9 @@ OrderedJson rank_json(const Shown& shown, program::RankMemory& memory, int rank,
                          program::microbatch_samples(layout, rank, layout.num_microbatches() - 1).end};
   }
   if (what == "layout" || what == "memory") {
-    json["bytes"] = bytes_json(memory.of(rank));
+    const program::MemoryBytes& bytes = memory.of(rank);
+    json["bytes"] = categories_json(bytes.bytes);
+    json["bytes"].update({{"total", bytes.total()}, {"peak", bytes.peak}});
   }
   if (what == "memory") {
     if (shown.layout.device_limit > 0) json["device_limit"] = shown.layout.device_limit;
@@ -159,10 +149,34 @@ OrderedJson groups_json(const Layout& layout) {
 
 OrderedJson servers_json(const Shown& shown) {
   const program::RankMap map = program::placed_by_axis(shown.layout, shown.ranks_per_node);
-  OrderedJson json = {{"ranks_per_node", shown.ranks_per_node}, {"of_rank", map.node}};
+  OrderedJson json = {{"ranks_per_node", shown.ranks_per_node}, {"of_rank", OrderedJson::array()}};
+  for (int rank = 0; rank < shown.layout.mesh.world_size(); ++rank) json["of_rank"].push_back(map.node_of(rank));
   json["of_copies"] = program::nodes_of_copies(shown.layout, map);
   for (const program::AxisTraffic& axis : program::axis_traffic(shown.layout, shown.program, {map}))
     json["traffic"].push_back({{"axis", axis.axis}, {"sent", axis.sent}, {"between_servers", axis.between_nodes[0]}});
+  return json;
+}
+
+OrderedJson way_json(const plan::WayOut& way) {
+  OrderedJson set = OrderedJson::object();
+  for (const config::Override& flag : way.set) set[flag.key] = flag.value;
+  OrderedJson json = {{"change", way.change}, {"set", set}};
+  if (way.ranks > 0) json["ranks"] = way.ranks;
+  json.update({{"needed", way.peak}, {"saved", way.saved}, {"slower", way.slower}, {"same_numbers", way.same_numbers}, {"fits", way.fits}});
+  return json;
+}
+
+OrderedJson shortfalls_json(const std::vector<Shortfall>& shortfalls) {
+  OrderedJson json = OrderedJson::array();
+  for (const Shortfall& one : shortfalls) {
+    OrderedJson ways = OrderedJson::array();
+    for (const plan::WayOut& way : one.ways) ways.push_back(way_json(way));
+    json.push_back({{"of", one.room.kind == plan::Room::Kind::kHost ? "host" : "device_limit"},
+                    {"needed", one.need.total},
+                    {"left", one.room.bytes},
+                    {"source", one.room.source},
+                    {"ways_out", ways}});
+  }
   return json;
 }
 

@@ -4,10 +4,17 @@
 #include <string>
 #include <vector>
 
-#include "apps/lockstep/show_fit.h"
+#include "lockstep/plan/ways_out.h"
 #include "lockstep/program/program.h"
 
 namespace lockstep::apps {
+
+// A room that is too small.
+struct Shortfall {
+  plan::Room room;
+  plan::Need need;
+  std::vector<plan::WayOut> ways;
+};
 
 struct Shown {
   program::Layout layout;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
+#include <utility>
 
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
@@ -10,8 +12,9 @@
 #include "lockstep/plan/drawing.h"
 #include "lockstep/plan/report_html.h"
 #include "lockstep/plan/step_trace.h"
-#include "lockstep/plan/svg.h"
+#include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/passes/passes.h"
+#include "lockstep/program/predict/traffic.h"
 
 namespace lockstep::apps {
 namespace {
@@ -37,33 +40,23 @@ const std::vector<Use>& uses() {
   return table;
 }
 
-[[noreturn]] void refuse(const std::string& what, const std::string& way_out) {
-  throw ConfigError({.code = "LS1004", .what = what, .way_out = way_out});
-}
-
-// The last step traced in --measured FOLDER.
-struct MeasuredSteps {
-  plan::Measured last{};
-  plan::Typical typical{};
-};
+[[noreturn]] void refuse(const std::string& what, const std::string& way_out) { reject("LS1004", what, way_out); }
 
 // The last step traced in --measured FOLDER, and what all of them say together.
-MeasuredSteps measured_steps(const CommandLine& command_line, const Layout& layout, const Program& program) {
+std::pair<plan::Measured, plan::Typical> measured_steps(const CommandLine& command_line, const Layout& layout, const Program& program) {
   const std::filesystem::path folder = command_line.value("measured");
   const std::vector<int64_t> steps = plan::traced_steps(folder);
   if (steps.empty())
     refuse(cat("--measured ", folder.string(), ": no traced step in it"), "RUN/trace of a run that had [trace] steps");
-  MeasuredSteps result{.typical = {.steps = steps}};
+  plan::Measured last;
   std::vector<plan::ActionTimes> times;
   for (const int64_t step : steps) {
     const std::vector<plan::StepTrace> traces = plan::read_step(folder, step, program);
-    result.last = {.step = step, .spans = plan::measured_spans(program, layout, traces), .overhead = plan::overhead(traces)};
-    times.push_back(plan::measured_times(program, layout, result.last.spans));
+    last = {.step = step, .spans = plan::measured_spans(program, layout, traces), .overhead = plan::overhead(traces)};
+    times.push_back(plan::measured_times(program, layout, last.spans));
   }
-  plan::Simulation typical = plan::simulate(program, layout, plan::typical_times(program, times));
-  result.typical.use = std::move(typical.use);
-  result.typical.period = typical.period;
-  return result;
+  const plan::Simulation typical = plan::simulate(program, layout, plan::typical_times(program, times));
+  return {std::move(last), plan::Typical{.steps = steps, .use = typical.use, .period = typical.period}};
 }
 
 plan::ActionTimes times_of(const CommandLine& command_line, const Layout& layout, const Program& program,
@@ -76,35 +69,20 @@ plan::ActionTimes times_of(const CommandLine& command_line, const Layout& layout
   return times;
 }
 
-std::string percent(double share) { return plan::decimal(100 * share, 1) + " %"; }
-
 std::string summary(const Layout& layout, const plan::Simulation& simulation, const plan::ActionTimes& times) {
   const plan::Utilisation& use = simulation.use;
-  std::string text = cat("step ", plan::time_text(use.step_seconds, times.in_units), ", bubble ", percent(use.bubble()));
-  const program::Pipeline& pipeline = layout.pipeline;
-  if (pipeline.post_validation)
-    text = cat("step ", plan::time_text(use.step_seconds, times.in_units), ", one behind the other ",
-               plan::time_text(simulation.period, times.in_units), ", bubble ", percent(use.bubble()));
-  const auto formula = plan::bubble_share({.kind = pipeline.kind,
-                                           .ranks = pipeline.ranks,
-                                           .virtual_stages = pipeline.virtual_stages,
-                                           .microbatches = static_cast<int>(layout.num_microbatches())});
-  if (formula) text += cat(" (", plan::bubble_formula(pipeline.kind), " of equal stages: ", percent(*formula), ")");
-  return cat(text, ", idle ", percent(use.idle()), "; times: ", times.source, "\n");
-}
-
-// The ranks of the first pipeline: the others do the same.
-std::vector<int> one_pipeline(const Layout& layout) {
-  std::vector<int> ranks;
-  for (int i = 0; i < layout.pipeline.ranks; ++i)
-    ranks.push_back(i * layout.mesh.world_size() / layout.pipeline.ranks);
-  return ranks;
+  std::string text = cat("step ", plan::time_text(use.step_seconds, times.in_units));
+  if (layout.pipeline.post_validation) text += cat(", one behind the other ", plan::time_text(simulation.period, times.in_units));
+  text += cat(", bubble ", plan::percent_text(use.bubble()));
+  if (const auto formula = plan::bubble_share(program::schedule_of(layout)))
+    text += cat(" (", plan::bubble_formula(layout.pipeline.kind), " of equal stages: ", plan::percent_text(*formula), ")");
+  return cat(text, ", idle ", plan::percent_text(use.idle()), "; times: ", times.source, "\n");
 }
 
 // Equal stages are drawn stage by stage, a column per unit.
 std::string grid(const Layout& layout, const Program& program, const plan::Simulation& simulation,
                  const plan::ActionTimes& times) {
-  const plan::GridOptions options{.unit = 1, .width = kColumns, .ranks = one_pipeline(layout)};
+  const plan::GridOptions options{.unit = 1, .width = kColumns, .ranks = program::stage_ranks(layout)};
   if (times.in_units) {
     const Program stages = program::schedule(layout);
     return plan::grid_text(stages, layout, plan::simulate(stages, layout, plan::unit_times(stages, layout)).spans, options);
@@ -129,13 +107,14 @@ void check_drawing(const CommandLine& command_line, const std::string& what) {
   for (const char* flag : kDrawings)
     if (command_line.has(flag) && what != "program")
       refuse(cat("--", flag, " draws a program, and not ", what), "lockstep show program");
-  for (const char* flag : kTimes)
-    if (command_line.has(flag) && what != "program")
+  for (const char* flag : kTimes) {
+    if (!command_line.has(flag)) continue;
+    if (what != "program")
       refuse(cat("--", flag, " says how long the actions of a program take, and this is ", what), "lockstep show program");
-  for (const char* flag : kTimes)
-    if (command_line.has(flag) && !draws_step(command_line))
+    if (!draws_step(command_line))
       refuse(cat("--", flag, " says how long actions take, and nothing is drawn with it"),
              "add --grid, --svg FILE, --html FILE, --trace FILE or --json");
+  }
   if (command_line.has("costs") && command_line.has("measured") && !command_line.has("html") && !command_line.has("trace"))
     refuse("--measured beside --costs is drawn by --html and --trace alone", "leave one of the two out");
   for (const char* flag : {"rank", "draw", "full"})
@@ -162,14 +141,22 @@ void check_flags(const CommandLine& command_line, const std::string& what) {
   check_drawing(command_line, what);
 }
 
+void check_extent(const CommandLine& command_line, const std::string& what, const Layout& layout) {
+  constexpr int kMostRanksInJson = 1 << 17;
+  const int ranks = layout.mesh.world_size();
+  const int64_t actions = 2 * layout.num_layers() * layout.num_microbatches() * (ranks / layout.pipeline.ranks);
+  if ((draws_step(command_line) || command_line.has("draw")) && actions > program::kMostActions)
+    refuse(cat("a drawing over time has F and B of all ranks: ", actions, ", more than ", program::kMostActions),
+           "fewer ranks on the data axes do the same");
+  const bool groups = what == "layout";
+  if (command_line.json && (groups || !command_line.has("rank")) && ranks > kMostRanksInJson)
+    refuse(cat("--json tells each of ", ranks, " ranks, more than ", kMostRanksInJson), groups ? "leave --json out" : "--rank R tells one of them");
+}
+
 std::string step_page(const CommandLine& command_line, const Layout& layout, const Program& program) {
   std::optional<plan::Measured> measured;
   std::optional<plan::Typical> typical;
-  if (command_line.has("measured")) {
-    MeasuredSteps steps = measured_steps(command_line, layout, program);
-    measured = std::move(steps.last);
-    typical = std::move(steps.typical);
-  }
+  if (command_line.has("measured")) std::tie(measured, typical) = measured_steps(command_line, layout, program);
   const plan::ActionTimes times = times_of(command_line, layout, program, measured);
   const plan::Simulation simulation = plan::simulate(program, layout, times);
   const plan::ReportInput report{
@@ -195,11 +182,6 @@ std::string step_page(const CommandLine& command_line, const Layout& layout, con
     return plan::chrome_trace(program, layout, measured ? measured->spans : simulation.spans, !measured && times.in_units);
   });
   return text;
-}
-
-std::string schedules_page(const Layout& layout) {
-  return plan::schedule_table(layout.pipeline.ranks, static_cast<int>(layout.num_microbatches()),
-                              std::max(2, layout.pipeline.virtual_stages));
 }
 
 }  // namespace lockstep::apps

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
-#include <map>
 
 #include "apps/lockstep/demo_corpus_script.h"
 #include "apps/lockstep/verbs.h"
@@ -33,13 +32,13 @@ namespace fs = std::filesystem;
 class Progress {
  public:
   ~Progress() {
-    if (shown_) std::fputs("\r\x1b[K", stderr);
+    if (shown_) print("\r\x1b[K", stderr);
   }
   void show(const fs::path& file, int64_t bytes) {
     if (!terminal_ || bytes < next_) return;
     next_ = bytes + kMiB;
     shown_ = true;
-    std::fputs(cat("\r\x1b[K", file.string(), "  ", format_bytes(static_cast<double>(bytes))).c_str(), stderr);
+    print(cat("\r\x1b[K", file.string(), "  ", format_bytes(static_cast<double>(bytes))), stderr);
   }
 
  private:
@@ -49,42 +48,23 @@ class Progress {
 };
 
 void print_row(const char* name, const std::string& value) {
-  std::fputs(cat("  ", pad_right(name, 16), value, "\n").c_str(), stdout);
-}
-
-std::string fixed(double value) {
-  std::array<char, 64> buffer;
-  std::snprintf(buffer.data(), buffer.size(), "%.2f", value);
-  return buffer.data();
+  print(cat("  ", pad_right(name, 16), value, "\n"));
 }
 
 std::string bytes_per_token(int64_t bytes, int64_t tokens) {
-  return fixed(static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(1, tokens)));
+  std::array<char, 64> buffer;
+  std::snprintf(buffer.data(), buffer.size(), "%.2f", static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(1, tokens)));
+  return buffer.data();
 }
 
-// What each sub-verb takes: its files behind its own name, and its flags.
+// The files behind the name of the sub-verb.
 std::vector<fs::path> files_of(const CommandLine& line) {
   return {line.arguments.begin() + 1, line.arguments.end()};
 }
 
-void require_files(const CommandLine& line) {
-  if (line.arguments.size() > 1) return;
-  throw ConfigError({.code = "LS1004",
-                     .what = cat("lockstep data ", line.arguments[0], " names no file"),
-                     .way_out = "lockstep data --help shows how it is written"});
-}
-
 std::string require_flag(const CommandLine& line, const std::string& flag) {
   if (line.has(flag) && !line.value(flag).empty()) return line.value(flag);
-  throw ConfigError({.code = "LS1004", .what = cat("lockstep data ", line.arguments[0], " needs --", flag)});
-}
-
-void allow_flags(const CommandLine& line, const std::vector<std::string>& allowed) {
-  for (const auto& [flag, value] : line.flags)
-    if (std::find(allowed.begin(), allowed.end(), flag) == allowed.end())
-      throw ConfigError({.code = "LS1002",
-                         .what = cat("--", flag, " is not a flag of lockstep data ", line.arguments[0]),
-                         .way_out = allowed.empty() ? "it takes none" : cat("it takes --", join(allowed, ", --"))});
+  reject("LS1004", cat("lockstep data ", line.arguments[0], " needs --", flag));
 }
 
 void make_folder_of(const fs::path& file) {
@@ -93,8 +73,6 @@ void make_folder_of(const fs::path& file) {
 }
 
 int data_tokenizer(const CommandLine& line) {
-  allow_flags(line, {"vocab-size", "out"});
-  require_files(line);
   const fs::path out = require_flag(line, "out");
   const int64_t wanted = line.integer("vocab-size", 4096);
   data::BpeTrainer trainer({.vocab_size = wanted});
@@ -118,21 +96,18 @@ int data_tokenizer(const CommandLine& line) {
   const data::Tokenizer tokenizer = data::Tokenizer::parse(json, out.string());
   int64_t tokens = 0;
   each_document([&](std::string_view text) { tokens += static_cast<int64_t>(tokenizer.encode(text).size()); });
-  std::fputs(cat(out.string(), "\n").c_str(), stdout);
+  print(cat(out.string(), "\n"));
   print_row("vocabulary", cat(vocabulary.size(), " ids, ", vocabulary.merges.size(), " merges"));
   print_row("text", cat(bytes, " bytes, ", tokens, " tokens"));
   print_row("compression", cat(bytes_per_token(bytes, tokens), " bytes/token"));
   if (vocabulary.size() < wanted)
-    std::fputs(cat("warning: the text has merges for ", vocabulary.size(), " ids only, ", wanted,
-                   " were asked for; set model.vocab_size to ", vocabulary.size(), " or more\n")
-                   .c_str(),
-               stderr);
+    print(cat("warning: the text has merges for ", vocabulary.size(), " ids only, ", wanted,
+              " were asked for; set model.vocab_size to ", vocabulary.size(), " or more\n"),
+          stderr);
   return 0;
 }
 
 int data_prepare(const CommandLine& line) {
-  allow_flags(line, {"tokenizer", "out", "no-append-eod"});
-  require_files(line);
   const fs::path out = require_flag(line, "out");
   const data::Tokenizer tokenizer = data::Tokenizer::load(require_flag(line, "tokenizer"));
   data::PrepareCounts counts;
@@ -142,23 +117,18 @@ int data_prepare(const CommandLine& line) {
                            {.append_eod = !line.has("no-append-eod"),
                             .progress = [&](const fs::path& file, int64_t bytes) { progress.show(file, bytes); }});
   }
-  std::fputs(cat(out.string(), ".bin, ", out.string(), ".idx\n").c_str(), stdout);
+  print(cat(out.string(), ".bin, ", out.string(), ".idx\n"));
   print_row("documents", cat(counts.documents));
   print_row("tokens", cat(counts.tokens, ", ids below ", tokenizer.vocab_size()));
   print_row("text",
             cat(counts.text_bytes, " bytes, ", bytes_per_token(counts.text_bytes, counts.tokens), " bytes/token"));
   if (counts.repaired_documents > 0)
-    std::fputs(
-        cat("warning: ", counts.repaired_documents, " documents held malformed UTF-8, which was read as U+FFFD\n")
-            .c_str(),
-        stderr);
+    print(cat("warning: ", counts.repaired_documents, " documents held malformed UTF-8, which was read as U+FFFD\n"), stderr);
   return 0;
 }
 
 int data_inspect(const CommandLine& line) {
-  allow_flags(line, {});
-  require_files(line);
-  for (const fs::path& file : files_of(line)) std::fputs(data::inspect(file).c_str(), stdout);
+  for (const fs::path& file : files_of(line)) print(data::inspect(file));
   return 0;
 }
 
@@ -180,34 +150,49 @@ void fetch_demo_corpus(const fs::path& cache) {
 }
 
 int data_demo(const CommandLine& line) {
-  allow_flags(line, {"out", "cache"});
-  if (line.arguments.size() > 1)
-    throw ConfigError({.code = "LS1004", .what = cat("lockstep data demo takes no file: ", line.arguments[1])});
+  if (line.arguments.size() > 1) reject("LS1004", cat("lockstep data demo takes no file: ", line.arguments[1]));
   const fs::path out = require_flag(line, "out");
   const fs::path cache = line.value("cache", (out / "source").string());
   fetch_demo_corpus(cache);
   const data::DemoCorpus corpus = data::write_demo_corpus(cache, out);
-  const auto print = [](const char* part, const std::vector<fs::path>& files, int64_t bytes) {
-    std::fputs(cat(part, ", ", bytes, " bytes\n").c_str(), stdout);
-    for (const fs::path& file : files) std::fputs(cat("  ", file.string(), "\n").c_str(), stdout);
+  const auto list = [](const char* part, const std::vector<fs::path>& files, int64_t bytes) {
+    print(cat(part, ", ", bytes, " bytes\n"));
+    for (const fs::path& file : files) print(cat("  ", file.string(), "\n"));
   };
-  print("train", corpus.train, corpus.train_bytes);
-  print("validation", corpus.validation, corpus.validation_bytes);
+  list("train", corpus.train, corpus.train_bytes);
+  list("validation", corpus.validation, corpus.validation_bytes);
   return 0;
+}
+
+struct SubVerb {
+  std::string_view name;
+  std::vector<std::string> flags;  // that it takes
+  bool needs_files;
+  int (*run)(const CommandLine&);
+};
+
+void check_line(const CommandLine& line, const SubVerb& verb) {
+  for (const auto& [flag, value] : line.flags)
+    if (std::find(verb.flags.begin(), verb.flags.end(), flag) == verb.flags.end())
+      reject("LS1002", cat("--", flag, " is not a flag of lockstep data ", verb.name),
+             verb.flags.empty() ? "it takes none" : cat("it takes --", join(verb.flags, ", --")));
+  if (verb.needs_files && line.arguments.size() < 2)
+    reject("LS1004", cat("lockstep data ", verb.name, " names no file"), "lockstep data --help shows how it is written");
 }
 
 }  // namespace
 
 int verb_data(const CommandLine& line) {
-  static const std::map<std::string, int (*)(const CommandLine&)> kVerbs = {
-      {"tokenizer", data_tokenizer}, {"prepare", data_prepare}, {"inspect", data_inspect}, {"demo", data_demo}};
+  static const std::vector<SubVerb> table = {{"tokenizer", {"vocab-size", "out"}, true, data_tokenizer},
+                                             {"prepare", {"tokenizer", "out", "no-append-eod"}, true, data_prepare},
+                                             {"inspect", {}, true, data_inspect},
+                                             {"demo", {"out", "cache"}, false, data_demo}};
   const std::string name = line.arguments.empty() ? "" : line.arguments[0];
-  const auto found = kVerbs.find(name);
-  if (found == kVerbs.end())
-    throw ConfigError({.code = "LS1004",
-                       .what = cat("lockstep data '", name, "'"),
-                       .way_out = "write tokenizer, prepare, inspect or demo; lockstep data --help tells more"});
-  return found->second(line);
+  const auto found = std::find_if(table.begin(), table.end(), [&](const SubVerb& verb) { return verb.name == name; });
+  if (found == table.end())
+    reject("LS1004", cat("lockstep data '", name, "'"), "write tokenizer, prepare, inspect or demo; lockstep data --help tells more");
+  check_line(line, *found);
+  return found->run(line);
 }
 
 }  // namespace lockstep::apps

@@ -1,19 +1,16 @@
 // lockstep doctor: what this machine and this installation lack, each with the command that mends it.
 #include <dlfcn.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "apps/lockstep/doctor.h"
-#include "apps/lockstep/in_child.h"
 #include "apps/lockstep/runtime_call.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/json.h"
@@ -21,17 +18,13 @@
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/config/fields.h"
+#include "lockstep/launch/compute_threads.h"
 #include "lockstep/program/passes/job.h"
 
 namespace lockstep::apps {
 namespace {
 
-int usable_cores() {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-Finding cores() { return {.name = "cores", .ok = true, .found = cat(usable_cores(), " usable")}; }
+Finding cores() { return {.name = "cores", .ok = true, .found = cat(launch::compute_threads(0, {}), " usable")}; }
 
 Finding cpu_features() {
   std::vector<std::string> has;
@@ -187,8 +180,8 @@ std::vector<Finding> configuration(const CommandLine& command_line) {
 void print_text(const std::vector<Finding>& findings) {
   for (const Finding& finding : findings) {
     const std::string found = join(split(finding.found, '\n'), "\n" + std::string(25, ' '));
-    std::printf("  %s  %s%s\n", finding.ok ? "ok  " : finding.optional ? "none" : "MEND", pad_right(finding.name, 17).c_str(), found.c_str());
-    if (!finding.ok) std::printf("%s-> %s\n", pad_right("", 25).c_str(), finding.mend.c_str());
+    print(cat("  ", finding.ok ? "ok  " : finding.optional ? "none" : "MEND", "  ", pad_right(finding.name, 17), found, "\n"));
+    if (!finding.ok) print(cat(pad_right("", 25), "-> ", finding.mend, "\n"));
   }
 }
 
@@ -200,7 +193,7 @@ void print_json(const std::vector<Finding>& findings, bool ok) {
     if (!finding.ok) check["mend"] = finding.mend;
     checks.push_back(std::move(check));
   }
-  std::printf("%s\n", OrderedJson({{"ok", ok}, {"version", LOCKSTEP_VERSION}, {"checks", checks}}).dump().c_str());
+  print(OrderedJson({{"ok", ok}, {"version", LOCKSTEP_VERSION}, {"checks", checks}}).dump() + "\n");
 }
 
 }  // namespace
@@ -209,9 +202,8 @@ int verb_doctor(const CommandLine& command_line) {
   refuse_words(command_line);
   const bool configured = !command_line.config_files().empty() || !command_line.overrides.empty();
   if (command_line.ranks && !configured)
-    throw ConfigError({.code = "LS1004",
-                       .what = cat("-n ", *command_line.ranks, " is of a configuration, and none was named"),
-                       .way_out = "lockstep doctor run.toml -n N"});
+    reject("LS1004", cat("-n ", *command_line.ranks, " is of a configuration, and none was named"),
+           "lockstep doctor run.toml -n N");
   std::vector<Finding> findings = {cores(), cpu_features(), memory(), shared_memory()};
   const auto add = [&](std::vector<Finding> more) { findings.insert(findings.end(), more.begin(), more.end()); };
   add(runtime());

@@ -1,7 +1,6 @@
 // `lockstep generate`: judges how many ranks hold the model before any is started. Those that another launcher has started
 // compare first what they were told, and judge then (runtime/loaded_model.h).
 #include <algorithm>
-#include <charconv>
 
 #include "apps/lockstep/generate_heads.h"
 #include "apps/lockstep/ranks.h"
@@ -22,12 +21,9 @@ int wanted_ranks(const CommandLine& command_line) {
   std::optional<int> tp;
   for (const config::Override& change : command_line.overrides) {
     if (change.key != "parallel.tp") continue;
-    int value = 0;
-    const char* end = change.value.data() + change.value.size();
-    const auto read = std::from_chars(change.value.data(), end, value);
-    if (read.ec != std::errc() || read.ptr != end || value < 1 || value > 1024)
-      throw ConfigError({.code = "LS1005", .what = cat("--parallel.tp ", change.value, ": 1 to 1024 is needed")});
-    tp = value;
+    tp = parse_number<int>(change.value);
+    if (tp.value_or(0) < 1 || *tp > 1024)
+      reject("LS1005", cat("--parallel.tp ", change.value, ": 1 to 1024 is needed"));
   }
   const int ranks = command_line.ranks.value_or(tp.value_or(1));
   if (tp && *tp != ranks)

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/hash.h"
@@ -44,19 +43,14 @@ const System& system_of(const CommandLine& command_line) {
   }
   const std::string all = join(names, ", ");
   if (!command_line.has("print"))
-    throw ConfigError(
-        {.code = "LS1003", .what = "lockstep launch needs --print SYSTEM", .way_out = cat("one of ", all)});
-  throw ConfigError({.code = "LS1005", .what = cat("--print ", wanted, ": one of ", all, " is needed")});
-}
-
-[[noreturn]] void refuse(const std::string& what, const std::string& way_out) {
-  throw ConfigError({.code = "LS1005", .what = what, .way_out = way_out});
+    reject("LS1003", "lockstep launch needs --print SYSTEM", cat("one of ", all));
+  reject("LS1005", cat("--print ", wanted, ": one of ", all, " is needed"));
 }
 
 int nodes_of(const CommandLine& command_line, int ranks) {
   const int64_t nodes = command_line.integer("nodes", 1);
   if (nodes < 1 || nodes > ranks || ranks % nodes != 0)
-    refuse(cat("--nodes ", nodes, " do not divide ", ranks, " ranks"),
+    reject("LS1005", cat("--nodes ", nodes, " do not divide ", ranks, " ranks"),
            cat("-n is the number of all ranks: a multiple of --nodes"));
   return static_cast<int>(nodes);
 }
@@ -65,11 +59,11 @@ std::optional<double> seconds_of(const CommandLine& command_line) {
   if (!command_line.has("time")) return std::nullopt;
   const std::string text = command_line.value("time");
   if (command_line.value("print") != "slurm")
-    refuse("--time: only Slurm has a time limit for a job",
+    reject("LS1005", "--time: only Slurm has a time limit for a job",
            "lockstep train --stop-after saves and leaves after a time");
   const std::optional<double> seconds = parse_duration(text);
   if (!seconds || *seconds < 1)
-    refuse(cat("--time ", text, ": a duration with a unit is needed"), "write 3h50m or 30min");
+    reject("LS1005", cat("--time ", text, ": a duration with a unit is needed"), "write 3h50m or 30min");
   return seconds;
 }
 
@@ -85,12 +79,10 @@ void read_container(const CommandLine& command_line, ScriptJob& job) {
   const bool in_pods = command_line.value("print") == "k8s";
   for (const char* flag : {"image", "claim"}) {
     if (in_pods && command_line.value(flag).empty())
-      throw ConfigError(
-          {.code = "LS1003",
-           .what = cat("--print k8s needs --", flag),
-           .way_out = "--image NAME of a container with lockstep, --claim NAME of the volume that the job works in"});
+      reject("LS1003", cat("--print k8s needs --", flag),
+             "--image NAME of a container with lockstep, --claim NAME of the volume that the job works in");
     if (!in_pods && command_line.has(flag))
-      refuse(cat("--", flag, ": only --print k8s has containers"), cat("leave --", flag, " out"));
+      reject("LS1005", cat("--", flag, ": only --print k8s has containers"), cat("leave --", flag, " out"));
   }
   job.image = command_line.value("image");
   job.claim = command_line.value("claim");
@@ -137,7 +129,7 @@ int verb_launch(const CommandLine& command_line) {
                 .seconds = seconds_of(command_line),
                 .token = nodes > 1 && backend == config::Backend::kNccl ? new_token() : ""};
   read_container(command_line, job);
-  std::fputs(system.print(job).c_str(), stdout);
+  print(system.print(job));
   return 0;
 }
 

@@ -1,21 +1,22 @@
 // lockstep show program|layout|block|memory|traffic|schedules: what a configuration will run, without running it.
 #include <algorithm>
-#include <cstdio>
 #include <map>
 
+#include "apps/lockstep/ranks.h"
 #include "apps/lockstep/show_json.h"
 #include "apps/lockstep/show_step.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/config/check.h"
+#include "lockstep/plan/bubble.h"
 #include "lockstep/program/names.h"
 #include "lockstep/program/passes/job.h"
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/predict/moves.h"
 #include "lockstep/program/predict/rank_map.h"
 #include "lockstep/program/render/render.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/verify/verify.h"
 
 namespace lockstep::apps {
 namespace {
@@ -31,9 +32,22 @@ constexpr int kMaxRanksPerNode = 1 << 20;
 int ranks_per_node(const CommandLine& command_line) {
   const int64_t wanted = command_line.integer("ranks-per-node", Shown{}.ranks_per_node);
   if (wanted >= 1 && wanted <= kMaxRanksPerNode) return static_cast<int>(wanted);
-  throw ConfigError({.code = "LS1006",
-                     .what = cat("--ranks-per-node ", command_line.value("ranks-per-node"), " is out of range"),
-                     .way_out = cat("write a number from 1 to ", kMaxRanksPerNode)});
+  reject("LS1006", cat("--ranks-per-node ", command_line.value("ranks-per-node"), " is out of range"),
+         cat("write a number from 1 to ", kMaxRanksPerNode));
+}
+
+// Held against memory.device_limit where it is set; else on the CPU against what this host has left, as `lockstep train` would with
+// the same flags. A plan for GPUs without a limit is held against nothing: they are elsewhere. Empty where all fits.
+std::vector<Shortfall> shortfalls(const CommandLine& command_line, const config::RunConfig& config, const Layout& layout,
+                                  const Program& program) {
+  std::vector<Shortfall> found;
+  for (const plan::Room& room : plan::rooms_here(config, ranks_here(command_line, layout.mesh.world_size()))) {
+    if (room.kind == plan::Room::Kind::kHost && config.train.device == config::Device::kCuda) continue;
+    const plan::Need need = plan::need_of(config, layout, program, room);
+    if (!plan::fits(need, room))
+      found.push_back({room, need, plan::ways_out(config, layout, {.rank = need.worst, .room = room})});
+  }
+  return found;
 }
 
 Shown prepare(const CommandLine& command_line, const std::string& what) {
@@ -41,19 +55,16 @@ Shown prepare(const CommandLine& command_line, const std::string& what) {
   const int ranks = command_line.ranks.value_or(config::ranks_wanted(loaded.config));
   Shown shown;
   shown.layout = program::layout_of(loaded, ranks);
+  check_extent(command_line, what, shown.layout);
   shown.program = program::build_program(shown.layout);
   if (what == "memory") shown.shortfalls = shortfalls(command_line, loaded.config, shown.layout, shown.program);
   shown.timeline = command_line.has("timeline");
   shown.ranks_per_node = ranks_per_node(command_line);
   const int64_t rank = command_line.integer("rank", -1);
-  if (command_line.has("rank") && (rank < 0 || rank >= ranks)) {
-    throw ConfigError({.code = "LS1006",
-                       .what = cat("--rank ", command_line.value("rank"), ": the layout has ranks 0 to ", ranks - 1),
-                       .way_out = cat("-n N is the number of ranks")});
-  }
-  for (int i = 0; i < ranks; ++i) {
+  if (command_line.has("rank") && (rank < 0 || rank >= ranks))
+    reject("LS1006", cat("--rank ", command_line.value("rank"), ": the layout has ranks 0 to ", ranks - 1), "-n N is the number of ranks");
+  for (int i = 0; i < ranks; ++i)
     if (rank < 0 || rank == i) shown.ranks.push_back(i);
-  }
   return shown;
 }
 
@@ -63,6 +74,10 @@ std::string header(const Shown& shown) {
 
 std::string ranks_text(int first, int last) {
   return first == last ? cat("rank ", first) : cat("ranks ", first, "..", last);
+}
+
+std::string block_page(const Shown& shown, const CommandLine&) {
+  return cat("block 0 on rank ", shown.ranks[0], "\n\n", program::draw_block(shown.layout, shown.ranks[0]));
 }
 
 std::string bucket_list(const Shown& shown, bool full) {
@@ -75,8 +90,8 @@ std::string bucket_list(const Shown& shown, bool full) {
       text += cat("  ...  ", left_out, " more\n");
       i += left_out;
     }
-    const std::string first = program::layer_label(buckets[i].layers.front(), num_layers);
-    const std::string last = program::layer_label(buckets[i].layers.back(), num_layers);
+    const std::string first = program::layer_label(buckets[i].units.front(), num_layers);
+    const std::string last = program::layer_label(buckets[i].units.back(), num_layers);
     text += cat("  ", pad_left(cat(i), 3), "  ", pad_right(first == last ? first : cat(first, "..", last), 14),
                 pad_left(format_bytes(4.0 * static_cast<double>(buckets[i].numel())), 10), "\n");
   }
@@ -85,7 +100,7 @@ std::string bucket_list(const Shown& shown, bool full) {
 
 // Ranks that do the same are shown once.
 std::string program_page(const Shown& shown, const CommandLine& command_line) {
-  std::string text = header(shown);
+  std::string text;
   for (size_t i = 0; i < shown.ranks.size();) {
     const auto& actions = shown.program.list(shown.ranks[i]);
     size_t end = i + 1;
@@ -102,16 +117,30 @@ std::string program_page(const Shown& shown, const CommandLine& command_line) {
   return text;
 }
 
+std::string shortfalls_text(const Layout& layout, const std::vector<Shortfall>& shortfalls) {
+  std::string text;
+  for (const Shortfall& one : shortfalls) {
+    text += cat("\ndoes not fit: ", plan::shortage_line(layout, one.need, one.room), "; `lockstep train` refuses this\n");
+    text += plan::ways_text(one.ways, one.room);
+    if (one.room.kind == plan::Room::Kind::kHost)
+      text += "for GPUs: --train.device=cuda; for another machine: --memory.device_limit=SIZE, what a rank may have there\n";
+  }
+  return text;
+}
+
 // Ranks that hold the same bytes are shown once.
-std::string memory_page(const Shown& shown) {
-  std::string text = header(shown);
+std::string memory_page(const Shown& shown, const CommandLine&) {
+  std::string text;
   std::map<std::array<int64_t, program::kNumMemoryCategories>, std::vector<int>> alike;
   std::vector<std::vector<int>*> kinds;  // in the order of their first ranks
   program::RankMemory memory(shown.layout, shown.program);
+  std::map<const program::MemoryBytes*, std::vector<int>*> of_class;
   for (int rank : shown.ranks) {
-    std::vector<int>& ranks = alike[memory.of(rank).bytes];
-    if (ranks.empty()) kinds.push_back(&ranks);
-    ranks.push_back(rank);
+    const program::MemoryBytes& bytes = memory.of(rank);
+    std::vector<int>*& ranks = of_class[&bytes];
+    if (ranks == nullptr) ranks = &alike[bytes.bytes];
+    if (ranks->empty()) kinds.push_back(ranks);
+    ranks->push_back(rank);
   }
   for (const std::vector<int>* ranks : kinds) {
     text += program::memory_table(shown.program, shown.layout, ranks->front());
@@ -124,7 +153,7 @@ std::string memory_page(const Shown& shown) {
 
 // Groups and servers where there is more than one way to arrange them, or where they were asked for.
 std::string layout_page(const Shown& shown, const CommandLine& command_line) {
-  const std::string text = header(shown) + program::layout_table(shown.program, shown.layout, shown.ranks);
+  const std::string text = program::layout_table(shown.program, shown.layout, shown.ranks);
   const bool several_axes = program::axis_groups(shown.layout, 1).size() > 1 || shown.layout.pipeline.ranks > 1;
   if (command_line.has("rank") || (!several_axes && !command_line.has("ranks-per-node"))) return text;
   return cat(text, "\n", program::groups_table(shown.layout), "\n",
@@ -134,7 +163,7 @@ std::string layout_page(const Shown& shown, const CommandLine& command_line) {
 std::string traffic_page(const Shown& shown, const CommandLine& command_line) {
   const Layout& layout = shown.layout;
   const bool pipeline = layout.pipeline.ranks > 1;
-  std::string text = header(shown) + program::ledger_tables(shown.program, layout, shown.ranks, command_line.has("full"));
+  std::string text = program::ledger_tables(shown.program, layout, shown.ranks, command_line.has("full"));
   if (pipeline) text += program::stages_table(shown.program, layout, shown.ranks) + "\n";
   const std::vector<int> ranks = ranks_of_summary(shown);
   for (const int rank : ranks)
@@ -145,39 +174,41 @@ std::string traffic_page(const Shown& shown, const CommandLine& command_line) {
   return model_alone ? text : text + program::traffic_summary(layout, ranks);
 }
 
+std::string schedules_page(const Shown& shown, const CommandLine&) {
+  const program::Pipeline& pipeline = shown.layout.pipeline;
+  return plan::schedule_table(pipeline.ranks, static_cast<int>(shown.layout.num_microbatches()), std::max(2, pipeline.virtual_stages));
+}
+
+struct Page {
+  std::string_view what;
+  std::string (*text)(const Shown&, const CommandLine&);
+  bool headed = true;  // below model and layout
+};
+constexpr Page kPages[] = {{"program", program_page}, {"layout", layout_page},   {"block", block_page},
+                           {"memory", memory_page},   {"traffic", traffic_page}, {"schedules", schedules_page, false}};
+
+const Page& page_of(const std::string& what) {
+  std::vector<std::string> known;
+  for (const Page& page : kPages) {
+    if (page.what == what) return page;
+    known.emplace_back(page.what);
+  }
+  reject("LS1004", cat("lockstep show '", what, "'"), cat("write one of ", join(known, ", ")));
+}
+
 }  // namespace
 
 int verb_show(const CommandLine& command_line) {
-  const std::vector<std::string> words = command_line.words();
-  const std::string what = words.size() == 1 ? words[0] : "";
-  if (what != "program" && what != "layout" && what != "block" && what != "memory" && what != "traffic" &&
-      what != "schedules") {
-    throw ConfigError({.code = "LS1004",
-                       .what = cat("lockstep show '", join(words, " "), "'"),
-                       .way_out = "write one of program, layout, block, memory, traffic, schedules"});
-  }
+  const std::string what = join(command_line.words(), " ");
+  const Page& page = page_of(what);
   check_flags(command_line, what);
   const Shown shown = prepare(command_line, what);
-  std::string text;
-  if (draws_step(command_line)) {
-    text = (command_line.json ? "" : header(shown)) + step_page(command_line, shown.layout, shown.program);
-  } else if (what == "schedules") {
-    text = schedules_page(shown.layout);
-  } else if (command_line.json) {
-    text = json_page(shown, what);
-  } else if (what == "program") {
-    text = program_page(shown, command_line);
-  } else if (what == "layout") {
-    text = layout_page(shown, command_line);
-  } else if (what == "block") {
-    text = header(shown) + cat("block 0 on ", ranks_text(shown.ranks[0], shown.ranks[0]), "\n\n") +
-           program::draw_block(shown.layout, shown.ranks[0]);
-  } else if (what == "memory") {
-    text = memory_page(shown);
-  } else {
-    text = traffic_page(shown, command_line);
-  }
-  std::fputs(text.c_str(), stdout);
+  std::string text = page.headed && !command_line.json ? header(shown) : "";
+  if (draws_step(command_line))
+    text += step_page(command_line, shown.layout, shown.program);
+  else
+    text += command_line.json ? json_page(shown, what) : page.text(shown, command_line);
+  print(text);
   return static_cast<int>(shown.shortfalls.empty() ? ExitCode::kOk : ExitCode::kOutOfMemory);
 }
 

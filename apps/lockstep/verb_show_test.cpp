@@ -62,6 +62,21 @@ TEST(Show, MemoryThatDoesNotFitIsSaidWithTheWaysOut) {
   EXPECT_EQ(show(large + " --memory.device_limit=9999TiB").code, 0);
 }
 
+// Pages are of the ranks that differ; what has a part for every rank is refused ahead of it.
+TEST(Show, AMillionRanks) {
+  const std::string job = " -n 1048576 --train.device=cuda --model.preset=llama3-8b --parallel.tp=8 --parallel.pp=8 --parallel.zero=1";
+  for (const char* what : {"program", "layout", "memory", "traffic", "memory --rank 1048575 --json"}) {
+    const Outcome outcome = show(what + job);
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    EXPECT_LT(outcome.output.size(), 100'000u) << what;
+  }
+  const Outcome drawn = show("program --grid" + job), told = show("memory --json" + job);
+  EXPECT_EQ(drawn.code, 2);
+  EXPECT_THAT(drawn.output, HasSubstr("a drawing over time has F and B of all ranks: 8912896, more than 8388608"));
+  EXPECT_EQ(told.code, 2);
+  EXPECT_THAT(told.output, HasSubstr("--rank R tells one of them"));
+}
+
 TEST(Show, ReadsARunFile) {
   const support::ScopedFolder folder("show-test");
   std::ofstream(folder / "run.toml") << "[model]\npreset = \"gpt2-test\"\n[train]\nseq_len = 32\nglobal_batch = 12\n"

@@ -141,9 +141,8 @@ const Verb& find_verb(const std::string& name) {
     names.emplace_back(verb.name);
   }
   const std::string near = nearest(name, names);
-  throw ConfigError({.code = "LS1001",
-                     .what = cat("unknown verb '", name, "'"),
-                     .way_out = near.empty() ? cat("the verbs are ", join(names, ", ")) : cat("did you mean '", near, "'?")});
+  reject("LS1001", cat("unknown verb '", name, "'"),
+         near.empty() ? cat("the verbs are ", join(names, ", ")) : cat("did you mean '", near, "'?"));
 }
 
 std::string overview() {

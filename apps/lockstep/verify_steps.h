@@ -18,12 +18,10 @@ inline VerifySteps verify_steps(const CommandLine& command_line) {
   VerifySteps steps;
   steps.all = command_line.integer("steps", steps.all);
   steps.free = command_line.integer("free", steps.all > steps.free ? steps.free : 0);
-  if (steps.all < 1) throw ConfigError({.code = "LS1005", .what = "--steps: at least one step is needed"});
+  if (steps.all < 1) reject("LS1005", "--steps: at least one step is needed");
   if (steps.free < 0 || steps.free > steps.all)
-    throw ConfigError({.code = "LS1005",
-                       .what = cat("--free(", steps.free, ") of --steps(", steps.all,
-                                   "): the steps at the end in which layout and twin are left alone"),
-                       .way_out = cat("use a number from 0 to ", steps.all)});
+    reject("LS1005", cat("--free(", steps.free, ") of --steps(", steps.all, "): the steps at the end in which layout and twin are left alone"),
+           cat("use a number from 0 to ", steps.all));
   return steps;
 }
 

@@ -2,65 +2,46 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 
-#include "lockstep/arch/layer_description.h"
-#include "lockstep/base/text.h"
+#include "lockstep/arch/branch_kind.h"
 
 namespace lockstep::arch {
 namespace {
 
-bool is_of(const Step& step, Phase a, Phase b) { return step.phases.has(a) && step.phases.has(b); }
-
-// Bytes alive while a layer's steps are run.
-class Walk {
- public:
-  Walk(const LayerDescription& layer, int64_t now) : layer_(layer), now_(now), peak_(now) {}
-
-  void run(Phase phase) { run(phase, phase); }
-  // I and then W, as action B has them.
-  void run_backward() { run(Phase::kBackward, Phase::kInput), run(Phase::kBackward, Phase::kWeight); }
-  int64_t now() const { return now_; }
-  int64_t peak() const { return peak_; }
-
- private:
-  void run(Phase phase, Phase part) {
-    for (const Step& step : layer_.steps) {
-      if (!is_of(step, phase, part)) continue;
-      if (step.what == Step::What::kTake) now_ += bytes(step);
-      if (step.what == Step::What::kDrop) now_ -= bytes(step);
-      peak_ = std::max(peak_, now_ + step.scratch);
-    }
-  }
-  int64_t bytes(const Step& step) const { return layer_.values[static_cast<size_t>(step.index)].bytes(); }
-
-  const LayerDescription& layer_;
-  int64_t now_;
-  int64_t peak_;
-};
-
-Gemm gemm_of(const Product& product, bool in_weight) {
-  constexpr std::string_view kRoles[] = {"", ".dx", ".dw"};
-  return {.name = cat(product.name, kRoles[static_cast<size_t>(product.role)]),
-          .m = product.m,
-          .n = product.n,
-          .k = product.k,
-          .count = product.count,
-          .in_weight = in_weight};
+int64_t bytes_of(const LayerDescription& layer, int value) {
+  return value == kNoValue ? 0 : layer.values[static_cast<size_t>(value)].bytes();
 }
 
-void add_work(const LayerDescription& layer, Recompute choice, LayerCost& cost) {
-  const Phase again = choice == Recompute::kFull ? Phase::kRecompute : Phase::kRestore;
-  const bool computes_again = choice != Recompute::kNone;
+// Alive while a layer's steps are run.
+struct Bytes {
+  int64_t now = 0;
+  int64_t peak = 0;
+};
+
+// After the steps of a phase that are also in `part`.
+Bytes walk(const LayerDescription& layer, Bytes bytes, Phase phase, Phase part) {
   for (const Step& step : layer.steps) {
-    const PhaseSet phases = step.phases;
-    const bool in_weight = phases.has(Phase::kWeight);
-    if (phases.has(Phase::kForward) || phases.has(Phase::kInput)) cost.memory_traffic += step.traffic;
-    if (computes_again && phases.has(again)) cost.recompute_traffic += step.traffic;
+    if (!step.phases.has(phase) || !step.phases.has(part)) continue;
+    if (step.what == Step::What::kTake) bytes.now += bytes_of(layer, step.index);
+    if (step.what == Step::What::kDrop) bytes.now -= bytes_of(layer, step.index);
+    bytes.peak = std::max(bytes.peak, bytes.now + step.scratch);
+  }
+  return bytes;
+}
+
+Bytes walk(const LayerDescription& layer, int64_t now, Phase phase) { return walk(layer, {now, now}, phase, phase); }
+
+void add_work(const LayerDescription& layer, LayerCost& cost) {
+  for (const Step& step : layer.steps) {
+    const bool forward = step.phases.has(Phase::kForward), input = step.phases.has(Phase::kInput);
+    const bool weight = step.phases.has(Phase::kWeight);
+    if (forward || input) cost.memory_traffic += step.traffic;
     if (step.what != Step::What::kProduct) continue;
-    const Gemm gemm = gemm_of(layer.products[static_cast<size_t>(step.index)], in_weight);
-    if (phases.has(Phase::kForward)) cost.forward.push_back(gemm);
-    if (phases.has(Phase::kInput) || in_weight) cost.backward.push_back(gemm);
-    if (computes_again && phases.has(again)) cost.recompute.push_back(gemm);
+    const double flops = layer.products[static_cast<size_t>(step.index)].flops();
+    if (forward) cost.forward_flops += flops;
+    if (input || weight) cost.backward_flops += flops;
+    if (weight) cost.weight_flops += flops;
   }
 }
 
@@ -71,80 +52,38 @@ int64_t kept_by(const LayerDescription& layer, Recompute choice) {
   return bytes;
 }
 
-int64_t bytes_of(const LayerDescription& layer, int value) {
-  return value == kNoValue ? 0 : layer.values[static_cast<size_t>(value)].bytes();
-}
-
 void add_forward_bytes(const LayerDescription& layer, Recompute choice, LayerCost& cost) {
   const int64_t all = kept_by(layer, Recompute::kNone);
+  const bool full = choice == Recompute::kFull;
   cost.kept = kept_by(layer, choice);
   cost.restored = all - cost.kept;
   cost.output = bytes_of(layer, layer.output);
-  Walk forward(layer, bytes_of(layer, layer.input));
-  forward.run(choice == Recompute::kFull && layer.has(Phase::kRecompute) ? Phase::kEvaluate : Phase::kForward);
-  cost.forward_workspace = forward.peak() - cost.kept - cost.output;
+  const Phase forward = full && layer.has(Phase::kRecompute) ? Phase::kEvaluate : Phase::kForward;
+  cost.forward_workspace = walk(layer, bytes_of(layer, layer.input), forward).peak - cost.kept - cost.output;
   if (choice == Recompute::kNone) return;
-  Walk again(layer, cost.kept);
-  again.run(choice == Recompute::kFull ? Phase::kRecompute : Phase::kRestore);
-  cost.recompute_workspace = again.peak() - all;
+  cost.recompute_workspace = walk(layer, cost.kept, full ? Phase::kRecompute : Phase::kRestore).peak - all;
 }
 
 void add_backward_bytes(const LayerDescription& layer, bool overlapped, LayerCost& cost) {
   const int64_t dx = bytes_of(layer, layer.input), begin = kept_by(layer, Recompute::kNone) + cost.output;
-  Walk input(layer, begin);
-  input.run(Phase::kInput);
-  cost.input_workspace = input.peak() - begin - dx;
-  Walk left(layer, 0);  // W leaves nothing, so it begins with what it releases
-  left.run(Phase::kWeight);
-  cost.held = -left.now();
-  Walk weight(layer, cost.held);
-  weight.run(Phase::kWeight);
-  cost.weight_workspace = weight.peak() - cost.held;
-  Walk backward(layer, begin);
-  overlapped ? backward.run(Phase::kOverlapped) : backward.run_backward();
-  cost.backward_workspace = backward.peak() - begin - dx;
-}
-
-double sum_flops(const std::vector<Gemm>& gemms) {
-  double sum = 0;
-  for (const Gemm& gemm : gemms) sum += gemm.flops();
-  return sum;
+  cost.input_workspace = walk(layer, begin, Phase::kInput).peak - begin - dx;
+  cost.held = -walk(layer, 0, Phase::kWeight).now;  // W leaves nothing, so it begins with what it releases
+  cost.weight_workspace = walk(layer, cost.held, Phase::kWeight).peak - cost.held;
+  const auto in_turn = [&] {  // I and then W, as action B has them
+    return walk(layer, walk(layer, {begin, begin}, Phase::kBackward, Phase::kInput), Phase::kBackward, Phase::kWeight);
+  };
+  cost.backward_workspace = (overlapped ? walk(layer, begin, Phase::kOverlapped) : in_turn()).peak - begin - dx;
 }
 
 }  // namespace
-
-double LayerCost::forward_flops() const {
-  return sum_flops(forward);
-}
-double LayerCost::backward_flops() const {
-  return sum_flops(backward);
-}
-
-double LayerCost::weight_flops() const {
-  double sum = 0;
-  for (const Gemm& gemm : backward)
-    if (gemm.in_weight) sum += gemm.flops();
-  return sum;
-}
-
-double LayerCost::input_flops() const {
-  return backward_flops() - weight_flops();
-}
-
-double LayerCost::recompute_flops() const {
-  return sum_flops(recompute);
-}
 
 std::vector<KeptPart> block_kept_parts(const ModelConfig& model, const CostInput& input) {
   std::vector<KeptPart> parts;
   for (const Value& value : describe_layer(model, layer_spec(model, 1), input).values) {
     if (value.kept_as.empty()) continue;
-    const auto same = [&](const KeptPart& part) { return part.name == value.kept_as; };
-    const auto part = std::find_if(parts.begin(), parts.end(), same);
-    if (part == parts.end())
-      parts.push_back({.name = std::string(value.kept_as), .bytes = value.bytes(), .most = value.most});
-    else
-      part->bytes += value.bytes();
+    auto part = std::ranges::find(parts, value.kept_as, &KeptPart::name);
+    if (part == parts.end()) part = parts.insert(part, KeptPart{.name = std::string(value.kept_as), .bytes = 0, .most = value.most});
+    part->bytes += value.bytes();
   }
   return parts;
 }
@@ -156,7 +95,7 @@ int64_t head_chunk_rows(int64_t vocab_size) {
 LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input) {
   const LayerDescription description = describe_layer(model, layer, input);
   LayerCost cost;
-  add_work(description, input.recompute, cost);
+  add_work(description, cost);
   add_forward_bytes(description, input.recompute, cost);
   add_backward_bytes(description, input.tensor.size > 1 && input.overlap, cost);
   return cost;
@@ -164,14 +103,23 @@ LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const Cos
 
 double model_flops_per_token(const ModelConfig& model, int64_t seq_len, bool causal) {
   const auto number = [](int64_t value) { return static_cast<double>(value); };
-  const double hidden = number(model.hidden);
-  const double q_width = number(model.heads * model.head_size);
-  const double kv_width = number(model.kv_heads * model.head_size);
-  const double projections = hidden * (2 * q_width + 2 * kv_width);
-  const double core = 2 * q_width * number(seq_len) * (causal ? 0.5 : 1);
-  const double matrices = model.traits().gated_mlp ? 3 : 2;
-  const double mlp = matrices * hidden * number(model.ffn);
-  return 6 * (number(model.layers) * (projections + core + mlp) + hidden * number(model.vocab_size));
+  const double pairs = number(seq_len) * (causal ? 0.5 : 1);  // a token's
+  const auto macs_of = [&](const LayerSpec& block) {
+    double sum = 0;
+    for (const ParamSpec& spec : layer_parameters(model, block))
+      if (spec.shape.size() == 2) sum += number(spec.shape[0]) * number(spec.shape[1]);
+    for (const Branch& branch : block_branches(model, block.index))
+      if (const auto of_pair = branch_kind(branch.kind).macs_of_pair) sum += number(of_pair(model)) * pairs;
+    return sum;
+  };
+  double macs = number(model.hidden) * number(model.vocab_size);
+  std::map<int, double> known;  // blocks of one pattern cost the same
+  for (int index = 1; index <= static_cast<int>(model.layers); ++index) {
+    const auto [block, fresh] = known.try_emplace(layer_pattern(model, {.kind = LayerKind::kBlock, .index = index, .name = {}}));
+    if (fresh) block->second = macs_of(layer_spec(model, index));
+    macs += block->second;
+  }
+  return 6 * macs;
 }
 
 }  // namespace lockstep::arch

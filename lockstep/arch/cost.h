@@ -1,4 +1,4 @@
-// The cost list of a layer, stated once as data: FLOPs, MFU, memory prediction and simulation derive from it, and tests
+// What a layer costs, folded from its description: FLOPs, MFU, memory prediction and simulation derive from it, and tests
 // hold it against what the running layer does.
 #pragma once
 
@@ -11,24 +11,14 @@
 
 namespace lockstep::arch {
 
-struct Gemm {
-  std::string name;  // "qkv", "scores"
-  int64_t m = 0, n = 0, k = 0;
-  int64_t count = 1;  // batched
-  bool in_weight = false;  // of action W
-  double flops() const {
-    return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(count);
-  }
-};
-
 // What one layer does for one microbatch of [B, S] tokens on one rank. Scratch inside kernels is that of the CPU's.
 struct LayerCost {
-  // GEMMs of F, attention's causal half counted as such. The head's F makes none: its I makes loss and gradients (nn/head.h).
-  std::vector<Gemm> forward;
-  std::vector<Gemm> backward;  // of both backward parts together
-  std::vector<Gemm> recompute;  // of RECOMPUTE, under CostInput::recompute
+  // Of matrix products, attention's causal half counted as such. The head's F makes none: its I makes loss and gradients (nn/head.h).
+  double forward_flops = 0;
+  double backward_flops = 0;   // of I and W
+  double weight_flops = 0;     // of W
+  double input_flops() const { return backward_flops - weight_flops; }  // of I
   int64_t memory_traffic = 0;  // bytes of pointwise work, forward; of the head: of the loss
-  int64_t recompute_traffic = 0;  // the same of RECOMPUTE
   int64_t kept = 0;            // bytes alive for backward after forward, under CostInput::recompute: everything in its
                                // Saved, so a block's and the head's input x is in it and the output is not (it is the
                                // next layer's input).
@@ -43,11 +33,6 @@ struct LayerCost {
                                    // the last linear takes it as it comes, so without dropout and sequence parallelism.
   int64_t input_workspace = 0;     // peak inside I, less what was kept and restored, dy and dx
   int64_t weight_workspace = 0;    // peak inside W, less held
-  double forward_flops() const;
-  double backward_flops() const;
-  double input_flops() const;   // of I
-  double weight_flops() const;  // of W
-  double recompute_flops() const;
 };
 
 using config::Recompute;

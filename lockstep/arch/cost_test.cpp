@@ -1,7 +1,9 @@
-// The cost list against sums made by hand; bytes are held against the running layers in model/cost_test.cpp.
+// Costs against sums made by hand; bytes are held against the running layers in model/cost_test.cpp.
 #include "lockstep/arch/cost.h"
 
 #include <gtest/gtest.h>
+
+#include "lockstep/arch/layer_description.h"
 
 namespace lockstep::arch {
 namespace {
@@ -53,14 +55,14 @@ TEST(ModelFlops, LlamaByHand) {
   EXPECT_DOUBLE_EQ(model_flops_per_token(llama3(), 8192), 6 * (32 * layer + 4096.0 * 128256));
 }
 
-// The lists hold the model FLOPs (forward 2 and backward 4 a multiply-add) and the scores a second time in backward.
-TEST(LayerCost, ListsAddUpToModelFlops) {
+// The model FLOPs (forward 2 and backward 4 a multiply-add), and the scores a second time in backward.
+TEST(LayerCost, AddsUpToModelFlops) {
   for (const ModelConfig& model : {gpt3(), llama3()}) {
     const int64_t batch = 3, seq = 512;
     double sum = 0;
     for (const LayerSpec& layer : layer_table(model)) {
       const LayerCost cost = layer_cost(model, layer, {.batch = batch, .seq_len = seq});
-      sum += cost.forward_flops() + cost.backward_flops();
+      sum += cost.forward_flops + cost.backward_flops;
     }
     const double tokens = static_cast<double>(batch * seq);
     const double scores_again =
@@ -111,7 +113,7 @@ TEST(Recompute, KeepsWhatThePaperCounts) {
   for (const LayerCost& c : {none, selective, full}) {
     EXPECT_EQ(c.kept + c.restored, none.kept);
     EXPECT_EQ(c.backward_workspace, none.backward_workspace);
-    EXPECT_DOUBLE_EQ(c.backward_flops(), none.backward_flops());
+    EXPECT_DOUBLE_EQ(c.backward_flops, none.backward_flops);
   }
   EXPECT_EQ(none.recompute_workspace, 0);
 }
@@ -119,19 +121,25 @@ TEST(Recompute, KeepsWhatThePaperCounts) {
 // Everything again but the last product, [tokens, 4 h] by [4 h, h].
 TEST(Recompute, FlopsOfEachChoice) {
   const ModelConfig model = gpt3();
-  const LayerSpec block = layer_table(model)[1];
+  const LayerDescription block = describe_layer(model, layer_table(model)[1], {.batch = 2, .seq_len = 512});
   const double tokens = 1024, h = 12288;
-  const auto cost = [&](Recompute choice) {
-    return layer_cost(model, block, {.batch = 2, .seq_len = 512, .recompute = choice});
+  const auto flops = [&](Phase phase) {
+    double sum = 0;
+    for (const Step& step : block.steps)
+      if (step.what == Step::What::kProduct && step.phases.has(phase)) sum += block.products[static_cast<size_t>(step.index)].flops();
+    return sum;
   };
-  const LayerCost full = cost(Recompute::kFull);
-  EXPECT_DOUBLE_EQ(full.recompute_flops(), full.forward_flops() - 2 * tokens * 4 * h * h);
-  EXPECT_EQ(full.recompute.back().name, "up");
-  EXPECT_EQ(cost(Recompute::kNone).recompute_flops(), 0);
-  EXPECT_EQ(cost(Recompute::kSelective).recompute_flops(), 0);
-  EXPECT_GT(cost(Recompute::kSelective).recompute_traffic, 0);
-  EXPECT_LT(cost(Recompute::kSelective).recompute_traffic, full.recompute_traffic);
-  EXPECT_LT(full.recompute_traffic, full.memory_traffic);
+  const auto traffic = [&](Phase phase) {
+    int64_t sum = 0;
+    for (const Step& step : block.steps)
+      if (step.phases.has(phase)) sum += step.traffic;
+    return sum;
+  };
+  EXPECT_DOUBLE_EQ(flops(Phase::kRecompute), flops(Phase::kForward) - 2 * tokens * 4 * h * h);
+  EXPECT_EQ(flops(Phase::kRestore), 0);
+  EXPECT_GT(traffic(Phase::kRestore), 0);
+  EXPECT_LT(traffic(Phase::kRestore), traffic(Phase::kRecompute));
+  EXPECT_LT(traffic(Phase::kRecompute), traffic(Phase::kForward));
 }
 
 }  // namespace

@@ -1,12 +1,16 @@
 #include "lockstep/arch/hf_config.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "lockstep/arch/hf_config_families.h"
 #include "lockstep/arch/hf_config_keys.h"
+#include "lockstep/arch/model_findings.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
+#include "lockstep/config/fields.h"
 
 namespace lockstep::arch {
 namespace {
@@ -17,23 +21,22 @@ constexpr uintmax_t kMostBytes = 16 << 20;  // of config.json; real ones have a 
 
 class Reader {
  public:
-  Reader(const Json& config, std::string_view origin) : origin_(origin), keys_(config, "", problems_) {
-    read_.raw = config;
-  }
+  Reader(const Json& config, std::string_view origin) : origin_(origin), keys_(config, "", problems_) {}
 
   HfConfig run(const Json& generation) {
     const Family family = model_type();
     family_ = &hf_family(family);
     read_.model = ModelConfig{.family = family};
     sizes();
-    flags();
+    if (family_->attention_bias_key) model().qkv_bias = model().out_bias = keys_.flag("attention_bias", false);
+    if (family_->mlp_bias_key) model().mlp_bias = keys_.flag("mlp_bias", false);
     if (!model().traits().learned_positions) rope();
     window();
     activations();
     other_keys();
     tokens(generation);
     if (problems_.empty() && unsupported_.empty()) problems_ = size_problems(model());
-    refuse();
+    if (!problems_.empty() || !unsupported_.empty()) refuse();
     return std::move(read_);
   }
 
@@ -42,17 +45,14 @@ class Reader {
   void unsupported(std::string text) { unsupported_.push_back(std::move(text)); }
   void note(std::string text) { read_.notes.push_back(std::move(text)); }
 
-  [[noreturn]] void throw_unsupported() const {
-    throw DataError({.code = "LS1118", .what = cat("this model needs what is not built:\n  ", join(unsupported_, "\n  ")),
-                     .where = origin_});
-  }
-  void refuse() const {
-    if (!problems_.empty())
-      throw DataError({.code = "LS1117",
-                       .what = cat(problems_.size(), problems_.size() == 1 ? " problem:\n  " : " problems:\n  ",
-                                   join(problems_, "\n  ")),
+  [[noreturn]] void refuse() const {
+    if (problems_.empty())
+      throw DataError({.code = "LS1118", .what = cat("this model needs what is not built:\n  ", join(unsupported_, "\n  ")),
                        .where = origin_});
-    if (!unsupported_.empty()) throw_unsupported();
+    throw DataError({.code = "LS1117",
+                     .what = cat(problems_.size(), problems_.size() == 1 ? " problem:\n  " : " problems:\n  ",
+                                 join(problems_, "\n  ")),
+                     .where = origin_});
   }
 
   Family model_type() {
@@ -60,17 +60,16 @@ class Reader {
     const std::optional<Family> family = family_of(type);
     if (family) return *family;
     if (!keys_.has("model_type")) problems_.push_back("model_type is missing");
-    refuse();
     std::vector<std::string> known;
     for (const FamilyTraits& traits : kFamilies) known.emplace_back(traits.name);
     unsupported(cat("model_type = \"", type, "\": of ", join(known, ", ")));
-    throw_unsupported();
+    refuse();
   }
 
   void sizes() {
     ModelConfig& m = model();
     m.hidden = keys_.size(family_->hidden);
-    m.layers = keys_.size(family_->layers, std::nullopt, {.most = 1 << 16});
+    m.layers = keys_.size(family_->layers, std::nullopt, /*least=*/1, /*most=*/1 << 16);
     m.heads = keys_.size(family_->heads);
     m.vocab_size = keys_.size("vocab_size");
     m.max_seq_len = keys_.size(family_->positions, family_->default_positions);
@@ -97,11 +96,6 @@ class Reader {
       problems_.push_back(cat(family_->hidden, "(", m.hidden, ") % ", family_->heads, "(", m.heads,
                               ") = ", m.hidden % m.heads));
     return std::max<int64_t>(1, m.hidden / m.heads);
-  }
-
-  void flags() {
-    if (family_->attention_bias_key) model().qkv_bias = model().out_bias = keys_.flag("attention_bias", false);
-    if (family_->mlp_bias_key) model().mlp_bias = keys_.flag("mlp_bias", false);
   }
 
   // As transformers does: rope_scaling stands before rope_parameters, and in either the theta inside before the one
@@ -166,7 +160,7 @@ class Reader {
   bool slides_somewhere() {
     const bool used = keys_.flag("use_sliding_window", false);
     const Json* types = keys_.find("layer_types");
-    if (!types) return used && keys_.size("max_window_layers", 28, {.least = 0}) < model().layers;
+    if (!types) return used && keys_.size("max_window_layers", 28, /*least=*/0) < model().layers;
     bool slides = false;
     if (!types->is_array() || std::ssize(*types) != model().layers) {
       problems_.push_back(cat("layer_types is not a list of ", model().layers, " names, one a layer"));
@@ -242,6 +236,25 @@ Json read_small(const fs::path& path) {
   return read_json(path);
 }
 
+// Keys that the directory answers, and the section names all the same.
+std::vector<std::string> keys_beside(const config::ModelSection& section) {
+  constexpr std::array<std::string_view, 3> kMayBeSet = {"from", "dropout", "max_seq_len"};
+  config::RunConfig config;
+  config.model = section;
+  std::vector<std::string> given;
+  for (const config::Section& table : config::sections())
+    for (const config::Field& field : table.fields) {
+      const bool judged = field.section == "model" && std::ranges::count(kMayBeSet, field.name) == 0;
+      if (judged && field.print(config) != field.default_text()) given.push_back(field.key());
+    }
+  return given;
+}
+
+ModelFindings refused(int depth, const std::string& key, std::string what, config::Suggestion way) {
+  return {.code = "LS1116",
+          .problems = {{.key = key, .what = std::move(what), .ways = {std::move(way)}, .depth = depth}}};
+}
+
 }  // namespace
 
 HfConfig parse_hf_config(const Json& config, const Json& generation, std::string_view origin) {
@@ -259,6 +272,35 @@ HfConfig load_hf_config(const fs::path& dir, std::string_view name) {
                                 "save_pretrained writes it"});
   const Json beside = fs::is_regular_file(generation) ? read_small(generation) : Json();
   return parse_hf_config(read_small(path), beside, path.string());
+}
+
+std::optional<fs::path> hf_folder(const config::ModelSection& section) {
+  if (section.from.empty()) return std::nullopt;
+  return source_folder(section.from);
+}
+
+ModelFindings judge_hf_model(const config::ModelSection& section) {
+  if (const std::vector<std::string> given = keys_beside(section); !given.empty()) {
+    config::Suggestion without{.changes = {}, .text = "leave them out; dropout and max_seq_len may be set"};
+    for (const std::string& key : given) without.changes.push_back({.key = key});
+    return refused(kNamesDepth, given.front(),
+                   cat(join(given, ", "), " beside model.from: the directory says what the model is"), std::move(without));
+  }
+  ModelConfig model = load_hf_config(hf_folder(section).value()).model;
+  model.dropout = section.dropout.value_or(model.dropout);
+  if (!section.max_seq_len || *section.max_seq_len == model.max_seq_len) return {.model = model};
+  const char* key = "model.max_seq_len";
+  if (model.traits().learned_positions)
+    return refused(kSizesDepth, key,
+                   cat(key, " = ", *section.max_seq_len, ": the model has learned ", model.max_seq_len, " positions"),
+                   {.changes = {{.key = key}}, .text = "leave it out; train.seq_len may be shorter"});
+  if (model.sliding_window > 0 && *section.max_seq_len > model.sliding_window)
+    return refused(kSizesDepth, key,
+                   cat(key, " = ", *section.max_seq_len, " is above the model's sliding_window = ", model.sliding_window,
+                       "; windows shorter than a sequence are not built"),
+                   {.changes = {{key, cat(model.sliding_window)}}, .text = cat("use max_seq_len <= ", model.sliding_window)});
+  model.max_seq_len = *section.max_seq_len;
+  return {.model = model};
 }
 
 }  // namespace lockstep::arch

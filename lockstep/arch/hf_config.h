@@ -18,7 +18,6 @@ namespace lockstep::arch {
 
 struct HfConfig {
   ModelConfig model{};                    // max_seq_len: at most the sliding window; dropout 0, which files say of training
-  Json raw{};                             // config.json as it is
   std::vector<int64_t> eos_token_ids{};   // of generation_config.json, or else of config.json; may be empty
   std::optional<int64_t> bos_token_id{};  // the same
   std::string dtype{};                    // "bfloat16": of the weights; empty where config.json does not say

@@ -114,7 +114,6 @@ TEST(HfConfig, TokensDtypeAndNotes) {
   EXPECT_EQ(llama.bos_token_id, 128000);
   EXPECT_THAT(llama.eos_token_ids, ElementsAre(128001));
   EXPECT_THAT(llama.notes, IsEmpty());
-  EXPECT_EQ(llama.raw, llama31());
   EXPECT_THAT(read(llama31(), {{"eos_token_id", {128001, 128009}}}).eos_token_ids, ElementsAre(128001, 128009));
   EXPECT_THAT(read(with(llama31(), "eos_token_id", {3, 4})).eos_token_ids, ElementsAre(3, 4));
   EXPECT_THAT(read(with(llama31(), "eos_token_id", nullptr)).eos_token_ids, IsEmpty());

@@ -10,8 +10,8 @@
 namespace lockstep::arch {
 namespace {
 
-// What of the model no key of its family can say.
-std::vector<std::string> unwritable(const ModelConfig& m) {
+// LS1123 with what of the model no key of its family can say.
+void require_writable(const ModelConfig& m) {
   const HfFamily& family = hf_family(m.family);
   const FamilyTraits& traits = m.traits();
   std::vector<std::string> problems;
@@ -27,17 +27,13 @@ std::vector<std::string> unwritable(const ModelConfig& m) {
     expect(m.qkv_bias == traits.qkv_bias && m.out_bias == traits.out_bias, "other biases of attention than the family's");
   if (!family.mlp_bias_key) expect(m.mlp_bias == traits.mlp_bias, "other biases of the MLP than the family's");
   expect(m.qk_norm == traits.qk_norm, "norms of q and k");
+  expect(m.blocks.empty(), "blocks other than attention and then an MLP, each behind its norm");
   if (traits.learned_positions) expect(m.rope_scaling == RopeScaling{}, "rope scaling");
   if (family.window_by_layer || family.default_window == 0)
     expect(m.sliding_window == 0, "sliding_window: which layers slide is only in the config.json it came from");
-  return problems;
-}
-
-void require_writable(const ModelConfig& m) {
-  if (const std::vector<std::string> problems = unwritable(m); !problems.empty())
-    throw ConfigError({.code = "LS1123",
-                       .what = cat("transformers' ", hf_family(m.family).language_model, " cannot be this model:\n  ",
-                                   join(problems, "\n  "))});
+  if (!problems.empty())
+    throw ConfigError({.code = "LS1123", .what = cat("transformers' ", family.language_model, " cannot be this model:\n  ",
+                                                     join(problems, "\n  "))});
 }
 
 Json scaling_json(const RopeScaling& scaling) {
@@ -69,6 +65,20 @@ Json shape_json(const ModelConfig& m) {
   return json;
 }
 
+// In the spelling that the file has.
+void set_rope(const ModelConfig& m, Json& json) {
+  if (!json.contains("rope_parameters")) {
+    json["rope_theta"] = m.rope_theta;
+    json["rope_scaling"] = scaling_json(m.rope_scaling);
+    return;
+  }
+  Json rope = scaling_json(m.rope_scaling);
+  if (rope.is_null()) rope = {{"rope_type", "default"}};
+  rope["rope_theta"] = m.rope_theta;
+  json["rope_parameters"] = std::move(rope);
+  json.erase("rope_scaling");
+}
+
 Json new_config(const ModelConfig& m) {
   require_writable(m);
   const HfFamily& family = hf_family(m.family);
@@ -84,25 +94,10 @@ Json new_config(const ModelConfig& m) {
   }
   json["hidden_act"] = "silu";
   json["attention_dropout"] = 0.0;
-  json["rope_theta"] = m.rope_theta;
-  json["rope_scaling"] = scaling_json(m.rope_scaling);
+  set_rope(m, json);
   if (family.window_by_layer) json["use_sliding_window"] = false;
   if (family.default_window > 0) json["sliding_window"] = m.sliding_window > 0 ? Json(m.sliding_window) : Json();
   return json;
-}
-
-// In the spelling that the file has.
-void set_rope(const ModelConfig& m, Json& json) {
-  if (!json.contains("rope_parameters")) {
-    json["rope_theta"] = m.rope_theta;
-    json["rope_scaling"] = scaling_json(m.rope_scaling);
-    return;
-  }
-  Json rope = scaling_json(m.rope_scaling);
-  if (rope.is_null()) rope = {{"rope_type", "default"}};
-  rope["rope_theta"] = m.rope_theta;
-  json["rope_parameters"] = std::move(rope);
-  json.erase("rope_scaling");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // The tensors of a Hugging Face model directory and our parameters: one table for both directions. A family is rows of
-// it: their name, ours, whether theirs is stored transposed. Rows of one name of theirs are stacked along the outputs in
-// the order of the table (gpt2 keeps q, k and v in one tensor).
+// it: their name of a module, ours, whether their weight is stored transposed. Modules of one name of theirs are stacked along
+// the outputs in the order of the table (gpt2 keeps q, k and v in one tensor).
 #pragma once
 
 #include <cstdint>

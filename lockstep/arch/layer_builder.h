@@ -1,18 +1,20 @@
-// What the descriptions of all layers are put together from: inside arch/ alone. Each function stands for the one of the same
-// name in nn/ or parallel/.
+// What the descriptions of all layers are put together from: for arch/ and for kinds of branches (branch_kind.h). Each function
+// stands for the one of the same name in nn/ or parallel/.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
-#include "lockstep/arch/cost_sizes.h"
-#include "lockstep/arch/kernel_scratch.h"
 #include "lockstep/arch/layer_description.h"
+#include "lockstep/arch/layer_sizes.h"
 
 namespace lockstep::arch {
 
 inline constexpr PhaseSet kForwards = Phase::kForward | Phase::kEvaluate | Phase::kRecompute;
+inline constexpr PhaseSet kAgain = kForwards | Phase::kRestore;  // of what selective recomputation computes again
+inline constexpr PhaseSet kLose = Phase::kEvaluate;              // where what would be kept is dropped
 inline constexpr PhaseSet kInputs = Phase::kInput | Phase::kBackward | Phase::kOverlapped;
 inline constexpr PhaseSet kWeights = Phase::kWeight | Phase::kBackward | Phase::kOverlapped;
 
@@ -79,13 +81,13 @@ class LayerBuilder {
     d.calls.push_back(call);
     return static_cast<int>(d.calls.size()) - 1;
   }
-  int gather_rows(std::string_view part, LayerCall::Slot slot) {
+  int gather_rows(const std::string& part, LayerCall::Slot slot) {
     if (!s.sequence) return kNoCall;
     return call({.part = part, .slot = slot, .what = LayerCall::What::kGather, .numel = padded_numel(),
                  .element_size = s.input.element_size});
   }
   // The sum over the ranks, of which each takes its rows or all.
-  int reduce_output(std::string_view part, LayerCall::Slot slot) {
+  int reduce_output(const std::string& part, LayerCall::Slot slot) {
     return call({.part = part,
                  .slot = slot,
                  .what = s.sequence ? LayerCall::What::kReduceScatter : LayerCall::What::kAllReduce,
@@ -164,7 +166,7 @@ class LayerBuilder {
 
 LayerDescription describe_embedding(const ModelConfig& model, const CostInput& input);
 // At least one branch.
-LayerDescription describe_block(const ModelConfig& model, const std::vector<Branch>& branches, const CostInput& input);
+LayerDescription describe_block(const ModelConfig& model, const BlockSpec& branches, const CostInput& input);
 LayerDescription describe_head(const ModelConfig& model, const CostInput& input);
 
 }  // namespace lockstep::arch

@@ -1,9 +1,10 @@
 #include "lockstep/arch/layer_description.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
-#include "lockstep/arch/layer_builder.h"
+#include "lockstep/arch/branch_kind.h"
 #include "lockstep/base/check.h"
 
 namespace lockstep::arch {
@@ -11,46 +12,45 @@ namespace {
 
 using Slot = LayerCall::Slot;
 
-// "qkv" of "attention.qkv".
-std::string_view last_word(std::string_view part) { return part.substr(part.rfind('.') + 1); }
-
-// A block of branches, in the order in which model::Block and the layers below it allocate and release.
+// A block of branches, in the order in which model::Block and the layers below it allocate and release. Branches beside each
+// other are a group: they read one x and make one sum.
 class BlockBuilder {
  public:
-  BlockBuilder(const ModelConfig& model, const std::vector<Branch>& branches, const CostInput& input)
-      : b_(model, input), s_(b_.s) {
+  BlockBuilder(const ModelConfig& model, const BlockSpec& branches, const CostInput& input) : b_(model, input), s_(b_.s) {
     b_.d.branches = branches;
-    parts_.reserve(branches.size());
-    for (const Branch& branch : branches) parts_.push_back({.branch = branch});
-    parts_.back().is_last = true;
+    parts_.resize(branches.size());
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      parts_[i].kind = &branch_kind(branches[i].kind);
+      parts_[i].group = branches[i].beside && i > 0 ? parts_[i - 1].group : i;
+    }
+    last_group_ = parts_.back().group;
     make_values();
     make_calls();
   }
 
   LayerDescription take() {
-    for (const Part& part : parts_) forward(part);
+    for (size_t i = 0; i < parts_.size(); ++i) forward(i);
     backward();
     return std::move(b_.d);
   }
 
  private:
-  // Of queries or of keys, where heads have norms: what came in, copied, and a statistic a head; the gradients, copied.
-  struct HeadNorm {
-    int values = kNoValue, statistics = kNoValue, gradients = kNoValue;
-  };
+  static constexpr size_t kNobody = std::numeric_limits<size_t>::max();
   struct Part {
-    Branch branch{};
-    bool is_last = false;
-    LayerBuilder::Linear first{}, last{};
-    LayerBuilder::Norm norm{};
-    int projected = kNoValue;  // by the first linear; its gradient takes its place
-    int inner = kNoValue;      // what the last linear takes
-    int dinner = kNoValue;
-    int logsumexp = kNoValue;
-    std::vector<HeadNorm> heads{};
+    const BranchKind* kind = nullptr;
+    std::unique_ptr<BranchDescription> inside{};
+    size_t group = 0;  // its first part
+    size_t keeper = kNobody;  // of the first of a group: the first of it that keeps dsum for W, the last to let it go
+    int x = kNoValue;  // of the group: the block's input, or the sum before
+    int h = kNoValue;  // what the branch reads: the output of a norm; kNoValue: x itself
+    LayerBuilder::Norm norm{}, behind{};
     int mask = kNoValue;
-    int sum = kNoValue;  // x + branch, in the branch's place: x of the next one, or the output
-    int dx = kNoValue;
+    int y = kNoValue;     // of the last linear: `made`, or what the norm behind takes
+    int made = kNoValue;  // what is added; of the first of a group the sum itself
+    int dsum = kNoValue;  // the gradient of the group's sum ...
+    int dy = kNoValue;    // ... and of y, where that is another tensor
+    int dh = kNoValue;
+    int dx = kNoValue;    // dsum and the gradients of x from here to the end of the group; none where h is shared
     // With sequence parallelism.
     int whole_x = kNoValue, copy_x = kNoValue, whole_y = kNoValue, whole_dy = kNoValue, whole_dx = kNoValue, copy_dx = kNoValue;
     // Calls, in the order of LayerDescription::calls.
@@ -58,167 +58,159 @@ class BlockBuilder {
     int first_forward = kNone, last_forward = kNone, last_backward = kNone, first_gather = kNone, first_backward = kNone;
   };
 
-  static constexpr PhaseSet kAgain = kForwards | Phase::kRestore;
-  static constexpr PhaseSet kLose = Phase::kEvaluate;
-
-  bool attends(const Part& p) const { return p.branch.mixer == Branch::Mixer::kAttention; }
-  // The last linear takes the dy of its branch as it came, and W needs it.
-  bool keeps_dy() const { return !s_.sequence && s_.mask == 0; }
+  const Branch& spec(size_t i) const { return b_.d.branches[i]; }
+  bool begins(size_t i) const { return parts_[i].group == i; }
+  bool shares_next(size_t i) const { return i + 1 < parts_.size() && spec(i + 1).shares_input(); }
 
   void make_values() {
     int x = b_.d.input = b_.hidden({"input", Recompute::kFull});
     dy_ = b_.hidden();
-    for (Part& p : parts_) {
-      p.norm.x = x;
-      p.norm.statistics = b_.statistics({"norm statistics", Recompute::kSelective});
-      p.norm.y = b_.hidden({"norm outputs", Recompute::kNone});
-      p.norm.dy = b_.hidden();
-      attends(p) ? attention_values(p) : mlp_values(p);
-      const std::string_view kept_as = attends(p) ? "sum after attention" : "sum after mlp";
-      x = p.sum = p.is_last ? b_.hidden() : b_.hidden({kept_as, Recompute::kSelective});
-      p.dx = b_.hidden();
-      p.whole_x = b_.whole(), p.whole_y = b_.whole(), p.whole_dy = b_.whole(), p.whole_dx = b_.whole();
-      if (s_.uneven) p.copy_x = b_.hidden(), p.copy_dx = b_.whole();
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      Part& p = parts_[i];
+      if (begins(i) && i > 0) x = b_.d.output;
+      p.x = x;
+      make_values(i);
+      if (begins(i)) b_.d.output = p.made;
     }
-    b_.d.output = x;
     for (Part& p : parts_) p.mask = b_.mask({"dropout masks", Recompute::kNone});
+    int dsum = dy_;
+    for (size_t i = parts_.size(); i-- > 0;) {
+      parts_[i].dsum = dsum;
+      if (begins(i)) dsum = parts_[i].dx;
+      if (keeps_dsum(i)) parts_[parts_[i].group].keeper = i;
+    }
   }
 
-  void attention_values(Part& p) {
-    const ModelConfig& m = s_.model;
-    p.first = {.name = last_word(p.branch.first), .in = m.hidden, .out = s_.qkv_width, .has_bias = m.qkv_bias};
-    p.last = {.name = last_word(p.branch.last), .in = s_.q_width, .out = m.hidden, .has_bias = m.out_bias};
-    p.projected = b_.activations(s_.qkv_width, {"q, k, v", Recompute::kSelective});
-    if (m.qk_norm)
-      for (const int64_t heads : {m.heads, m.kv_heads}) {
-        constexpr Kept kKept{"q, k before their norms", Recompute::kNone};
-        HeadNorm& norm = p.heads.emplace_back();
-        norm.values = b_.activations(heads * m.head_size, kKept);
-        norm.statistics = b_.value({.rows = s_.tokens, .columns = heads, .element_size = 4, .kept_as = kKept.as, .most = kKept.most});
-        norm.gradients = b_.activations(heads * m.head_size);
-      }
-    p.inner = b_.activations(s_.q_width, {"attention output", Recompute::kSelective});
-    p.dinner = b_.activations(s_.q_width);
-    p.logsumexp = b_.value({.rows = s_.tokens, .columns = m.heads, .element_size = 4, .kept_as = "attention logsumexp",
-                            .most = Recompute::kSelective});
-  }
-
-  void mlp_values(Part& p) {
-    const ModelConfig& m = s_.model;
-    const bool gated = m.traits().gated_mlp;
-    p.first = {.name = last_word(p.branch.first), .in = m.hidden, .out = s_.up_width, .has_bias = m.mlp_bias};
-    p.last = {.name = last_word(p.branch.last), .in = m.ffn, .out = m.hidden, .has_bias = m.mlp_bias};
-    p.projected = b_.activations(s_.up_width, {gated ? "mlp gate and up" : "mlp up", Recompute::kSelective});
-    p.inner = b_.activations(m.ffn, {"mlp activation", Recompute::kNone});
-    p.dinner = b_.activations(m.ffn);
+  void make_values(size_t i) {
+    Part& p = parts_[i];
+    const Branch& branch = spec(i);
+    const bool is_kept = begins(i) && p.group != last_group_;
+    if (branch.norm_before) {
+      if (begins(i)) p.norm.x = p.x;  // the first of a group is the last to let it go
+      p.norm.statistics = b_.statistics({"norm statistics", Recompute::kSelective});
+      p.h = p.norm.y = b_.hidden({"norm outputs", Recompute::kNone});
+    } else if (branch.beside) {
+      p.h = parts_[i - 1].h;
+    }
+    p.dh = p.norm.dy = b_.hidden();
+    p.inside = p.kind->describe(b_);
+    p.y = p.made = is_kept ? b_.hidden({p.kind->sum, Recompute::kSelective}) : b_.hidden();
+    if (branch.norm_behind) {
+      p.y = b_.hidden({"branch outputs", Recompute::kSelective});
+      p.behind = {.x = p.y, .y = p.made, .statistics = b_.statistics({"norm statistics", Recompute::kSelective}), .dy = kNoValue};
+      p.dy = b_.hidden();
+    }
+    if (!branch.shares_input()) p.dx = branch.norm_before ? b_.hidden() : p.dh;
+    p.whole_x = b_.whole(), p.whole_y = b_.whole(), p.whole_dy = b_.whole(), p.whole_dx = b_.whole();
+    if (s_.uneven) p.copy_x = b_.hidden(), p.copy_dx = b_.whole();
   }
 
   void make_calls() {
-    for (Part& p : parts_) {
-      p.first_forward = b_.gather_rows(p.branch.first, Slot::kForward);
-      p.last_forward = b_.reduce_output(p.branch.last, Slot::kForward);
-      p.last_backward = b_.gather_rows(p.branch.last, Slot::kBackward);
-      p.first_gather = b_.gather_rows(p.branch.first, Slot::kGather);
-      p.first_backward = b_.reduce_output(p.branch.first, Slot::kBackward);
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      Part& p = parts_[i];
+      const auto [first_name, last_name] = p.kind->linears(s_.model);
+      const std::string first = spec(i).part(first_name), last = spec(i).part(last_name);
+      p.first_forward = b_.gather_rows(first, Slot::kForward);
+      p.last_forward = b_.reduce_output(last, Slot::kForward);
+      p.last_backward = b_.gather_rows(last, Slot::kBackward);
+      p.first_gather = b_.gather_rows(first, Slot::kGather);
+      p.first_backward = b_.reduce_output(first, Slot::kBackward);
     }
   }
 
-  void forward(const Part& p) {
-    b_.norm_forward(kAgain, kLose | Phase::kRestore, p.norm);
+  void forward(size_t i) {
+    const Part& p = parts_[i];
+    const BranchDescription& inside = *p.inside;
+    // Which adds what came of the group before it.
+    if (spec(i).norm_before) b_.norm_forward(kAgain, kLose | Phase::kRestore, p.norm);
+    if (begins(i) && i > 0) drop_sum(parts_[i - 1].x);
     b_.take(kForwards, p.whole_x), b_.take(kForwards, p.copy_x);
     b_.communicate(kForwards, p.first_forward, 0);
-    b_.take(kForwards, p.projected);
-    b_.linear(kForwards, p.first);
+    b_.take(kForwards, inside.projected);
+    b_.linear(kForwards, inside.first);
     b_.drop(kForwards, p.whole_x), b_.drop(kForwards, p.copy_x);
-    attends(p) ? attention(p) : activation(p);
+    inside.forward(b_);
+    if (!inside.views_projected) b_.drop(kLose, inside.projected);
     // What makes the block's output alone is not computed again.
-    const PhaseSet out = p.is_last ? Phase::kForward | Phase::kEvaluate : kForwards;
-    b_.take(out, s_.sequence ? p.whole_y : p.sum);
-    b_.linear(out, p.last);
-    if (s_.sequence) b_.take(out, p.sum);
-    b_.communicate(out, p.last_forward, b_.copy_to_scatter());
-    b_.drop(out, p.whole_y);
-    b_.drop(kLose, p.norm.y), b_.drop(kLose, p.inner);
-    if (attends(p)) b_.drop(kLose, p.projected);
-    b_.dropout_forward(kAgain, out, p.mask, s_.mask);
+    const PhaseSet sums = p.group == last_group_ ? Phase::kForward | Phase::kEvaluate : kForwards;
+    forward_output(i, spec(i).norm_behind ? kForwards : sums);
+    b_.dropout_forward(kAgain, sums, p.mask, s_.mask);
     b_.drop(kLose, p.mask);
-    b_.kernel(out, 0, 3 * s_.hidden);
-    if (p.norm.x != b_.d.input) b_.drop(kLose, p.norm.x);
+    b_.kernel(sums, 0, 3 * s_.hidden);
+    if (!begins(i)) b_.drop(sums, p.made);
+    if (i + 1 == parts_.size()) drop_sum(p.x);
   }
 
-  void attention(const Part& p) {
-    const ModelConfig& m = s_.model;
-    for (const HeadNorm& norm : p.heads) {  // one kind of heads after the other
-      const int64_t values = b_.bytes(norm.values);
-      b_.take(kAgain, norm.values), b_.take(kAgain, norm.statistics);
-      b_.kernel(kAgain, values, 6 * values);
-      b_.drop(kLose, norm.values), b_.drop(kLose, norm.statistics);
-    }
-    const int64_t turned = s_.activations((m.heads + m.kv_heads) * m.head_size);
-    if (!m.traits().learned_positions) b_.kernel(m.qk_norm ? kAgain : kForwards, 0, 2 * turned);
-    b_.take(kForwards, p.inner), b_.take(kForwards, p.logsumexp);
-    b_.kernel(kForwards, attention_scratch(s_.input, m.head_size, kAttentionForward), s_.qkv + s_.q);
-    for (const char* name : {"scores", "mix"}) core_product(kForwards, name);
-    b_.drop(kLose, p.logsumexp);
+  // Where nothing is kept; the caller holds the block's input.
+  void drop_sum(int x) {
+    if (x != b_.d.input) b_.drop(kLose, x);
   }
 
-  // Flash attention: two products forward; backward those of q, k, v and of the probabilities, and the scores once more.
-  void core_product(PhaseSet phases, const char* name) {
-    const int64_t half = (s_.input.seq_len + 1) / 2;  // causal: of the S keys a query sees half on average
-    b_.product(phases, {.name = name, .m = s_.input.seq_len, .n = half, .k = s_.model.head_size,
-                        .count = s_.input.batch * s_.model.heads});
-  }
-
-  void activation(const Part& p) {
-    b_.take(kAgain, p.inner);
-    b_.kernel(kAgain, 0, s_.up + s_.ffn);
-    b_.drop(kLose, p.projected);
+  // The last linear and the norm behind.
+  void forward_output(size_t i, PhaseSet phases) {
+    const Part& p = parts_[i];
+    const BranchDescription& inside = *p.inside;
+    b_.take(phases, s_.sequence ? p.whole_y : p.y);
+    b_.linear(phases, inside.last);
+    if (s_.sequence) b_.take(phases, p.y);
+    b_.communicate(phases, p.last_forward, b_.copy_to_scatter());
+    b_.drop(phases, p.whole_y);
+    if (!shares_next(i)) b_.drop(kLose, p.h);
+    b_.drop(kLose, inside.inner);
+    if (inside.views_projected) b_.drop(kLose, inside.projected);
+    if (!spec(i).norm_behind) return;
+    b_.norm_forward(phases, kLose, p.behind);
+    b_.drop(kLose, p.y);
+    if (p.group == last_group_) b_.drop(Phase::kRecompute, p.made);
   }
 
   void backward() {
+    int dx = dy_;  // of the part before in this order
     for (size_t i = parts_.size(); i-- > 0;) {
       const Part& p = parts_[i];
-      const int dy = p.is_last ? dy_ : parts_[i + 1].dx;
-      const int masked = backward_input(p);
-      if (!p.is_last) b_.norm_backward_weight(parts_[i + 1].norm);
-      backward_weight(p, s_.sequence ? p.whole_dy : s_.mask > 0 ? masked : dy);
+      backward_input(i);
+      if (i + 1 < parts_.size()) backward_weight_of_norm(i + 1);
+      backward_weight(i);
       b_.join(kInputs, p.first_backward);
       b_.drop(kInputs, p.whole_dx), b_.drop(kInputs, p.copy_dx);
-      b_.take(kInputs, p.dx);  // by the norm
-      if (!p.is_last && !keeps_dy()) b_.drop(Phase::kInput | Phase::kBackward, dy);
+      if (shares_next(i)) b_.drop(kInputs, parts_[i + 1].dh);  // added to this one
+      if (spec(i).shares_input()) continue;
+      if (spec(i).norm_before) b_.take(kInputs, p.dx);  // by the norm
+      if (dx != p.dsum) b_.drop(kInputs, dx);
+      dx = p.dx;
+      if (begins(i) && p.dsum != dy_ && p.keeper == kNobody) b_.drop(kInputs, p.dsum);
     }
-    b_.norm_backward_weight(parts_.front().norm);
-    for (size_t i = 1; i < parts_.size() && !keeps_dy(); ++i) b_.drop(Phase::kOverlapped, parts_[i].dx);
+    backward_weight_of_norm(0);
   }
 
-  // Until the gradient of the first linear's x is on its way. Returns dy without the dropped elements, a copy that only this
-  // branch sees.
-  int backward_input(const Part& p) {
-    const int masked = b_.dropout_backward(p.mask);
+  // As it came: the last linear does, where it takes all of it, or the norm behind.
+  bool keeps_dsum(size_t i) const { return s_.mask == 0 && (spec(i).norm_behind || !s_.sequence); }
+  void drop_dsum(size_t i) {
+    const Part& p = parts_[i];
+    if (parts_[p.group].keeper != i) return;
+    b_.drop(p.dsum == dy_ ? PhaseSet(Phase::kWeight) : kWeights, p.dsum);  // in B the caller holds the block's own
+  }
+
+  // Until the gradient of the first linear's x is on its way.
+  void backward_input(size_t i) {
+    Part& p = parts_[i];
+    const int masked = b_.dropout_backward(p.mask);  // a copy that only this branch sees
+    if (spec(i).norm_behind)
+      p.behind.dy = masked, b_.take(kInputs, p.dy);
+    else
+      p.dy = masked;
     b_.take(kInputs, p.whole_dy);
     b_.communicate(kInputs, p.last_backward, b_.copy_to_gather());
-    b_.take(kInputs, p.dinner);
-    b_.linear_backward_input(p.last);
-    if (attends(p)) attention_backward_input(p);
-    b_.drop(kInputs, p.dinner);
+    b_.take(kInputs, p.inside->dinner);
+    b_.linear_backward_input(p.inside->last);
+    p.inside->backward_input(b_);
+    b_.drop(kInputs, p.inside->dinner);
     gather_input(Phase::kOverlapped, p);
-    b_.take(kInputs, s_.sequence ? p.whole_dx : p.norm.dy);
-    b_.linear_backward_input(p.first);
-    if (s_.sequence) b_.take(kInputs, p.norm.dy), b_.take(kInputs, p.copy_dx);
+    b_.take(kInputs, s_.sequence ? p.whole_dx : p.dh);
+    b_.linear_backward_input(p.inside->first);
+    if (s_.sequence) b_.take(kInputs, p.dh), b_.take(kInputs, p.copy_dx);
     b_.start(kInputs, p.first_backward);
-    if (s_.sequence) b_.drop(kInputs, masked);  // W takes the gathered one
-    return masked;
-  }
-
-  void attention_backward_input(const Part& p) {
-    // dq, dk, dv take the place of q, k, v.
-    b_.kernel(kInputs, attention_scratch(s_.input, s_.model.head_size, kAttentionBackward));
-    for (const char* name : {"scores.again", "scores.dq", "scores.dk", "mix.dp", "mix.dv"}) core_product(kInputs, name);
-    b_.drop(kInputs, p.logsumexp);
-    for (const HeadNorm& norm : p.heads) {  // those of what came in go back to their place
-      b_.take(kInputs, norm.gradients);
-      b_.kernel(kInputs, b_.bytes(norm.gradients));
-    }
+    if (s_.sequence) b_.drop(kInputs, p.dy);  // W takes the gathered one
   }
 
   // With sequence parallelism all rows of x, for the weight gradient.
@@ -227,25 +219,32 @@ class BlockBuilder {
     b_.start(phases, p.first_gather);
   }
 
-  void backward_weight(const Part& p, int dy) {
-    b_.linear_backward_weight(p.last);
-    b_.drop(kWeights, p.inner);
-    b_.drop(dy == dy_ ? PhaseSet(Phase::kWeight) : kWeights, dy);  // in B the caller holds the block's own
-    if (!p.heads.empty()) b_.kernel(kWeights, head_norm_scratch(s_.model.head_size));
-    for (const HeadNorm& norm : p.heads)
-      b_.drop(kWeights, norm.values), b_.drop(kWeights, norm.statistics), b_.drop(kWeights, norm.gradients);
+  void backward_weight_of_norm(size_t i) {
+    if (spec(i).norm_before) b_.norm_backward_weight(parts_[i].norm);
+  }
+
+  void backward_weight(size_t i) {
+    const Part& p = parts_[i];
+    const int read = spec(i).norm_before ? p.h : begins(i) ? p.x : kNoValue;  // a shared one goes with its first reader
+    if (spec(i).norm_behind) b_.norm_backward_weight(p.behind), drop_dsum(i);
+    b_.linear_backward_weight(p.inside->last);
+    b_.drop(kWeights, p.inside->inner);
+    b_.drop(kWeights, s_.sequence ? p.whole_dy : p.dy);
+    if (!spec(i).norm_behind) drop_dsum(i);
+    p.inside->backward_weight(b_);
     gather_input(Phase::kWeight | Phase::kBackward, p);
     b_.join(kWeights, p.first_gather);
-    if (s_.sequence) b_.drop(kWeights, p.norm.y);  // the gathered rows take its place
-    b_.linear_backward_weight(p.first);
-    if (!s_.sequence) b_.drop(kWeights, p.norm.y);
+    if (s_.sequence) b_.drop(kWeights, read);  // the gathered rows take its place
+    b_.linear_backward_weight(p.inside->first);
+    if (!s_.sequence) b_.drop(kWeights, read);
     b_.drop(kWeights, p.whole_x), b_.drop(kWeights, p.copy_x);
-    b_.drop(kWeights, p.projected);
+    b_.drop(kWeights, p.inside->projected);
   }
 
   LayerBuilder b_;
   const Sizes& s_;
   std::vector<Part> parts_;
+  size_t last_group_ = 0;
   int dy_ = kNoValue;
 };
 
@@ -255,7 +254,7 @@ bool LayerDescription::has(Phase phase) const {
   return std::any_of(steps.begin(), steps.end(), [&](const Step& step) { return step.phases.has(phase); });
 }
 
-LayerDescription describe_block(const ModelConfig& model, const std::vector<Branch>& branches, const CostInput& input) {
+LayerDescription describe_block(const ModelConfig& model, const BlockSpec& branches, const CostInput& input) {
   LOCKSTEP_CHECK(!branches.empty(), "a block without branches");
   return BlockBuilder(model, branches, input).take();
 }

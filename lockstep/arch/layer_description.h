@@ -56,6 +56,9 @@ struct Product {
   Role role = Role::kOutput;
   int64_t m = 0, n = 0, k = 0;
   int64_t count = 1;
+  double flops() const {
+    return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(count);
+  }
 };
 
 // A collective over tp. Owner (the layer), part and slot are its id (program/call.h).
@@ -67,7 +70,7 @@ struct LayerCall {
     kSoftmax,   // of maxima and sums
   };
   enum class What { kGather, kReduceScatter, kAllReduce };
-  std::string_view part{};  // "attention.qkv"; empty: the whole layer
+  std::string part{};  // "attention.qkv"; empty: the whole layer
   Slot slot = Slot::kForward;
   What what = What::kAllReduce;
   int64_t numel = 0;         // of the full buffer, padding included
@@ -87,40 +90,14 @@ struct Step {
   What what = What::kKernel;
   PhaseSet phases{};
   int index = -1;
-  int64_t scratch = 0;  // bytes beside its operands while it runs (kernel_scratch.h)
+  int64_t scratch = 0;  // bytes beside its operands while it runs (layer_sizes.h)
   int64_t traffic = 0;  // bytes that pointwise work reads and writes, as far as they are counted
-};
-
-// A row of the parameter table, but for the layer it is of. The whole parameter, whatever the layout.
-struct ParameterRow {
-  std::string_view part{};  // "attention.q"; empty: the layer itself
-  bool bias = false;
-  int64_t rows = 0;
-  int64_t columns = -1;     // -1: a vector
-  Init init = Init::kNormal;
-  double init_std = 0;      // kNormal
-  std::string_view fused{};  // "attention.qkv": neighbouring rows form one matrix, stacked along dim 0
-  TensorCut cut = TensorCut::kNone;
-  bool per_head = false;    // whole on every rank, but applied to this rank's heads
-  bool in_head = false;     // a tied embedding: the head uses it too
-};
-
-// One of the sums x + branch(norm(x)) of a block, in forward order: a column-parallel linear, what stands between, and a
-// row-parallel linear.
-struct Branch {
-  enum class Mixer { kAttention, kMlp };
-  Mixer mixer = Mixer::kMlp;
-  std::string_view name{};     // "attention": its parameters' names begin so, and it is the site of its dropout
-  std::string_view norm{};     // "attention_norm": in front of it
-  std::string_view first{};    // "attention.qkv"
-  std::string_view last{};     // "attention.out"
-  std::string_view between{};  // "gelu"; of attention nothing, the heads say more
 };
 
 inline constexpr int kNoValue = -1;
 
 struct LayerDescription {
-  std::vector<Branch> branches{};  // of a block
+  BlockSpec branches{};        // of a block
   std::vector<Value> values{};     // those that are kept stand in the order of `show memory`
   std::vector<Product> products{};
   std::vector<LayerCall> calls{};  // part by part, in the order of the forward pass; none for one rank
@@ -134,10 +111,13 @@ struct LayerDescription {
 // Of `input` all but the recomputation and overlap, which choose among phases.
 LayerDescription describe_layer(const ModelConfig& model, const LayerSpec& layer, const CostInput& input);
 
-// In the order of the forward pass; `layer` with its name and its index of the layer table.
-std::vector<ParameterRow> layer_parameters(const ModelConfig& model, const LayerSpec& layer);
+// Its rows of the parameter table, not yet placed, in the order of the forward pass; `layer` with its name and its index of the
+// layer table.
+std::vector<ParamSpec> layer_parameters(const ModelConfig& model, const LayerSpec& layer);
 
-// Which branches a block has, by the index of its layer.
-std::vector<Branch> block_branches(const ModelConfig& model, int layer);
+// The branches of the block that is this layer. ConfigError LS1124 where they contradict each other.
+const BlockSpec& block_branches(const ModelConfig& model, int layer);
+// Equal for layers of equal parts: embedding, head, and blocks of one list of branches.
+int layer_pattern(const ModelConfig& model, const LayerSpec& layer);
 
 }  // namespace lockstep::arch

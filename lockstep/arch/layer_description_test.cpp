@@ -94,26 +94,59 @@ void for_all(const std::function<void(const ModelConfig&, const LayerSpec&, cons
 }
 
 using Row = std::tuple<std::string, int64_t, int64_t, int64_t, int64_t, bool>;
-std::vector<Row> sorted(const std::vector<Gemm>& gemms) {
+std::vector<Row> sorted(const std::vector<closed::Gemm>& gemms) {
   std::vector<Row> rows;
-  for (const Gemm& g : gemms) rows.emplace_back(g.name, g.m, g.n, g.k, g.count, g.in_weight);
+  for (const closed::Gemm& g : gemms) rows.emplace_back(g.name, g.m, g.n, g.k, g.count, g.in_weight);
   std::sort(rows.begin(), rows.end());
   return rows;
 }
 
+// The products of these phases.
+std::vector<Row> products_of(const LayerDescription& layer, const std::vector<Phase>& phases) {
+  constexpr const char* kRoles[] = {"", ".dx", ".dw"};
+  std::vector<Row> rows;
+  for (const Step& step : layer.steps) {
+    const auto in = [&](Phase phase) { return step.phases.has(phase); };
+    if (step.what != Step::What::kProduct || std::none_of(phases.begin(), phases.end(), in)) continue;
+    const Product& p = layer.products[static_cast<size_t>(step.index)];
+    rows.emplace_back(cat(p.name, kRoles[static_cast<size_t>(p.role)]), p.m, p.n, p.k, p.count, in(Phase::kWeight));
+  }
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+// Of W alone, or all.
+double flops(const std::vector<closed::Gemm>& gemms, bool in_weight = false) {
+  double sum = 0;
+  for (const closed::Gemm& g : gemms)
+    if (g.in_weight || !in_weight) sum += g.flops();
+  return sum;
+}
+
+int64_t traffic(const LayerDescription& layer, Phase phase) {
+  int64_t bytes = 0;
+  for (const Step& step : layer.steps)
+    if (step.phases.has(phase)) bytes += step.traffic;
+  return bytes;
+}
+
 TEST(LayerDescription, CostsAreTheClosedFormulas) {
   for_all([](const ModelConfig& model, const LayerSpec& layer, const CostInput& input) {
-    const LayerCost cost = layer_cost(model, layer, input), expected = closed::layer_cost(model, layer, input);
-    EXPECT_EQ(sorted(cost.forward), sorted(expected.forward));
-    EXPECT_EQ(sorted(cost.backward), sorted(expected.backward));
-    EXPECT_EQ(sorted(cost.recompute), sorted(expected.recompute));
-    EXPECT_EQ(cost.forward_flops(), expected.forward_flops());
-    EXPECT_EQ(cost.backward_flops(), expected.backward_flops());
-    EXPECT_EQ(cost.input_flops(), expected.input_flops());
-    EXPECT_EQ(cost.weight_flops(), expected.weight_flops());
-    EXPECT_EQ(cost.recompute_flops(), expected.recompute_flops());
+    const LayerCost cost = layer_cost(model, layer, input);
+    const closed::LayerCost expected = closed::layer_cost(model, layer, input);
+    const LayerDescription description = describe_layer(model, layer, input);
+    EXPECT_EQ(products_of(description, {Phase::kForward}), sorted(expected.forward));
+    EXPECT_EQ(products_of(description, {Phase::kInput, Phase::kWeight}), sorted(expected.backward));
+    EXPECT_EQ(cost.forward_flops, flops(expected.forward));
+    EXPECT_EQ(cost.backward_flops, flops(expected.backward));
+    EXPECT_EQ(cost.weight_flops, flops(expected.backward, /*in_weight=*/true));
+    EXPECT_EQ(cost.input_flops(), flops(expected.backward) - flops(expected.backward, true));
     EXPECT_EQ(cost.memory_traffic, expected.memory_traffic);
-    EXPECT_EQ(cost.recompute_traffic, expected.recompute_traffic);
+    if (input.recompute != Recompute::kNone) {
+      const Phase again = input.recompute == Recompute::kFull ? Phase::kRecompute : Phase::kRestore;
+      EXPECT_EQ(products_of(description, {again}), sorted(expected.recompute));
+      EXPECT_EQ(traffic(description, again), expected.recompute_traffic);
+    }
     EXPECT_EQ(cost.kept, expected.kept);
     EXPECT_EQ(cost.output, expected.output);
     EXPECT_EQ(cost.restored, expected.restored);
@@ -170,6 +203,13 @@ TEST(LayerDescription, NothingIsLeftOver) {
   });
 }
 
+Branch with(Branch branch, bool norm_before, bool norm_behind, bool beside = false) {
+  branch.norm_before = norm_before;
+  branch.norm_behind = norm_behind;
+  branch.beside = beside;
+  return branch;
+}
+
 // Blocks of other branches than today's models have: every phase leaves what it is to leave, products and kept bytes add up.
 TEST(LayerDescription, ABlockIsAnyListOfBranches) {
   for (const ModelConfig& model : models())
@@ -178,13 +218,18 @@ TEST(LayerDescription, ABlockIsAnyListOfBranches) {
       const Branch &attention = both[0], &mlp = both[1];
       const LayerDescription alone = describe_block(model, {attention}, input), dense = describe_block(model, {mlp}, input);
       for (const std::vector<Branch>& branches :
-           std::vector<std::vector<Branch>>{{attention}, {mlp}, {mlp, attention}, {attention, attention, mlp}, {mlp, mlp}}) {
+           std::vector<std::vector<Branch>>{{attention}, {mlp}, {mlp, attention}, {attention, attention, mlp}, {mlp, mlp},
+                                            {with(attention, false, true), with(mlp, true, true)},
+                                            {attention, with(mlp, true, false, true)}, {attention, with(mlp, false, false, true)},
+                                            {with(mlp, false, false), with(mlp, true, true, true), with(mlp, false, false, true),
+                                             with(attention, false, true)},
+                                            {attention, with(mlp, false, true, true), with(attention, true, false, true), mlp}}) {
         const LayerDescription d = describe_block(model, branches, input);
         const int64_t hidden = closed::Sizes(model, input).hidden;
         const int64_t all = left_by(d, Phase::kForward);  // x is as large as the output
         size_t products = 0;
         for (const Branch& branch : branches)
-          products += (branch.mixer == Branch::Mixer::kAttention ? alone : dense).products.size();
+          products += (branch.kind == "attention" ? alone : dense).products.size();
         EXPECT_EQ(d.products.size(), products);
         EXPECT_EQ(left_by(d, Phase::kEvaluate), hidden);
         EXPECT_EQ(left_by(d, Phase::kRecompute), all - hidden);

@@ -1,109 +1,97 @@
 // Which parameters a layer has, and which branches a block.
 #include <cmath>
-#include <initializer_list>
 #include <utility>
 
-#include "lockstep/arch/layer_description.h"
+#include "lockstep/arch/branch_kind.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
 
 namespace lockstep::arch {
-namespace {
 
-constexpr double kInitStd = 0.02;
-
-class Rows {
- public:
-  explicit Rows(const ModelConfig& model) : model_(model) {}
-  std::vector<ParameterRow> take() { return std::move(rows_); }
-
-  ParameterRow& weight(std::string_view part, int64_t rows, int64_t columns, TensorCut cut, double std = kInitStd) {
-    return rows_.emplace_back(ParameterRow{.part = part, .rows = rows, .columns = columns, .init_std = std, .cut = cut});
-  }
-  void bias(std::string_view part, int64_t size, TensorCut cut = TensorCut::kNone) {
-    rows_.push_back({.part = part, .bias = true, .rows = size, .init = Init::kZeros, .cut = cut});
-  }
-  ParameterRow& scale(std::string_view part, int64_t size) {
-    return rows_.emplace_back(ParameterRow{.part = part, .rows = size, .init = Init::kOnes});
-  }
-  void norm(std::string_view part) {
-    scale(part, model_.hidden);
-    if (model_.traits().layer_norm) bias(part, model_.hidden);
-  }
-
-  // Linears that read the same input: their weights stacked along dim 0, and their biases where there are any.
-  struct Fused {
-    std::string_view part;
-    int64_t rows;
-    TensorCut cut;
-  };
-  void fused(std::string_view name, bool has_bias, std::initializer_list<Fused> parts) {
-    for (const Fused& p : parts) weight(p.part, p.rows, model_.hidden, p.cut).fused = name;
-    if (!has_bias) return;
-    for (const Fused& p : parts) {
-      bias(p.part, p.rows, p.cut);
-      rows_.back().fused = name;
-    }
-  }
-  // The linear at the end of a branch.
-  void output(std::string_view part, int64_t columns, bool has_bias) {
-    weight(part, model_.hidden, columns, TensorCut::kColumns, kInitStd / std::sqrt(2.0 * static_cast<double>(model_.layers)));
-    if (has_bias) bias(part, model_.hidden);
-  }
-
-  void attention(const Branch& branch) {
-    const int64_t q = model_.heads * model_.head_size, kv = model_.kv_heads * model_.head_size;
-    fused(branch.first, model_.qkv_bias,
-          {{"attention.q", q, TensorCut::kRows},
-           {"attention.k", kv, TensorCut::kKeyValueHeads},
-           {"attention.v", kv, TensorCut::kKeyValueHeads}});
-    if (model_.qk_norm)
-      for (const char* part : {"attention.q_norm", "attention.k_norm"}) scale(part, model_.head_size).per_head = true;
-    output(branch.last, q, model_.out_bias);
-  }
-
-  void mlp(const Branch& branch) {
-    if (model_.traits().gated_mlp) {
-      fused(branch.first, model_.mlp_bias,
-            {{"mlp.gate", model_.ffn, TensorCut::kRows}, {"mlp.up", model_.ffn, TensorCut::kRows}});
-    } else {
-      weight(branch.first, model_.ffn, model_.hidden, TensorCut::kRows);
-      if (model_.mlp_bias) bias(branch.first, model_.ffn, TensorCut::kRows);
-    }
-    output(branch.last, model_.ffn, model_.mlp_bias);
-  }
-
- private:
-  const ModelConfig& model_;
-  std::vector<ParameterRow> rows_;
-};
-
-}  // namespace
-
-std::vector<Branch> block_branches(const ModelConfig& model, int) {
-  const bool gated = model.traits().gated_mlp;
-  return {{.mixer = Branch::Mixer::kAttention,
-           .name = "attention",
-           .norm = "attention_norm",
-           .first = "attention.qkv",
-           .last = "attention.out"},
-          {.mixer = Branch::Mixer::kMlp,
-           .name = "mlp",
-           .norm = "mlp_norm",
-           .first = gated ? "mlp.gate_up" : "mlp.up",
-           .last = "mlp.down",
-           .between = gated ? "silu(gate) * up" : "gelu"}};
+std::string ParameterRows::named(std::string_view part, std::string_view kind) const {
+  std::string name = layer.name;  // made for every candidate of a search: no stream
+  if (!part.empty()) name.append(".").append(part);
+  return name.append(".").append(kind);
 }
 
-std::vector<ParameterRow> layer_parameters(const ModelConfig& model, const LayerSpec& layer) {
-  Rows rows(model);
+ParamSpec& ParameterRows::add(std::string_view part, std::string_view kind, std::vector<int64_t> shape, TensorCut cut) {
+  ParamSpec& spec = rows.emplace_back();
+  spec.name = named(part, kind);
+  spec.shape = std::move(shape);
+  spec.weight_decay = spec.shape.size() >= 2;
+  spec.layer = spec.unit = layer.index;
+  spec.cut = cut;
+  return spec;
+}
+
+ParamSpec& ParameterRows::weight(std::string_view part, int64_t outputs, int64_t inputs, TensorCut cut, double init_std) {
+  ParamSpec& spec = add(part, "weight", {outputs, inputs}, cut);
+  spec.init_std = init_std;
+  if (layer.kind == LayerKind::kEmbedding) spec.of = config::ParameterClass::kEmbedding;
+  if (layer.kind == LayerKind::kHead) spec.of = config::ParameterClass::kHead;
+  return spec;
+}
+
+ParamSpec& ParameterRows::bias(std::string_view part, int64_t size, TensorCut cut) {
+  ParamSpec& spec = add(part, "bias", {size}, cut);
+  spec.init = Init::kZeros;
+  spec.of = config::ParameterClass::kBias;
+  return spec;
+}
+
+ParamSpec& ParameterRows::scale(std::string_view part, int64_t size) {
+  ParamSpec& spec = add(part, "weight", {size}, TensorCut::kNone);
+  spec.init = Init::kOnes;
+  spec.of = config::ParameterClass::kNorm;
+  return spec;
+}
+
+void ParameterRows::norm(const std::string& part) {
+  scale(part, model.hidden);
+  if (model.traits().layer_norm) bias(part, model.hidden);
+}
+
+void ParameterRows::fused(const std::string& name, bool has_bias, std::initializer_list<Fused> parts) {
+  for (const Fused& p : parts) weight(p.part, p.outputs, model.hidden, p.cut).fuse = named(name, "weight");
+  if (!has_bias) return;
+  for (const Fused& p : parts) bias(p.part, p.outputs, p.cut).fuse = named(name, "bias");
+}
+
+void ParameterRows::output(const std::string& part, int64_t inputs, bool has_bias) {
+  weight(part, model.hidden, inputs, TensorCut::kColumns, kInitStd / std::sqrt(2.0 * static_cast<double>(model.layers)));
+  if (has_bias) bias(part, model.hidden);
+}
+
+const BlockSpec& usual_block() {
+  static const BlockSpec usual = {{.kind = "attention", .name = "attention"}, {.kind = "mlp", .name = "mlp"}};
+  return usual;
+}
+
+const BlockSpec& block_branches(const ModelConfig& model, int layer) {
+  if (model.blocks.empty()) return usual_block();
+  if (const std::vector<std::string> problems = block_problems(model); !problems.empty())
+    throw ConfigError({.code = "LS1124", .what = cat("the blocks of the model:\n  ", join(problems, "\n  "))});
+  return model.blocks[static_cast<size_t>(layer - 1) % model.blocks.size()];
+}
+
+int layer_pattern(const ModelConfig& model, const LayerSpec& layer) {
+  if (layer.kind != LayerKind::kBlock) return layer.kind == LayerKind::kEmbedding ? -1 : -2;
+  return model.blocks.empty() ? 0 : (layer.index - 1) % static_cast<int>(model.blocks.size());
+}
+
+std::vector<ParamSpec> layer_parameters(const ModelConfig& model, const LayerSpec& layer) {
+  ParameterRows rows(model, layer);
   switch (layer.kind) {
     case LayerKind::kEmbedding:
-      rows.weight("tokens", model.vocab_size, model.hidden, TensorCut::kRows).in_head = model.tied;
+      rows.weight("tokens", model.vocab_size, model.hidden, TensorCut::kRows);
+      if (model.tied) rows.rows.back().tied_layers = {static_cast<int>(model.layers) + 1};
       if (model.traits().learned_positions) rows.weight("positions", model.max_seq_len, model.hidden, TensorCut::kNone);
       break;
     case LayerKind::kBlock:
       for (const Branch& branch : block_branches(model, layer.index)) {
-        rows.norm(branch.norm);
-        branch.mixer == Branch::Mixer::kAttention ? rows.attention(branch) : rows.mlp(branch);
+        if (branch.norm_before) rows.norm(branch.norm());
+        branch_kind(branch.kind).parameters(rows, branch);
+        if (branch.norm_behind) rows.norm(branch.post_norm());
       }
       break;
     case LayerKind::kHead:
@@ -111,7 +99,7 @@ std::vector<ParameterRow> layer_parameters(const ModelConfig& model, const Layer
       if (!model.tied) rows.weight("", model.vocab_size, model.hidden, TensorCut::kRows);
       break;
   }
-  return rows.take();
+  return std::move(rows.rows);
 }
 
 }  // namespace lockstep::arch

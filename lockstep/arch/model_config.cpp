@@ -21,30 +21,33 @@ struct Preset {
 // The test models are as small as they can be and still be cut into 1, 2, 3 or 4 parts. gpt2-10m has 10.4M parameters
 // with a vocabulary of 8192, which is that of the tokenizer. gpt-100b has GPT-3's shape.
 // clang-format off
-constexpr Preset kPresets[] = {
-    {"gpt2-10m", {.family = Family::kGpt2, .layers = 4, .hidden = 384, .heads = 12, .kv_heads = 12, .head_size = 32,
-                  .ffn = 1536, .vocab_size = 0, .max_seq_len = 512}},
-    {"gpt2-124m", {.family = Family::kGpt2, .layers = 12, .hidden = 768, .heads = 12, .kv_heads = 12, .head_size = 64,
-                   .ffn = 3072, .vocab_size = 50257, .max_seq_len = 1024}},
-    {"gpt2-1.5b", {.family = Family::kGpt2, .layers = 48, .hidden = 1600, .heads = 25, .kv_heads = 25, .head_size = 64,
-                   .ffn = 6400, .vocab_size = 50257, .max_seq_len = 1024}},
-    {"gpt-100b", {.family = Family::kGpt2, .layers = 90, .hidden = 9600, .heads = 80, .kv_heads = 80, .head_size = 120,
-                  .ffn = 38400, .vocab_size = 50257, .max_seq_len = 2048}},
-    {"gpt2-test", {.family = Family::kGpt2, .layers = 2, .hidden = 48, .heads = 12, .kv_heads = 12, .head_size = 4,
-                   .ffn = 192, .vocab_size = 512, .max_seq_len = 64}},
-    {"llama-15m", {.family = Family::kLlama, .layers = 6, .hidden = 288, .heads = 6, .kv_heads = 6, .head_size = 48,
-                   .ffn = 768, .vocab_size = 32000, .max_seq_len = 256}},
-    {"llama3-8b", {.family = Family::kLlama, .layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8, .head_size = 128,
-                   .ffn = 14336, .vocab_size = 128256, .max_seq_len = 8192, .tied = false, .rope_theta = 500000}},
-    {"llama-test", {.family = Family::kLlama, .layers = 3, .hidden = 48, .heads = 12, .kv_heads = 4, .head_size = 4,
-                    .ffn = 144, .vocab_size = 512, .max_seq_len = 64, .tied = false}},
-};
+const std::vector<Preset>& presets() {  // not a constant: who starts before main() asks for models too
+  static const std::vector<Preset> all = {
+      {"gpt2-10m", {.family = Family::kGpt2, .layers = 4, .hidden = 384, .heads = 12, .kv_heads = 12, .head_size = 32,
+                    .ffn = 1536, .vocab_size = 0, .max_seq_len = 512}},
+      {"gpt2-124m", {.family = Family::kGpt2, .layers = 12, .hidden = 768, .heads = 12, .kv_heads = 12, .head_size = 64,
+                     .ffn = 3072, .vocab_size = 50257, .max_seq_len = 1024}},
+      {"gpt2-1.5b", {.family = Family::kGpt2, .layers = 48, .hidden = 1600, .heads = 25, .kv_heads = 25, .head_size = 64,
+                     .ffn = 6400, .vocab_size = 50257, .max_seq_len = 1024}},
+      {"gpt-100b", {.family = Family::kGpt2, .layers = 90, .hidden = 9600, .heads = 80, .kv_heads = 80, .head_size = 120,
+                    .ffn = 38400, .vocab_size = 50257, .max_seq_len = 2048}},
+      {"gpt2-test", {.family = Family::kGpt2, .layers = 2, .hidden = 48, .heads = 12, .kv_heads = 12, .head_size = 4,
+                     .ffn = 192, .vocab_size = 512, .max_seq_len = 64}},
+      {"llama-15m", {.family = Family::kLlama, .layers = 6, .hidden = 288, .heads = 6, .kv_heads = 6, .head_size = 48,
+                     .ffn = 768, .vocab_size = 32000, .max_seq_len = 256}},
+      {"llama3-8b", {.family = Family::kLlama, .layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8, .head_size = 128,
+                     .ffn = 14336, .vocab_size = 128256, .max_seq_len = 8192, .tied = false, .rope_theta = 500000}},
+      {"llama-test", {.family = Family::kLlama, .layers = 3, .hidden = 48, .heads = 12, .kv_heads = 4, .head_size = 4,
+                      .ffn = 144, .vocab_size = 512, .max_seq_len = 64, .tied = false}},
+  };
+  return all;
+}
 // clang-format on
 constexpr std::string_view kDefaultPreset = "gpt2-10m";
 
 // Null where there is none.
 const ModelConfig* find_preset(const std::string& name) {
-  for (const Preset& preset : kPresets) {
+  for (const Preset& preset : presets()) {
     if (preset.name == name) return &preset.model;
   }
   return nullptr;
@@ -141,6 +144,23 @@ ModelConfig from_fields(const config::ModelSection& section) {
   return model;
 }
 
+// model.norm and model.branches as a list; none where both are those of usual_block().
+std::vector<BlockSpec> blocks_of(const config::ModelSection& section) {
+  using config::BranchOrder, config::NormPlace;
+  const NormPlace norm = section.norm.value_or(NormPlace::kBefore);
+  const BranchOrder order = section.branches.value_or(BranchOrder::kSequential);
+  BlockSpec block = usual_block();
+  for (Branch& branch : block) {
+    branch.norm_before = norm != NormPlace::kBehind;
+    branch.norm_behind = norm != NormPlace::kBefore;
+  }
+  Branch& mlp = block.back();
+  mlp.beside = order != BranchOrder::kSequential;
+  mlp.norm_before = mlp.norm_before && order != BranchOrder::kParallel;
+  if (block == usual_block()) return {};
+  return {block};
+}
+
 // The user's fields over `model`. Sizes that follow from a changed one are derived again unless they are given too.
 void apply_fields(const config::ModelSection& section, ModelConfig& model) {
   const ModelConfig base = model;
@@ -159,6 +179,7 @@ void apply_fields(const config::ModelSection& section, ModelConfig& model) {
   model.norm_eps = section.norm_eps.value_or(base.norm_eps);
   model.rope_theta = section.rope_theta.value_or(base.rope_theta);
   model.dropout = section.dropout.value_or(base.dropout);
+  model.blocks = blocks_of(section);  // no preset has its own
 }
 
 ModelFindings no_vocabulary(const std::string& preset) {
@@ -172,6 +193,20 @@ ModelFindings no_vocabulary(const std::string& preset) {
                         .depth = kVocabularyDepth}}};
 }
 
+// "attention beside mlp (same norm)".
+std::string text_of(const BlockSpec& block) {
+  std::string text;
+  for (const Branch& branch : block) {
+    if (!text.empty()) text += branch.beside ? " beside " : " then ";
+    text += branch.name;
+    if (branch.norm_behind)
+      text += branch.norm_before ? " (norms before and behind)" : " (norm behind)";
+    else if (!branch.norm_before)
+      text += branch.beside ? " (same norm)" : " (no norm)";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::optional<Family> family_of(std::string_view name) {
@@ -183,7 +218,7 @@ std::optional<Family> family_of(std::string_view name) {
 
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
-  for (const Preset& preset : kPresets) names.emplace_back(preset.name);
+  for (const Preset& preset : presets()) names.emplace_back(preset.name);
   return names;
 }
 
@@ -224,9 +259,11 @@ std::string describe(const ModelConfig& model) {
   std::array<char, 32> count{};
   std::snprintf(count.data(), count.size(), parameters < 1e9 ? "%.1fM" : "%.2fB",
                 parameters / (parameters < 1e9 ? 1e6 : 1e9));
-  return cat(family_name(model.family), " ", model.layers, " x ", model.hidden, ", ", model.heads, " heads",
-             model.kv_heads == model.heads ? "" : cat(" (", model.kv_heads, " kv)"), ", ffn ", model.ffn, ", vocab ",
-             model.vocab_size, ", ", count.data(), " parameters");
+  std::vector<std::string> blocks;
+  for (const BlockSpec& block : model.blocks) blocks.push_back(text_of(block));
+  return cat(family_name(model.family), " ", model.layers, " x ", model.hidden, blocks.empty() ? "" : " of " + join(blocks, " / "),
+             ", ", model.heads, " heads", model.kv_heads == model.heads ? "" : cat(" (", model.kv_heads, " kv)"), ", ffn ",
+             model.ffn, ", vocab ", model.vocab_size, ", ", count.data(), " parameters");
 }
 
 }  // namespace lockstep::arch

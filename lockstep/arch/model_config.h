@@ -56,6 +56,24 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
+// One of the sums of a block, in forward order: x + branch(norm(x)).
+struct Branch {
+  std::string kind{};        // of the registry (branch_kind.h): "attention", "mlp"
+  std::string name{};        // no two of a block have one: its parameters' names begin so, and it is the site of its dropout
+  bool norm_before = true;   // false: it reads x itself
+  bool norm_behind = false;  // x + norm(branch(x)) (OLMo 2); with norm_before both (Gemma 2)
+  bool beside = false;       // it reads the x of the branch before it, and that x gets both sums (GPT-J, PaLM)
+  // One norm for both: it reads what the branch before it reads, normed or not.
+  bool shares_input() const { return beside && !norm_before; }
+  std::string norm() const { return name + "_norm"; }
+  std::string post_norm() const { return name + "_post_norm"; }
+  std::string part(std::string_view last) const { return name + "." + std::string(last); }  // "attention.qkv"
+  bool operator==(const Branch&) const = default;
+};
+using BlockSpec = std::vector<Branch>;
+// Attention, and then an MLP.
+const BlockSpec& usual_block();
+
 struct ModelConfig {
   Family family = Family::kGpt2;
   int64_t layers = 0;
@@ -77,8 +95,9 @@ struct ModelConfig {
   bool out_bias = traits().out_bias;  // of attention's output
   bool mlp_bias = traits().mlp_bias;  // of all linears of the MLP
   bool qk_norm = traits().qk_norm;    // RMSNorm over each head of q and k, before the rotation
+  std::vector<BlockSpec> blocks{};    // of the layers, in turn; empty: all are usual_block()
 
-  constexpr const FamilyTraits& traits() const { return family_traits(family); }
+  const FamilyTraits& traits() const { return family_traits(family); }
   bool operator==(const ModelConfig&) const = default;
 };
 

@@ -1,7 +1,9 @@
 #include "lockstep/arch/model_findings.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "lockstep/arch/branch_kind.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/check_parts.h"
 
@@ -125,6 +127,7 @@ std::vector<LayoutProblem> heads_problems(const ModelConfig& model, bool with_wa
 std::vector<std::string> size_problems(const ModelConfig& model) {
   std::vector<std::string> texts;
   for (const LayoutProblem& problem : contradictions(model, false)) texts.push_back(problem.what);
+  for (std::string& problem : block_problems(model)) texts.push_back(std::move(problem));
   return texts;
 }
 

@@ -42,6 +42,34 @@ void visit_rope_scaling(Scaling& scaling, Visit visit) {
   visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
 }
 
+Json blocks_json(const std::vector<BlockSpec>& blocks) {
+  Json json = Json::array();
+  for (const BlockSpec& block : blocks) {
+    Json& list = json.emplace_back(Json::array());
+    for (const Branch& branch : block)
+      list.push_back({{"kind", branch.kind},
+                      {"name", branch.name},
+                      {"norm_before", branch.norm_before},
+                      {"norm_behind", branch.norm_behind},
+                      {"beside", branch.beside}});
+  }
+  return json;
+}
+
+std::vector<BlockSpec> read_blocks(const Json& json) {
+  std::vector<BlockSpec> blocks;
+  for (const Json& list : json) {
+    BlockSpec& block = blocks.emplace_back();
+    for (const Json& branch : list)
+      block.push_back({.kind = branch.at("kind").get<std::string>(),
+                       .name = branch.at("name").get<std::string>(),
+                       .norm_before = branch.at("norm_before").get<bool>(),
+                       .norm_behind = branch.at("norm_behind").get<bool>(),
+                       .beside = branch.at("beside").get<bool>()});
+  }
+  return blocks;
+}
+
 RopeScaling::Kind scaling_kind(const std::string& name) {
   if (name == "llama3") return RopeScaling::Kind::kLlama3;
   if (name == "linear") return RopeScaling::Kind::kLinear;
@@ -80,6 +108,7 @@ Json model_json(const ModelConfig& model) {
     scaling["kind"] = model.rope_scaling.kind == RopeScaling::Kind::kLlama3 ? "llama3" : "linear";
     visit_rope_scaling(model.rope_scaling, [&](const char* key, const auto& value) { scaling[key] = value; });
   }
+  if (!model.blocks.empty()) json["blocks"] = blocks_json(model.blocks);
   return json;
 }
 
@@ -104,6 +133,7 @@ ModelConfig parse_model_json(const Json& json, std::string_view origin) {
       model.rope_scaling.kind = scaling_kind(scaling.at("kind"));
       visit_rope_scaling(model.rope_scaling, [&](const char* key, auto& value) { read(scaling, key, value); });
     }
+    if (json.contains("blocks")) model.blocks = read_blocks(json.at(reading = "blocks"));
     require_sound(model, reading);
   } catch (const std::exception& error) {
     throw CheckpointError({.code = "LS1312", .what = cat("model key \"", reading, "\": ", error.what()),

@@ -17,28 +17,20 @@ struct StateSlot {
   std::string_view name{};  // "exp_avg": its key in a checkpoint is "optim.exp_avg.<parameter>"
   std::string_view text{};  // in messages: "first moment"
   config::Precision dtype = config::Precision::kFp32;
-
-  int64_t element_size() const;  // bytes
 };
 
 struct OptimizerSpec {
   std::string_view id;
+  std::string_view text{};         // "AdamW"
   std::string_view slots_text;     // all slots in words: "two moments"
   std::vector<StateSlot> slots{};  // in the order of buffers, disk records and checkpoints
   bool whole_matrix = false;       // a step needs whole matrices; otherwise any range of elements will do
 
-  // Bytes of one element. slot_bytes: of all slots. update_bytes: of the fp32 value and all slots, which a step reads and writes
-  // and a checkpoint has.
-  int64_t slot_bytes() const;
-  int64_t update_bytes() const;
-  // Of the slot with that name; InternalError where there is none.
-  size_t slot_index(std::string_view name) const;
+  int64_t slot_bytes() const;  // of one element, of all slots
 };
 
-inline constexpr std::string_view kDefaultOptimizer = "adamw";
-
 // Of the registry, which lives as long as the program. InternalError where the id is not there.
-const OptimizerSpec& optimizer_spec(std::string_view id = kDefaultOptimizer);
+const OptimizerSpec& optimizer_spec(std::string_view id = "adamw");
 const std::vector<OptimizerSpec>& optimizer_specs();
 
 // How one parameter is updated.
@@ -48,16 +40,6 @@ struct UpdateRule {
   std::optional<double> weight_decay{};  // unset: that of its optimizer
   bool operator==(const UpdateRule&) const = default;
 };
-
-// Who updates what, of the configuration: the rules of a parameter are found by its name and class (params.h).
-struct OptimizerChoice {
-  config::OptimizerKind kind = config::OptimizerKind::kAdamW;
-  config::OptimizerRules rules{};
-  int iterations = 5;  // of whole matrices (Newton-Schulz), and in which type
-  config::Precision iterate_in = config::Precision::kBf16;
-  bool operator==(const OptimizerChoice&) const = default;
-};
-OptimizerChoice optimizer_choice(const config::OptimizerSection& section);
 
 // Of one iteration over a matrix, on its shorter side m: X X^T, the square of that, and its product with X.
 double iteration_flops(int64_t rows, int64_t columns);

@@ -1,42 +1,25 @@
 #include "lockstep/arch/params.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "lockstep/arch/layer_description.h"
 #include "lockstep/base/check.h"
+#include "lockstep/base/text.h"
+#include "lockstep/config/fields.h"
 
 namespace lockstep::arch {
 namespace {
 
+using config::OptimizerKind;
+using config::OptimizerRule;
+
 int64_t product(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
-ParamSpec spec_of(const LayerSpec& layer, const ParameterRow& row, int head) {
-  const std::string_view kind = row.bias ? ".bias" : ".weight";
-  const auto named = [&](std::string_view part) { return cat(layer.name, part.empty() ? "" : ".", part, kind); };
-  ParamSpec spec;
-  spec.name = named(row.part);
-  spec.shape.push_back(row.rows);
-  if (row.columns >= 0) spec.shape.push_back(row.columns);
-  spec.init = row.init;
-  spec.init_std = row.init_std;
-  spec.weight_decay = spec.shape.size() >= 2;
-  spec.layer = layer.index;
-  if (!row.fused.empty()) spec.fuse = named(row.fused);
-  if (row.in_head) spec.tied_layers = {head};
-  spec.cut = row.cut;
-  if (row.columns < 0)
-    spec.of = spec.name.ends_with(".bias") ? config::ParameterClass::kBias : config::ParameterClass::kNorm;
-  else if (layer.kind == LayerKind::kEmbedding)
-    spec.of = config::ParameterClass::kEmbedding;
-  else if (layer.kind == LayerKind::kHead)
-    spec.of = config::ParameterClass::kHead;
-  spec.per_head = row.per_head;
-  return spec;
 }
 
 // Gives the row its piece of `shard`.
@@ -46,9 +29,15 @@ void place(const ModelConfig& model, const TensorShard& shard, ParamSpec& spec) 
   spec.largest_numel = spec.numel();
   if (shard.size == 1) return;
   if (spec.cut == TensorCut::kNone) {
+    spec.partial = shard.sequence_parallel || spec.per_head;
+    if (spec.partial && shard.row_groups && spec.layer > 0) {  // an embedding is one unit: two stages may hold it
+      spec.group = ParameterGroup::kRows;
+      spec.unit += static_cast<int>(model.layers) + 2;
+      spec.partial = false;  // its domain sums them, and knows the copies
+      return;
+    }
     spec.copies = shard.size;
     spec.copy = shard.rank;
-    spec.partial = shard.sequence_parallel || spec.per_head;
     return;
   }
   const bool by_heads = spec.cut == TensorCut::kKeyValueHeads;
@@ -56,18 +45,40 @@ void place(const ModelConfig& model, const TensorShard& shard, ParamSpec& spec) 
   spec.copies = shard.size / parts;
   spec.copy = shard.rank % spec.copies;
   spec.partial = spec.copies > 1;
-  const int dim = spec.cut == TensorCut::kColumns ? 1 : 0;
-  const auto at = static_cast<size_t>(dim);
+  spec.cut_dim = spec.cut == TensorCut::kColumns ? 1 : 0;
+  const auto at = static_cast<size_t>(spec.cut_dim);
   const mesh::Range range = mesh::shard_range(spec.shape[at], parts, shard.rank / spec.copies);
   spec.largest_numel = spec.numel() / spec.shape[at] * mesh::shard_range(spec.shape[at], parts, 0).size();
   spec.local_shape[at] = range.size();
   spec.local_offset[at] = range.begin;
-  spec.placements.insert_or_assign(mesh::Axis::kTp, mesh::Placement::shard(dim, spec.copies));
 }
 
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
+// `pattern` with * for any text, of all of `name`.
+bool matches(std::string_view pattern, std::string_view name) {
+  if (pattern.empty()) return name.empty();
+  if (pattern[0] != '*') return !name.empty() && name[0] == pattern[0] && matches(pattern.substr(1), name.substr(1));
+  for (size_t skipped = 0; skipped <= name.size(); ++skipped)
+    if (matches(pattern.substr(1), name.substr(skipped))) return true;
+  return false;
 }
+
+bool names(const OptimizerRule& rule, const ParamSpec& spec) {
+  return (rule.match.empty() || matches(rule.match, spec.name)) && (!rule.of || *rule.of == spec.of);
+}
+
+const OptimizerRule* rule_of(const config::OptimizerSection& choice, const ParamSpec& spec) {
+  for (const OptimizerRule& rule : choice.rules.list)
+    if (names(rule, spec)) return &rule;
+  return nullptr;
+}
+
+const OptimizerSpec& optimizer_of(const config::OptimizerSection& choice, const OptimizerRule* rule, const ParamSpec& spec) {
+  if (rule && rule->optimizer) return optimizer_spec(config::name_of(*rule->optimizer));
+  const OptimizerSpec& chosen = optimizer_spec(config::name_of(choice.kind));
+  return chosen.whole_matrix && spec.of != config::ParameterClass::kMatrix ? optimizer_spec() : chosen;
+}
+
+bool fits(const OptimizerSpec& optimizer, const ParamSpec& spec) { return !optimizer.whole_matrix || spec.shape.size() == 2; }
 
 }  // namespace
 
@@ -75,7 +86,7 @@ LayerSpec layer_spec(const ModelConfig& model, int index) {
   const int head = static_cast<int>(model.layers) + 1;
   if (index == 0) return {.kind = LayerKind::kEmbedding, .index = index, .name = "embed"};
   if (index == head) return {.kind = LayerKind::kHead, .index = index, .name = "head"};
-  return {.kind = LayerKind::kBlock, .index = index, .name = cat("blocks.", index - 1)};
+  return {.kind = LayerKind::kBlock, .index = index, .name = "blocks." + std::to_string(index - 1)};
 }
 
 std::vector<LayerSpec> layer_table(const ModelConfig& model) {
@@ -100,11 +111,8 @@ std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& 
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard, const std::vector<int>& layers) {
   LOCKSTEP_CHECK(shard.rank >= 0 && shard.rank < shard.size, "rank ", shard.rank, " of ", shard.size);
   std::vector<ParamSpec> table;
-  for (const int index : layers) {
-    const LayerSpec layer = layer_spec(model, index);
-    for (const ParameterRow& row : layer_parameters(model, layer))
-      place(model, shard, table.emplace_back(spec_of(layer, row, static_cast<int>(model.layers) + 1)));
-  }
+  for (const int index : layers)
+    for (ParamSpec& spec : layer_parameters(model, layer_spec(model, index))) place(model, shard, table.emplace_back(std::move(spec)));
   return table;
 }
 
@@ -114,34 +122,77 @@ int64_t num_parameters(const ModelConfig& model) {
   return total;
 }
 
-FlatLayout flat_layout(const std::vector<ParamSpec>& table, int shards) {
-  LOCKSTEP_CHECK(shards >= 1, "shards: ", shards);
+void choose_optimizers(const config::OptimizerSection& choice, std::vector<ParamSpec>& table) {
+  if (choice.kind == OptimizerKind::kAdamW && choice.rules.list.empty()) return;  // as the rows are made
+  for (ParamSpec& spec : table) {
+    const OptimizerRule* rule = rule_of(choice, spec);
+    spec.update = {.optimizer = &optimizer_of(choice, rule, spec)};
+    LOCKSTEP_CHECK(fits(*spec.update.optimizer, spec), spec.update.optimizer->id, " of ", spec.name, ", which is no matrix");
+    if (!rule) continue;
+    spec.update.lr_factor = rule->lr.value_or(1);
+    spec.update.weight_decay = rule->decay;
+    if (rule->decay) spec.weight_decay = *rule->decay > 0;
+  }
+}
+
+std::vector<std::string> rule_problems(const config::OptimizerSection& choice, const std::vector<ParamSpec>& table) {
+  std::vector<std::string> problems;
+  std::set<const OptimizerRule*> used, told;
+  for (const ParamSpec& spec : table) {
+    for (const OptimizerRule& rule : choice.rules.list)
+      if (names(rule, spec)) used.insert(&rule);
+    const OptimizerRule* rule = rule_of(choice, spec);
+    if (fits(optimizer_of(choice, rule, spec), spec) || !told.insert(rule).second) continue;
+    problems.push_back(cat("optimizer.rules gives ", spec.name, " to ", optimizer_of(choice, rule, spec).id,
+                           ", which updates matrices, but its shape has ", spec.shape.size(), " dimensions"));
+  }
+  for (size_t i = 0; i < choice.rules.list.size(); ++i)
+    if (!used.contains(&choice.rules.list[i])) problems.push_back(cat("rule ", i + 1, " of optimizer.rules names no parameter"));
+  return problems;
+}
+
+bool is_scattered_matrix(const ParamSpec& spec, int shards) {
+  return spec.update.optimizer->whole_matrix && (shards > 1 || spec.cut_dim >= 0);
+}
+
+FlatLayout flat_layout(const std::vector<ParamSpec>& table, const GroupShards& shards) {
   constexpr int64_t kAlignment = 16;  // elements: 64 bytes of fp32
-  FlatLayout flat{.units = {}, .numel = 0, .shards = shards};
-  for (size_t first = 0; first < table.size();) {
-    FlatUnit unit{.layer = table[first].layer, .begin = flat.numel, .end = 0, .slots = {}};
+  std::map<int, std::vector<size_t>> units;  // id -> rows
+  for (size_t row = 0; row < table.size(); ++row) units[table[row].unit].push_back(row);
+  FlatLayout flat;
+  for (const auto& [id, rows] : units) {
+    const ParamSpec& first = table[rows.front()];
+    FlatUnit unit{.layer = first.layer, .begin = flat.numel, .end = 0, .slots = {}, .id = id, .group = first.group,
+                  .shards = shards[static_cast<size_t>(first.group)], .part_begin = flat.parts};
+    LOCKSTEP_CHECK(unit.shards >= 1, "shards: ", unit.shards);
     int64_t used = 0;
     int64_t padding = 0;  // of the fused group: where another rank's pieces are larger
-    size_t i = first;
-    for (; i < table.size() && table[i].layer == unit.layer; ++i) {
-      const bool starts_group = i == first || table[i].fuse.empty() || table[i].fuse != table[i - 1].fuse;
+    for (const size_t row : rows) {
+      const ParamSpec& spec = table[row];
+      const bool starts_group = row == rows.front() || spec.fuse.empty() || spec.fuse != table[row - 1].fuse;
       if (starts_group) used += std::exchange(padding, 0);
-      unit.slots.push_back({.param = static_cast<int>(i), .offset = unit.begin + used, .numel = table[i].local_numel()});
-      used += table[i].local_numel();
-      padding += table[i].largest_numel - table[i].local_numel();
+      unit.slots.push_back({.param = static_cast<int>(row), .offset = unit.begin + used, .numel = spec.local_numel()});
+      used += spec.local_numel();
+      padding += spec.largest_numel - spec.local_numel();
     }
-    used += padding;
-    unit.end = unit.begin + (shards == 1 ? used : round_up(used, shards * kAlignment));
+    const int64_t multiple = unit.shards == 1 ? 1 : unit.shards * kAlignment;
+    unit.end = unit.begin + (used + padding + multiple - 1) / multiple * multiple;
     flat.numel = unit.end;
+    flat.parts += unit.part();
     flat.units.push_back(std::move(unit));
-    first = i;
   }
   return flat;
 }
 
-std::vector<ShardSlot> shard_slots(const FlatLayout& flat, const FlatUnit& unit, int shard) {
-  LOCKSTEP_CHECK(shard >= 0 && shard < flat.shards, "shard ", shard, " of ", flat.shards);
-  const int64_t size = unit.numel() / flat.shards, first = unit.begin + shard * size, last = first + size;
+size_t FlatLayout::index_of(int id) const {
+  const auto found = std::ranges::find(units, id, &FlatUnit::id);
+  LOCKSTEP_CHECK(found != units.end(), "there is no unit ", id);
+  return static_cast<size_t>(found - units.begin());
+}
+
+std::vector<ShardSlot> shard_slots(const FlatUnit& unit, int shard) {
+  LOCKSTEP_CHECK(shard >= 0 && shard < unit.shards, "shard ", shard, " of ", unit.shards);
+  const int64_t size = unit.part(), first = unit.begin + shard * size, last = first + size;
   std::vector<ShardSlot> slots;
   for (const FlatSlot& slot : unit.slots) {
     const int64_t begin = std::max(first, slot.offset), end = std::min(last, slot.offset + slot.numel);

@@ -2,14 +2,13 @@
 // checkpoint names and parameter counts all derive from it.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "lockstep/arch/model_config.h"
 #include "lockstep/arch/optimizer.h"
-#include "lockstep/mesh/mesh.h"
 #include "lockstep/mesh/placement.h"
 
 namespace lockstep::arch {
@@ -41,22 +40,33 @@ struct TensorShard {
   int size = 1;
   int rank = 0;
   bool sequence_parallel = false;  // norms, dropout and sums act on this rank's rows alone
+  bool row_groups = false;         // what that makes Partial is a group of its own
 };
+
+// The parameters of a layer that are stored, gathered, reduced and updated together: a unit. program::Layout::domain says over
+// which ranks. A layer has one group or both.
+enum class ParameterGroup : uint8_t {
+  kDense,
+  kRows,  // whole on every rank of tp, each with its own rows or heads: their gradients are summed over tp too
+};
+inline constexpr std::array<ParameterGroup, 2> kParameterGroups = {ParameterGroup::kDense, ParameterGroup::kRows};
 
 struct ParamSpec {
   std::string name;                   // "blocks.3.attention.q.weight": the same in every layout
   std::vector<int64_t> shape;         // global; linear weights are [out, in]
-  std::map<mesh::Axis, mesh::Placement> placements;  // axes not named: Replicate
   Init init = Init::kNormal;
   double init_std = 0;                // kNormal: 0.02, output projections 0.02 / sqrt(2 L)
   bool weight_decay = false;          // parameters of two or more dimensions, where no rule says otherwise
   config::ParameterClass of = config::ParameterClass::kMatrix;
   UpdateRule update{};                // AdamW, until choose_optimizers()
   int layer = 0;                      // owner in the layer table
+  ParameterGroup group = ParameterGroup::kDense;
+  int unit = 0;                       // id: of a dense group its layer, of the others beyond the layer table
   std::string fuse;                   // "" or the name under which neighbouring rows form one matrix:
                                       // "blocks.3.attention.qkv.weight" = q, k, v stacked along dim 0
   std::vector<int> tied_layers;       // further layers that use it (the head uses a tied "embed.tokens.weight")
   TensorCut cut = TensorCut::kNone;
+  int cut_dim = -1;                   // along which tp cuts it into pieces; -1: it does not
   bool per_head = false;              // whole on every rank, but applied to this rank's heads: norms of q and k
 
   // This rank's piece, and which ranks of the tp axis hold the same one: `copies` neighbours, this one the copy-th.
@@ -86,15 +96,15 @@ std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& 
 int64_t num_parameters(const ModelConfig& model);
 
 // Gives every row its rule. InternalError where that is of whole matrices and the row is none (rule_problems).
-void choose_optimizers(const OptimizerChoice& choice, std::vector<ParamSpec>& table);
+void choose_optimizers(const config::OptimizerSection& choice, std::vector<ParamSpec>& table);
 // What is wrong with the rules for these parameters, in words: a whole-matrix optimizer of what is no matrix, a rule that names
 // nothing.
-std::vector<std::string> rule_problems(const OptimizerChoice& choice, const std::vector<ParamSpec>& table);
+std::vector<std::string> rule_problems(const config::OptimizerSection& choice, const std::vector<ParamSpec>& table);
 // The parameter is updated as a whole matrix, and no rank has all of it.
 bool is_scattered_matrix(const ParamSpec& spec, int shards);
 
-// Where each parameter lies in the flat buffers: one contiguous unit per layer, units in layer order, parameters of a unit
-// in table order with fused rows side by side. Offsets and sizes in elements. A parameter or fused group has the same
+// Where each parameter lies in the flat buffers: one contiguous unit per group of a layer, the dense ones first, each kind in
+// layer order; parameters of a unit in table order with fused rows side by side. Offsets and sizes in elements. A parameter or fused group has the same
 // place on every rank of the tp axis: where pieces are uneven, the smaller ones leave padding behind them.
 struct FlatSlot {
   int param = 0;  // row of the table
@@ -106,16 +116,23 @@ struct FlatUnit {
   int64_t begin = 0;
   int64_t end = 0;  // padded
   std::vector<FlatSlot> slots;
+  int id = 0;       // ParamSpec::unit
+  ParameterGroup group = ParameterGroup::kDense;
+  int shards = 1;          // equal parts into which it is cut
+  int64_t part_begin = 0;  // where its part lies in a buffer of one part of each unit, side by side
   int64_t numel() const { return end - begin; }
+  int64_t part() const { return numel() / shards; }
 };
 struct FlatLayout {
-  std::vector<FlatUnit> units;  // one per layer that owns parameters
+  std::vector<FlatUnit> units;  // in ascending order of their ids
   int64_t numel = 0;            // of a whole flat buffer, padding included
-  int shards = 1;               // equal parts into which every unit is cut
+  int64_t parts = 0;            // of a buffer of one part of each unit
+  size_t index_of(int id) const;  // InternalError where there is no such unit
 };
-// `shards`: every unit has a multiple of 16 * shards elements, so that its equal parts are aligned. A part may begin and
-// end inside a row; shard_slots() says what it holds.
-FlatLayout flat_layout(const std::vector<ParamSpec>& table, int shards = 1);
+using GroupShards = std::array<int, kParameterGroups.size()>;  // number of shards, by group
+// Every unit has a multiple of 16 * shards elements, so that its equal parts are aligned. A part may begin and end inside a
+// row; shard_slots() says what it holds.
+FlatLayout flat_layout(const std::vector<ParamSpec>& table, const GroupShards& shards = {1, 1});
 
 // What part `shard` of a unit holds of one parameter: elements [begin, begin + numel) of its local piece, row-major.
 struct ShardSlot {
@@ -124,7 +141,27 @@ struct ShardSlot {
   int64_t numel = 0;
   int64_t offset = 0;  // in the part
 };
-std::vector<ShardSlot> shard_slots(const FlatLayout& flat, const FlatUnit& unit, int shard);
+std::vector<ShardSlot> shard_slots(const FlatUnit& unit, int shard);
+
+// Where the slots of optimizers lie (slot_layout.cpp). A parameter has those of its own optimizer; slot i of all parameters of a
+// unit is one buffer, in which those that have an i-th slot stand side by side.
+// What a rank has of it.
+struct SlotBuffer {
+  std::string text{};  // in messages: "first moment"
+  config::Precision dtype = config::Precision::kFp32;
+  int64_t numel = 0;   // of each part: as many on all ranks, so a few may be unused
+};
+std::vector<SlotBuffer> slot_buffers(const std::vector<ParamSpec>& table, const FlatUnit& unit);
+
+// Bytes of a part that an update reads and writes and that a checkpoint has: of the fp32 values and the slots.
+int64_t update_bytes(const std::vector<ParamSpec>& table, const FlatUnit& unit);
+int64_t update_bytes(const std::vector<ParamSpec>& table, const FlatLayout& flat);  // of all units
+
+// Of part `shard`: [piece of shard_slots()][slot of its optimizer], where the piece begins in the buffer.
+std::vector<std::vector<int64_t>> slot_offsets(const std::vector<ParamSpec>& table, const FlatUnit& unit, int shard);
+
+// The slots of all optimizers in the table, by name, in the order of the registry: what can be asked of its parameters.
+std::vector<StateSlot> slots_of(const std::vector<ParamSpec>& table);
 
 // Elements [begin, begin + numel) of a row-major tensor of `shape` as rectangles, in order: at most three for a matrix
 // (the rest of a row, whole rows, the beginning of a row).

@@ -138,12 +138,12 @@ TEST(TensorShardTest, CopiesAreNeighboursAndCountFromTheFirst) {
     EXPECT_EQ(k.copies, 2);
     EXPECT_EQ(k.copy, rank % 2);
     EXPECT_TRUE(k.partial);
-    EXPECT_EQ(k.placements.at(mesh::Axis::kTp), mesh::Placement::shard(0, 2));
+    EXPECT_EQ(k.cut_dim, 0);
     const ParamSpec& norm = find(table, "head.norm.weight");
     EXPECT_EQ(norm.copies, 4);
     EXPECT_EQ(norm.copy, rank);
     EXPECT_THAT(norm.local_shape, ElementsAre(48));
-    EXPECT_TRUE(norm.placements.empty());
+    EXPECT_EQ(norm.cut_dim, -1);
     const ParamSpec& q = find(table, "blocks.0.attention.q.weight");
     EXPECT_THAT(q.local_offset, ElementsAre(rank * 12, 0));
     EXPECT_EQ(q.copies, 1);
@@ -162,6 +162,46 @@ TEST(TensorShardTest, WhatIsAPartOfASum) {
     }
   for (const ParamSpec& spec : param_table(model, {.size = 1, .sequence_parallel = true}))
     EXPECT_FALSE(spec.partial) << spec.name;
+}
+
+// What would be a part of a sum over tp is the second unit of its layer, with shards of its own: behind all dense units, which lie as
+// they would without it. An embedding keeps one unit.
+TEST(RowGroups, LieBehindTheDenseOnesAndAreCutByTheirOwnShards) {
+  const ModelConfig model = preset("gpt2-test");
+  const std::vector<ParamSpec> one = param_table(model, {.size = 2, .rank = 1, .sequence_parallel = true});
+  const std::vector<ParamSpec> table = param_table(model, {.size = 2, .rank = 1, .sequence_parallel = true, .row_groups = true});
+  const auto layers = static_cast<int>(model.layers) + 2;
+  ASSERT_EQ(table.size(), one.size());
+  for (size_t row = 0; row < table.size(); ++row) {
+    const bool rows = one[row].partial && one[row].layer > 0;
+    EXPECT_EQ(table[row].name, one[row].name);
+    EXPECT_EQ(table[row].group, rows ? ParameterGroup::kRows : ParameterGroup::kDense) << table[row].name;
+    EXPECT_EQ(table[row].unit, table[row].layer + (rows ? layers : 0)) << table[row].name;
+    EXPECT_EQ(table[row].partial, one[row].partial && !rows) << table[row].name;
+    EXPECT_EQ(table[row].copies, rows ? 1 : one[row].copies) << "who holds rows is a fact of their domain";
+    EXPECT_EQ(one[row].unit, one[row].layer);
+  }
+  EXPECT_EQ(find(table, "blocks.1.mlp.down.bias").unit, 2 + layers);
+  EXPECT_EQ(find(table, "embed.positions.weight").unit, 0);
+  const FlatLayout flat = flat_layout(table, {2, 4});
+  // Units by id; the head is tied: it has no dense one.
+  ASSERT_EQ(flat.units.size(), static_cast<size_t>(2 * layers - 2));
+  int64_t begin = 0, part = 0;
+  for (size_t i = 0; i < flat.units.size(); ++i) {
+    const FlatUnit& unit = flat.units[i];
+    const bool rows = static_cast<int>(i) >= layers - 1;
+    EXPECT_EQ(unit.group, rows ? ParameterGroup::kRows : ParameterGroup::kDense);
+    EXPECT_EQ(unit.id, static_cast<int>(i) + (rows ? 2 : 0));
+    EXPECT_EQ(unit.shards, rows ? 4 : 2);
+    EXPECT_EQ(unit.part() % 16, 0);
+    EXPECT_EQ(unit.begin, begin);
+    EXPECT_EQ(unit.part_begin, part);
+    begin = unit.end;
+    part += unit.part();
+    for (const FlatSlot& slot : unit.slots) EXPECT_EQ(table[static_cast<size_t>(slot.param)].unit, unit.id);
+  }
+  EXPECT_EQ(flat.numel, begin);
+  EXPECT_EQ(flat.parts, part);
 }
 
 TEST(TensorShardTest, UnitsHaveTheSamePlaceOnEveryRank) {
@@ -187,7 +227,7 @@ TEST(TensorShardTest, UnitsHaveTheSamePlaceOnEveryRank) {
 }
 
 void expect_sound(const std::vector<ParamSpec>& table, int shards) {
-  const FlatLayout flat = flat_layout(table, shards);
+  const FlatLayout flat = flat_layout(table, {shards, shards});
   std::set<int> seen;
   int64_t next_unit = 0;
   for (const FlatUnit& unit : flat.units) {
@@ -215,11 +255,11 @@ void expect_sound(const std::vector<ParamSpec>& table, int shards) {
 
 // Every element of every parameter lies in exactly one part, at the place where the unit has it.
 void expect_shards_cover(const std::vector<ParamSpec>& table, int shards) {
-  const FlatLayout flat = flat_layout(table, shards);
+  const FlatLayout flat = flat_layout(table, {shards, shards});
   for (const FlatUnit& unit : flat.units) {
     std::map<int, int64_t> next;
     for (int shard = 0; shard < shards; ++shard)
-      for (const ShardSlot& part : shard_slots(flat, unit, shard)) {
+      for (const ShardSlot& part : shard_slots(unit, shard)) {
         EXPECT_EQ(part.begin, next[part.param]);
         next[part.param] += part.numel;
         const auto slot = std::find_if(unit.slots.begin(), unit.slots.end(),
@@ -272,7 +312,7 @@ TEST(FlatLayoutTest, OneShardHasNoPadding) {
 
 TEST(FlatLayoutTest, PaddingOfARealModelIsSmall) {
   const ModelConfig model = preset("gpt2-124m");
-  EXPECT_LT(static_cast<double>(flat_layout(param_table(model), 8).numel),
+  EXPECT_LT(static_cast<double>(flat_layout(param_table(model), {8, 8}).numel),
             1.01 * static_cast<double>(num_parameters(model)));
 }
 

@@ -1,8 +1,9 @@
-#include "lockstep/arch/slot_layout.h"
+#include "lockstep/arch/params.h"
 
 #include <algorithm>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "lockstep/base/check.h"
 
@@ -21,19 +22,17 @@ const ParamSpec& row(const std::vector<ParamSpec>& table, const FlatSlot& slot) 
 
 std::vector<Stretch> stretches(const std::vector<ParamSpec>& table, const FlatUnit& unit) {
   std::vector<Stretch> found;
-  for (size_t i = 0; i < unit.slots.size();) {
-    const std::string& fuse = row(table, unit.slots[i]).fuse;
+  for (size_t i = 0; i < unit.slots.size(); ++i) {
+    const ParamSpec& spec = row(table, unit.slots[i]);
+    const size_t slots = spec.update.optimizer->slots.size();
+    if (i > 0 && !spec.fuse.empty() && spec.fuse == row(table, unit.slots[i - 1]).fuse) {
+      found.back().slots = std::max(found.back().slots, slots);
+      continue;
+    }
     const int64_t begin = i == 0 ? 0 : unit.slots[i].offset - unit.begin;
-    size_t slots = 0, next = i;
-    do {
-      slots = std::max(slots, row(table, unit.slots[next]).update.optimizer->slots.size());
-      ++next;
-    } while (next < unit.slots.size() && !fuse.empty() && row(table, unit.slots[next]).fuse == fuse);
-    if (!found.empty()) found.back().end = begin;
-    if (found.empty() || found.back().slots != slots) found.push_back({.begin = begin, .end = 0, .slots = slots});
-    i = next;
+    if (i > 0) found.back().end = begin;
+    found.push_back({.begin = begin, .end = unit.numel(), .slots = slots});
   }
-  if (!found.empty()) found.back().end = unit.numel();
   return found;
 }
 
@@ -59,54 +58,39 @@ int64_t most_covered(const std::vector<Stretch>& all, size_t index, int64_t size
 
 }  // namespace
 
-std::vector<SlotBuffer> slot_buffers(const std::vector<ParamSpec>& table, const FlatLayout& flat, const FlatUnit& unit) {
+std::vector<SlotBuffer> slot_buffers(const std::vector<ParamSpec>& table, const FlatUnit& unit) {
   std::vector<SlotBuffer> buffers;
-  std::vector<std::set<std::string_view>> texts;
+  std::set<std::pair<size_t, std::string_view>> texts;
   for (const FlatSlot& slot : unit.slots) {
     const std::vector<StateSlot>& slots = row(table, slot).update.optimizer->slots;
     for (size_t i = 0; i < slots.size(); ++i) {
-      if (i == buffers.size()) {
-        buffers.push_back({.text = "", .dtype = slots[i].dtype});
-        texts.emplace_back();
-      }
+      if (i == buffers.size()) buffers.push_back({.dtype = slots[i].dtype});
       LOCKSTEP_CHECK(buffers[i].dtype == slots[i].dtype, "slot ", i, " of ", row(table, slot).name, " has another type than its neighbours'");
-      if (texts[i].insert(slots[i].text).second) buffers[i].text += (buffers[i].text.empty() ? "" : " or ") + std::string(slots[i].text);
+      if (texts.emplace(i, slots[i].text).second) buffers[i].text += cat(buffers[i].text.empty() ? "" : " or ", slots[i].text);
     }
   }
   const std::vector<Stretch> all = stretches(table, unit);
-  for (size_t i = 0; i < buffers.size(); ++i) buffers[i].numel = most_covered(all, i, unit.numel() / flat.shards, flat.shards);
+  for (size_t i = 0; i < buffers.size(); ++i) buffers[i].numel = most_covered(all, i, unit.part(), unit.shards);
   return buffers;
 }
 
-int64_t slot_bytes(const std::vector<SlotBuffer>& buffers) {
-  int64_t bytes = 0;
-  for (const SlotBuffer& buffer : buffers) bytes += buffer.numel * StateSlot{.dtype = buffer.dtype}.element_size();
-  return bytes;
-}
-
-int64_t update_bytes(const std::vector<ParamSpec>& table, const FlatLayout& flat, const FlatUnit& unit) {
-  constexpr int64_t kValueBytes = 4;
-  return unit.numel() / flat.shards * kValueBytes + slot_bytes(slot_buffers(table, flat, unit));
-}
-
-int64_t slot_bytes(const std::vector<ParamSpec>& table, const FlatLayout& flat) {
-  int64_t bytes = 0;
-  for (const FlatUnit& unit : flat.units) bytes += slot_bytes(slot_buffers(table, flat, unit));
+int64_t update_bytes(const std::vector<ParamSpec>& table, const FlatUnit& unit) {
+  int64_t bytes = unit.part() * config::bytes_of(config::Precision::kFp32);
+  for (const SlotBuffer& buffer : slot_buffers(table, unit)) bytes += buffer.numel * config::bytes_of(buffer.dtype);
   return bytes;
 }
 
 int64_t update_bytes(const std::vector<ParamSpec>& table, const FlatLayout& flat) {
   int64_t bytes = 0;
-  for (const FlatUnit& unit : flat.units) bytes += update_bytes(table, flat, unit);
+  for (const FlatUnit& unit : flat.units) bytes += update_bytes(table, unit);
   return bytes;
 }
 
-std::vector<std::vector<int64_t>> slot_offsets(const std::vector<ParamSpec>& table, const FlatLayout& flat, const FlatUnit& unit,
-                                               int shard) {
+std::vector<std::vector<int64_t>> slot_offsets(const std::vector<ParamSpec>& table, const FlatUnit& unit, int shard) {
   const std::vector<Stretch> all = stretches(table, unit);
-  const int64_t begin = unit.numel() / flat.shards * shard;
+  const int64_t begin = unit.part() * shard;
   std::vector<std::vector<int64_t>> offsets;
-  for (const ShardSlot& piece : shard_slots(flat, unit, shard)) {
+  for (const ShardSlot& piece : shard_slots(unit, shard)) {
     const size_t slots = table[static_cast<size_t>(piece.param)].update.optimizer->slots.size();
     std::vector<int64_t>& of_piece = offsets.emplace_back();
     for (size_t i = 0; i < slots; ++i) of_piece.push_back(covered(all, i, begin, begin + piece.offset));
@@ -117,15 +101,13 @@ std::vector<std::vector<int64_t>> slot_offsets(const std::vector<ParamSpec>& tab
 std::vector<StateSlot> slots_of(const std::vector<ParamSpec>& table) {
   std::vector<StateSlot> slots;
   std::set<std::string_view> known;
-  std::vector<const OptimizerSpec*> specs;
-  for (const OptimizerSpec& spec : optimizer_specs()) specs.push_back(&spec);
-  for (const ParamSpec& spec : table)
-    if (std::ranges::find(specs, spec.update.optimizer) == specs.end()) specs.push_back(spec.update.optimizer);
-  for (const OptimizerSpec* optimizer : specs) {
-    if (std::ranges::find(table, optimizer, [](const ParamSpec& spec) { return spec.update.optimizer; }) == table.end()) continue;
-    for (const StateSlot& slot : optimizer->slots)
+  const auto add = [&](const OptimizerSpec& optimizer) {
+    for (const StateSlot& slot : optimizer.slots)
       if (known.insert(slot.name).second) slots.push_back(slot);
-  }
+  };
+  for (const OptimizerSpec& optimizer : optimizer_specs())
+    if (std::ranges::any_of(table, [&](const ParamSpec& spec) { return spec.update.optimizer == &optimizer; })) add(optimizer);
+  for (const ParamSpec& spec : table) add(*spec.update.optimizer);  // of no registry
   return slots;
 }
 

@@ -1,5 +1,5 @@
 // Rules and slots of two optimizers in one unit.
-#include "lockstep/arch/slot_layout.h"
+#include "lockstep/arch/params.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ ModelConfig model() {
   return resolve_model(section, 512);
 }
 
-std::vector<ParamSpec> table_of(const OptimizerChoice& choice, const TensorShard& shard = {}) {
+std::vector<ParamSpec> table_of(const config::OptimizerSection& choice, const TensorShard& shard = {}) {
   std::vector<ParamSpec> table = param_table(model(), shard);
   choose_optimizers(choice, table);
   return table;
@@ -76,14 +76,14 @@ TEST(SlotLayout, PiecesOfAllShardsHaveTheirPlaces) {
       std::vector<int64_t> sizes;
       for (int rank = 0; rank < tp; ++rank) {
         const std::vector<ParamSpec> table = table_of({.kind = OptimizerKind::kMuon}, {.size = tp, .rank = rank});
-        const FlatLayout flat = flat_layout(table, shards);
+        const FlatLayout flat = flat_layout(table, {shards, shards});
         std::vector<int64_t> here;
         for (const FlatUnit& unit : flat.units) {
-          const std::vector<SlotBuffer> buffers = slot_buffers(table, flat, unit);
+          const std::vector<SlotBuffer> buffers = slot_buffers(table, unit);
           for (const SlotBuffer& buffer : buffers) here.push_back(buffer.numel);
           for (int shard = 0; shard < shards; ++shard) {
-            const std::vector<ShardSlot> pieces = shard_slots(flat, unit, shard);
-            const std::vector<std::vector<int64_t>> offsets = slot_offsets(table, flat, unit, shard);
+            const std::vector<ShardSlot> pieces = shard_slots(unit, shard);
+            const std::vector<std::vector<int64_t>> offsets = slot_offsets(table, unit, shard);
             ASSERT_EQ(offsets.size(), pieces.size());
             std::vector<int64_t> used(buffers.size(), 0);
             for (size_t i = 0; i < pieces.size(); ++i) {
@@ -108,19 +108,19 @@ TEST(SlotLayout, PiecesOfAllShardsHaveTheirPlaces) {
 // With AdamW alone as a part has it: two buffers of its elements, each piece where the part has it.
 TEST(SlotLayout, OfOneOptimizerIsThatOfTheParts) {
   const std::vector<ParamSpec> table = table_of({});
-  const FlatLayout flat = flat_layout(table, 3);
+  const FlatLayout flat = flat_layout(table, {3, 3});
   for (const FlatUnit& unit : flat.units) {
     const int64_t part = unit.numel() / 3;
-    for (const SlotBuffer& buffer : slot_buffers(table, flat, unit)) EXPECT_EQ(buffer.numel, part);
-    EXPECT_EQ(update_bytes(table, flat, unit), (4 + 4 + 4) * part);
-    const std::vector<ShardSlot> pieces = shard_slots(flat, unit, 1);
-    const std::vector<std::vector<int64_t>> offsets = slot_offsets(table, flat, unit, 1);
+    for (const SlotBuffer& buffer : slot_buffers(table, unit)) EXPECT_EQ(buffer.numel, part);
+    EXPECT_EQ(update_bytes(table, unit), (4 + 4 + 4) * part);
+    const std::vector<ShardSlot> pieces = shard_slots(unit, 1);
+    const std::vector<std::vector<int64_t>> offsets = slot_offsets(table, unit, 1);
     for (size_t i = 0; i < pieces.size(); ++i) EXPECT_THAT(offsets[i], ElementsAre(pieces[i].offset, pieces[i].offset));
   }
 }
 
 TEST(SlotLayout, SlotsOfATableAreThoseOfItsOptimizers) {
-  const auto names = [](const OptimizerChoice& choice) {
+  const auto names = [](const config::OptimizerSection& choice) {
     std::vector<std::string> found;
     for (const StateSlot& slot : slots_of(table_of(choice))) found.emplace_back(slot.name);
     return found;

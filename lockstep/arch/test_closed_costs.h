@@ -11,6 +11,22 @@
 
 namespace lockstep::arch::closed {
 
+struct Gemm {
+  std::string name;  // "qkv", "qkv.dx"
+  int64_t m = 0, n = 0, k = 0;
+  int64_t count = 1;  // batched
+  bool in_weight = false;  // of action W
+  double flops() const {
+    return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(count);
+  }
+};
+
+// With the products that its FLOPs are the sums of, and what RECOMPUTE does.
+struct LayerCost : arch::LayerCost {
+  std::vector<Gemm> forward, backward, recompute;
+  int64_t recompute_traffic = 0;
+};
+
 // The sizes of one microbatch of one layer, in bytes where not said otherwise.
 struct Sizes {
   Sizes(const ModelConfig& m, const CostInput& in)

@@ -78,6 +78,13 @@ TEST(Units, BothWays) {
   EXPECT_EQ(format_count(412345), "412k");
 }
 
+TEST(Text, ANumberIsTheWholeText) {
+  EXPECT_EQ(parse_number<int>("12"), 12);
+  EXPECT_EQ(parse_number<int64_t>("-3"), -3);
+  EXPECT_EQ(parse_number<double>("1e-3"), 1e-3);
+  for (const char* text : {"", " 1", "1 ", "5x", "+1", "99999999999"}) EXPECT_FALSE(parse_number<int>(text)) << text;
+}
+
 TEST(Text, NearestName) {
   EXPECT_EQ(nearest("stpes", {"seed", "steps", "seq_len"}), "steps");
   EXPECT_EQ(nearest("completely_else", {"seed", "steps"}), "");

@@ -79,12 +79,12 @@ inline std::vector<engine::StateTensor> sharded_state(const arch::ModelConfig& m
   using engine::StateKind;
   const int tp_rank = rank % layout.tp, data = rank / layout.tp, shard = data % layout.shard, replica = data / layout.shard;
   const auto table = arch::param_table(model, {.size = layout.tp, .rank = tp_rank});
-  const arch::FlatLayout flat = arch::flat_layout(table, layout.shard);
+  const arch::FlatLayout flat = arch::flat_layout(table, {layout.shard, layout.shard});
   std::vector<engine::StateTensor> state;
   const auto add = [&](StateKind kind, at::ScalarType dtype, bool sharded) {
     for (const arch::FlatUnit& unit : flat.units) {
       if (sharded) {
-        for (const arch::ShardSlot& slot : arch::shard_slots(flat, unit, shard))
+        for (const arch::ShardSlot& slot : arch::shard_slots(unit, shard))
           shards_detail::add_range(table[static_cast<size_t>(slot.param)], kind, dtype, slot.begin, slot.numel, replica,
                                    layout.replicate, &state);
         continue;

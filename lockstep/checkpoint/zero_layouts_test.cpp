@@ -97,6 +97,16 @@ TEST(ZeroLayouts, AnyLayoutGoesOnFromAnyOther) {
                  layout(preset, 3, 2, 2, 2), layout(preset, 0, 1, 1)});
 }
 
+// Layers of two groups, of which one is shared out over tp too, from and to layers of one.
+TEST(ZeroLayouts, LayersOfTwoGroupsToo) {
+  for (const std::string preset : {"gpt2-test", "llama-test"}) {
+    std::vector<Case> chain = {layout(preset, 1, 1, 2, 2), layout(preset, 0, 1, 1),    layout(preset, 3, 2, 2, 2), layout(preset, 2, 1, 3),
+                               layout(preset, 2, 1, 2, 2), layout(preset, 0, 2, 1, 2), layout(preset, 1, 1, 2, 2), layout(preset, 0, 1, 1)};
+    for (size_t i = 0; i + 2 < chain.size(); ++i) chain[i].row_groups = chain[i].tp > 1;
+    check_chain(chain);
+  }
+}
+
 TEST(ZeroLayouts, MasterWeightsToo) {
   std::vector<Case> chain = {layout("gpt2-test", 3, 1, 3), layout("gpt2-test", 1, 1, 2, 2), layout("gpt2-test", 0, 1, 1),
                              layout("gpt2-test", 2, 2, 2), layout("gpt2-test", 0, 2, 1)};

@@ -25,8 +25,9 @@ void tensor_parallel_problems(const ModelSection& model, int tp, const Expect& e
          divisors_near("parallel.tp", kv_heads, tp) + divisors_near("parallel.tp", heads, tp));
 }
 
-const std::vector<Suggestion> kSomeZero = values_of("parallel.zero", {"1", "2", "3"});
-const Suggestion kRing{.changes = {{"parallel.data_parallel", "ring"}}};
+// Not constants: who starts before main() judges layouts too.
+std::vector<Suggestion> some_zero() { return values_of("parallel.zero", {"1", "2", "3"}); }
+Suggestion ring() { return {.changes = {{"parallel.data_parallel", "ring"}}}; }
 
 // dp_replicate x dp_shard = dp, with dp_replicate as it is or near it.
 std::vector<Suggestion> divisors_of_both(int64_t dp, int64_t replicate) {
@@ -48,12 +49,12 @@ void sharding_problems(const RunConfig& config, int64_t dp, const Expect& expect
          cat("fsdp is zero 3, but zero = ", parallel.zero), {left_out("parallel.zero"), left_out("parallel.fsdp")});
   expect(zero > 0 || shard <= 1, "parallel.dp_shard",
          cat("dp_shard(", shard, ") groups ranks that share out states, but zero = 0 shares out none"),
-         kSomeZero + std::vector{left_out("parallel.dp_shard")});
+         some_zero() + std::vector{left_out("parallel.dp_shard")});
   expect(zero == 0 || parallel.data_parallel == DataParallel::kRing, "parallel.data_parallel",
          cat("a parameter server holds all states itself, but zero = ", zero, " shares them out"),
-         {kRing, parallel.fsdp ? left_out("parallel.fsdp") : Suggestion{.changes = {{"parallel.zero", "0"}}}});
+         {ring(), parallel.fsdp ? left_out("parallel.fsdp") : Suggestion{.changes = {{"parallel.zero", "0"}}}});
   expect(parallel.reduce_precision == Precision::kFp32 || zero > 0, "parallel.reduce_precision",
-         "reduce_precision bf16 with zero 0", kSomeZero + std::vector{left_out("parallel.reduce_precision")});
+         "reduce_precision bf16 with zero 0", some_zero() + std::vector{left_out("parallel.reduce_precision")});
   const bool alone = zero > 0 && (shard == 1 || dp == 1 || (shard == 0 && replicate == dp));
   expect(parallel.reduce_precision == Precision::kFp32 || !alone, "parallel.reduce_precision",
          "reduce_precision bf16, but dp_shard = 1: nothing is sent to the owner of a shard",
@@ -91,7 +92,7 @@ void offload_problems(const RunConfig& config, int64_t dp, const Expect& expect)
          cat("parameters on the host, but with zero ", zero, " every rank needs all of them after the update"),
          values_of("parallel.zero", {"3"}));
   expect(memory.offload.list.empty() || config.parallel.data_parallel == DataParallel::kRing, "memory.offload",
-         "a parameter server that offloads", {kRing});
+         "a parameter server that offloads", {ring()});
   expect(!activations || memory.recompute.has(Recompute::kFull), "memory.offload",
          "offload moves the inputs of layers that full recomputation keeps, but no block has recompute full",
          {Suggestion{.changes = {{"memory.recompute", "full"}}}, offload_with(less, "leave \"activations\" out")});

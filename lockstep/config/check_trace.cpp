@@ -1,5 +1,3 @@
-#include <charconv>
-
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
 #include "lockstep/config/check_parts.h"
@@ -9,9 +7,7 @@ namespace {
 
 // -1 where it is no number.
 int64_t number(std::string_view text) {
-  int64_t value = -1;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return problem == std::errc() && end == text.data() + text.size() ? value : -1;
+  return parse_number<int64_t>(text).value_or(-1);
 }
 
 }  // namespace

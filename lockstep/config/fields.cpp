@@ -83,6 +83,11 @@ std::vector<Section> declare_sections() {
       .field("vocab_size", &ModelSection::vocab_size, one_or_more, "tokens V of the vocabulary")
       .field("max_seq_len", &ModelSection::max_seq_len, counted(1, "tokens"), "longest sequence the model can read")
       .field("tied", &ModelSection::tied, any, "the output head is the token embedding")
+      .field("norm", &ModelSection::norm, any,
+             "before: x + f(norm(x)), behind: x + norm(f(x)), both: x + norm(f(norm(x))); before where not given")
+      .field("branches", &ModelSection::branches, any,
+             "the MLP reads the sum with attention, or x as attention does: parallel by one norm, parallel_norms by its own; "
+             "sequential where not given")
       .field("norm_eps", &ModelSection::norm_eps, positive, "epsilon of LayerNorm or RMSNorm")
       .field("rope_theta", &ModelSection::rope_theta, positive, "base of the rotary positions (all families but gpt2)")
       .field("dropout", &ModelSection::dropout, fraction, "probability of dropping an activation in training");
@@ -125,7 +130,7 @@ std::vector<Section> declare_sections() {
              "between comparisons of what ranks must hold alike; 0 = only before each checkpoint");
 
   Declare(table, "optimizer", &RunConfig::optimizer,
-          "AdamW, or Muon with AdamW beside it; weight decay decoupled and on parameters of two or more dimensions.")
+          "How parameters are updated; weight decay is decoupled, and on those of two or more dimensions.")
       .field("kind", &OptimizerSection::kind, any, "muon = of the matrices of blocks; AdamW of embeddings, head, norms and biases")
       .field("lr", &OptimizerSection::lr, positive, "peak learning rate")
       .field("min_lr", &OptimizerSection::min_lr, zero_or_more,
@@ -184,6 +189,9 @@ std::vector<Section> declare_sections() {
              "auto = with zb-h2 and zb-v where nothing speaks against it")
       .field("sequence_parallel", &ParallelSection::sequence_parallel, any,
              "with tp: norms, dropout and residual sums act on 1/tp of the rows")
+      .field("row_groups", &ParallelSection::row_groups, any,
+             "with tp: norms and biases that every rank holds whole, but applies to its own rows or heads, are parameter groups of "
+             "their own, summed over dp x tp during backward and shared out over tp too; otherwise one call sums them over tp at the end")
       .field("data_parallel", &ParallelSection::data_parallel, any, "how gradients are summed")
       .field("bucket_mib", &ParallelSection::bucket_mib, {.least = 0, .below = 1e9, .open_below = true, .unit = "MiB"},
              "gradients reduced as one")

@@ -15,7 +15,7 @@
 namespace lockstep::config {
 
 // Ranks of a mesh, and of each of its axes.
-inline constexpr int kMostRanks = 1 << 17;
+inline constexpr int kMostRanks = 1 << 20;
 // Counts of sequences and tokens: a product of two fits into 64 bits.
 inline constexpr int64_t kSizesBelow = int64_t{1} << 31;
 
@@ -65,21 +65,7 @@ Complaint unknown_section(const std::string& section);
 // `text` of `--section.field=text` as a value: as it stands where the field is_text, else what TOML would make of it.
 Value parse_value(const Field& field, const std::string& text);
 
-// The names used in files: of an enum all of them, in the order of its values.
-std::vector<std::string> choices_of(Precision);
-std::vector<std::string> choices_of(Device);
-std::vector<std::string> choices_of(LrSchedule);
-std::vector<std::string> choices_of(DataParallel);
-std::vector<std::string> choices_of(NonFinite);
-std::vector<std::string> choices_of(Backend);
-std::vector<std::string> choices_of(PostValidation);
-std::vector<std::string> choices_of(OptimizerKind);
-std::vector<std::string> choices_of(MuonScale);
-std::vector<std::string> choices_of(ParameterClass);
-std::vector<std::string> choices_of(Offloaded);
-std::vector<std::string> choices_of(Recompute);
-std::vector<std::string> choices_of(ScheduleKind);  // the last: "file"
-
+// The word used in files.
 template <typename T>
   requires std::is_enum_v<T>
 std::string name_of(T value) {

@@ -160,7 +160,7 @@ TEST(CheckPipeline, RanksOfAllAxes) {
        "use tp 1 or 3, or pp 1 or 3, or -n 4"},
       {"[parallel]\npp = 4", 1, "run.toml:2", "[mesh] pp(4) x dp(1) = 4, but 1 rank was started", "use pp 1, or -n 4"},
       {"[parallel]\ntp = 2\npp = 2", 7, "run.toml:3", "= 4, but 7 ranks were started", "use -n 4"},
-      {"[parallel]\ntp = 131072\npp = 4", 8, "run.toml:2", "tp(131072) x pp(4) x dp(1) = 524288 ranks, more than 131072", "use tp 2 or 1"},
+      {"[parallel]\ntp = 1048576\npp = 4", 8, "run.toml:2", "tp(1048576) x pp(4) x dp(1) = 4194304 ranks, more than 1048576", "use tp 2 or 1"},
   };
   for (const Refused& refused : all) expect_refused_alone(refused);
   for (const char* fits : {"pp = 4", "pp = 2\ndp = 2", "tp = 2\npp = 2", "pp = 2\nzero = 3", "pp = 2\ndata_parallel = \"parameter_server\""})

@@ -1,5 +1,5 @@
 // What a run is: every value a user can set, as plain structs with their defaults. Sections and members carry the names
-// of the TOML keys: `[optimizer] lr` is `config.optimizer.lr`. fields.h declares range, unit and help of each;
+// of the TOML keys: `[optimizer] lr` is `config.optimizer.lr`. fields.cpp declares range, unit and help of each;
 // load.h reads them from files and overrides; check.h judges them together.
 #pragma once
 
@@ -11,22 +11,56 @@
 
 namespace lockstep::config {
 
+// The words of an enum, which files use, stand behind it in the order of its values.
+using Words = std::vector<std::string>;
+
 enum class Precision { kFp32, kBf16 };  // of forward and backward; master weights and sums are fp32 always
+inline Words choices_of(Precision) { return {"fp32", "bf16"}; }
+constexpr int64_t bytes_of(Precision precision) { return precision == Precision::kBf16 ? 2 : 4; }  // an element
+
 enum class Device { kCpu, kCuda };
+inline Words choices_of(Device) { return {"cpu", "cuda"}; }
+
 enum class LrSchedule { kCosine, kLinear, kWsd, kConstant };  // after the warm-up
+inline Words choices_of(LrSchedule) { return {"cosine", "linear", "wsd", "constant"}; }
+
 enum class DataParallel { kRing, kParameterServer };
+inline Words choices_of(DataParallel) { return {"ring", "parameter_server"}; }
+
 enum class NonFinite { kStop, kSkip };  // what a step does whose gradient is not finite
-enum class Backend { kAuto, kSharedMemory, kMpi, kNccl };  // what carries the ranks' messages; launch/backend.h resolves kAuto
+inline Words choices_of(NonFinite) { return {"stop", "skip"}; }
+
+enum class Backend { kAuto, kSharedMemory, kMpi, kNccl };  // what carries the ranks' messages; launch/backend_choice.h resolves kAuto
+inline Words choices_of(Backend) { return {"auto", "shared_memory", "mpi", "nccl"}; }
+
 enum class PostValidation { kAuto, kOn, kOff };
-enum class OptimizerKind { kAdamW, kMuon };  // by their ids in arch/optimizer.h; Muon of matrices, AdamW beside it
+inline Words choices_of(PostValidation) { return {"auto", "on", "off"}; }
+
+// The words are ids of arch/optimizer.h. One of whole matrices has AdamW beside it for the rest.
+enum class OptimizerKind { kAdamW, kMuon };
+inline Words choices_of(OptimizerKind) { return {"adamw", "muon"}; }
+
 // What Muon's learning rate is multiplied with, for a matrix of rows x columns.
 enum class MuonScale {
   kOriginal,       // sqrt(max(1, rows / columns))
   kMatchRmsAdamW,  // 0.2 sqrt(max(rows, columns)): updates as large as AdamW's (Liu et al., Muon is Scalable for LLM Training, 2025)
 };
+inline Words choices_of(MuonScale) { return {"original", "match_rms_adamw"}; }
+
+// Where the norms of a block's branches stand: x + f(norm(x)), x + norm(f(x)) (OLMo 2), x + norm(f(norm(x))) (Gemma 2).
+enum class NormPlace { kBefore, kBehind, kBoth };
+inline Words choices_of(NormPlace) { return {"before", "behind", "both"}; }
+
+// The MLP reads the sum behind attention, or the same x as attention: by one norm (GPT-J, PaLM), or each by its own (GPT-NeoX).
+enum class BranchOrder { kSequential, kParallel, kParallelNorms };
+inline Words choices_of(BranchOrder) { return {"sequential", "parallel", "parallel_norms"}; }
+
 // What a parameter is in the model. Matrices are those of blocks; biases of norms are biases.
 enum class ParameterClass { kMatrix, kEmbedding, kHead, kNorm, kBias };
+inline Words choices_of(ParameterClass) { return {"matrix", "embedding", "head", "norm", "bias"}; }
+
 enum class Offloaded { kOptimizer, kParameters, kActivations };  // what lives on the host
+inline Words choices_of(Offloaded) { return {"optimizer", "parameters", "activations"}; }
 
 // What of a block is computed again in backward instead of being kept (Chen et al. 2016; Korthikanti et al. 2022). In
 // ascending order of work.
@@ -35,9 +69,13 @@ enum class Recompute {
   kSelective,  // norms, activations and pointwise work: GEMM and attention outputs are kept
   kFull,       // everything: the layer's input alone is kept
 };
+inline Words choices_of(Recompute) { return {"none", "selective", "full"}; }
 
-// The order in which the ranks of a pipeline run their stages: program/passes/schedules.h.
+// The order in which the ranks of a pipeline run their stages: program/passes/schedules.h. The last has a path.
 enum class ScheduleKind { kNaive, kGPipe, kOneFOneB, kInterleaved, kZbH1, kZbH2, kZbV, kDualPipeV, kFile };
+inline Words choices_of(ScheduleKind) {
+  return {"naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v", "file"};
+}
 // The second half of the stages comes back over the ranks: the last stage is on the first rank. Else stage s is on rank
 // s mod pp.
 constexpr bool v_shaped(ScheduleKind kind) { return kind == ScheduleKind::kZbV || kind == ScheduleKind::kDualPipeV; }
@@ -95,7 +133,7 @@ struct RunSection {
 struct ModelSection {
   std::string preset{};  // empty = none: the fields alone describe the model
   std::string from{};    // a model directory of Hugging Face (base/source.h), its sizes and its weights; empty = not given
-  std::optional<std::string> family{};  // "gpt2", "llama", "mistral", "qwen2" or "qwen3"
+  std::optional<std::string> family{};  // of arch/model_config.h: "gpt2"
   std::optional<int64_t> layers{};
   std::optional<int64_t> hidden{};
   std::optional<int64_t> heads{};
@@ -105,6 +143,8 @@ struct ModelSection {
   std::optional<int64_t> vocab_size{};
   std::optional<int64_t> max_seq_len{};
   std::optional<bool> tied{};
+  std::optional<NormPlace> norm{};
+  std::optional<BranchOrder> branches{};
   std::optional<double> norm_eps{};
   std::optional<double> rope_theta{};
   std::optional<double> dropout{};
@@ -195,6 +235,7 @@ struct ParallelSection {
   Counts layers_per_stage{};        // blocks of every stage; empty = balanced by cost
   PostValidation post_validation = PostValidation::kAuto;  // update ahead of the gradient norm, checked in the next step
   bool sequence_parallel = true;  // with tp: norms, dropout and sums of a layer are cut by rows
+  bool row_groups = false;        // with tp: what every rank holds whole is summed over dp x tp, in buckets of its own
   DataParallel data_parallel = DataParallel::kRing;
   double bucket_mib = 25;  // MiB of fp32 gradients reduced as one
   bool overlap = true;     // communicate while the backward pass goes on

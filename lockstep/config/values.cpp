@@ -66,22 +66,6 @@ std::string fixed_text(double value) {
 
 }  // namespace
 
-std::vector<std::string> choices_of(Precision) { return {"fp32", "bf16"}; }
-std::vector<std::string> choices_of(Device) { return {"cpu", "cuda"}; }
-std::vector<std::string> choices_of(LrSchedule) { return {"cosine", "linear", "wsd", "constant"}; }
-std::vector<std::string> choices_of(DataParallel) { return {"ring", "parameter_server"}; }
-std::vector<std::string> choices_of(NonFinite) { return {"stop", "skip"}; }
-std::vector<std::string> choices_of(Backend) { return {"auto", "shared_memory", "mpi", "nccl"}; }
-std::vector<std::string> choices_of(PostValidation) { return {"auto", "on", "off"}; }
-std::vector<std::string> choices_of(OptimizerKind) { return {"adamw", "muon"}; }
-std::vector<std::string> choices_of(MuonScale) { return {"original", "match_rms_adamw"}; }
-std::vector<std::string> choices_of(ParameterClass) { return {"matrix", "embedding", "head", "norm", "bias"}; }
-std::vector<std::string> choices_of(Offloaded) { return {"optimizer", "parameters", "activations"}; }
-std::vector<std::string> choices_of(Recompute) { return {"none", "selective", "full"}; }
-std::vector<std::string> choices_of(ScheduleKind) {
-  return {"naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v", "file"};
-}
-
 std::string name_of(const PipelineSchedule& schedule) {
   const std::string name = name_of(schedule.kind);
   return schedule.kind == ScheduleKind::kFile ? cat(name, ":", schedule.file) : name;
@@ -154,15 +138,8 @@ Value parse_scalar(const std::string& text) {
     const bool separator = text[i] == '_' && i > 0 && is_digit(i - 1) && is_digit(i + 1);
     if (!separator) digits += text[i];
   }
-  const char* const end = digits.data() + digits.size();
-  int64_t integer = 0;
-  if (const auto read = std::from_chars(digits.data(), end, integer); read.ec == std::errc() && read.ptr == end) {
-    return integer;
-  }
-  double number = 0;
-  if (const auto read = std::from_chars(digits.data(), end, number); read.ec == std::errc() && read.ptr == end) {
-    return number;
-  }
+  if (const auto integer = parse_number<int64_t>(digits)) return *integer;
+  if (const auto number = parse_number<double>(digits)) return *number;
   return text;
 }
 

@@ -31,7 +31,7 @@ struct Unwrapped<std::optional<T>> {
 };
 
 template <typename T>
-inline constexpr bool kIsText = std::is_enum_v<T> || std::is_same_v<T, PipelineSchedule> ||
+inline constexpr bool kIsText = std::is_enum_v<typename Unwrapped<T>::Type> || std::is_same_v<T, PipelineSchedule> ||
                                 std::is_same_v<typename Unwrapped<T>::Type, std::string>;
 
 // As TOML.

@@ -13,9 +13,8 @@ ActivationOffload::ActivationOffload(CopyQueue& copies, std::shared_ptr<MemoryAc
 
 // The device's stream comes behind the copy before the memory goes back: whatever takes it next is behind it too.
 void ActivationOffload::settle() {
-  if (!leaving_.device.defined()) return;
-  leaving_.copy.order_after();
-  leaving_ = {};
+  copying_out_.order_after();
+  leaving_.reset();
 }
 
 // A spare buffer was read by a copy that the stream is behind since take(); the next copy into it begins behind the stream.
@@ -34,41 +33,40 @@ at::Tensor ActivationOffload::host_memory(const at::Tensor& like) {
 
 void ActivationOffload::evict(Key key, at::Tensor activation) {
   settle();
-  LOCKSTEP_CHECK(!host_.contains(key), "layer ", key.first, ", microbatch ", key.second, " is on the host already");
-  leaving_.host = host_memory(activation);
-  leaving_.device = activation.contiguous();
-  leaving_.copy = copies_.copy(leaving_.device, leaving_.host, cat("input of layer ", key.first, " to the host"));
-  host_.emplace(key, leaving_.host);
-  device_.emplace(key, activation.device());
+  const auto [place, fresh] = inputs_.try_emplace(key, Input{.host = host_memory(activation), .home = activation.device()});
+  LOCKSTEP_CHECK(fresh, "layer ", key.first, ", microbatch ", key.second, " is on the host already");
+  leaving_ = activation.contiguous();
+  copying_out_ = copies_.copy(leaving_, place->second.host, cat("input of layer ", key.first, " to the host"));
+}
+
+bool ActivationOffload::fetched(Key key) const {
+  const auto found = inputs_.find(key);
+  return found != inputs_.end() && found->second.back.defined();
 }
 
 // A copy begins behind what the stream holds, which settle() has put behind all evictions, the one of `key` among them.
-void ActivationOffload::fetch(Key key) {
+Copy ActivationOffload::fetch(Key key) {
   settle();
-  auto host = host_.extract(key);
-  LOCKSTEP_CHECK(!host.empty(), "layer ", key.first, ", microbatch ", key.second, " is not on the host");
-  const at::Tensor& from = host.mapped();
-  Moving moving{.device = at::empty(from.sizes(), from.options().device(device_.at(key))), .host = from, .copy = {}};
-  moving.copy = copies_.copy(moving.host, moving.device, cat("input of layer ", key.first, " to the device"));
-  device_.erase(key);
-  fetched_.emplace(key, std::move(moving));
+  const auto found = inputs_.find(key);
+  LOCKSTEP_CHECK(found != inputs_.end() && !found->second.back.defined(), "layer ", key.first, ", microbatch ", key.second,
+                 " is not on the host");
+  Input& input = found->second;
+  input.back = at::empty(input.host.sizes(), input.host.options().device(input.home));
+  return copies_.copy(input.host, input.back, cat("input of layer ", key.first, " to the device"));
 }
 
 at::Tensor ActivationOffload::take(Key key) {
-  auto found = fetched_.extract(key);
-  LOCKSTEP_CHECK(!found.empty(), "layer ", key.first, ", microbatch ", key.second, " was not fetched");
-  Moving& moving = found.mapped();
-  moving.copy.order_after();
-  if (!moving.device.is_cpu()) spare_.push_back(std::move(moving.host));
-  return moving.device;
+  LOCKSTEP_CHECK(fetched(key), "layer ", key.first, ", microbatch ", key.second, " was not fetched");
+  auto found = inputs_.extract(key);
+  Input& input = found.mapped();
+  if (!input.back.is_cpu()) spare_.push_back(std::move(input.host));
+  return input.back;
 }
 
+// Copies that nobody has joined hold what they use.
 void ActivationOffload::clear() {
   settle();
-  for (auto& [key, moving] : fetched_) moving.copy.order_after();
-  fetched_.clear();
-  host_.clear();
-  device_.clear();
+  inputs_.clear();
 }
 
 }  // namespace lockstep::engine

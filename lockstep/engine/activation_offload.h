@@ -27,28 +27,27 @@ class ActivationOffload {
   // input is on its way out while the next is made.
   void evict(Key key, at::Tensor activation);
   // Starts the copy back, into memory taken from the caller's scope.
-  void fetch(Key key);
-  // What was fetched.
+  Copy fetch(Key key);
+  // What was fetched, once the stream is behind the copy.
   at::Tensor take(Key key);
-  bool fetched(Key key) const { return fetched_.contains(key); }
+  bool fetched(Key key) const;
   void clear();
 
  private:
-  struct Moving {
-    at::Tensor device;
+  struct Input {
     at::Tensor host;
-    Copy copy;
+    c10::Device home;      // where it came from
+    at::Tensor back{};     // there again; undefined before fetch()
   };
   void settle();
   at::Tensor host_memory(const at::Tensor& like);
 
   CopyQueue& copies_;
   std::shared_ptr<MemoryAccount> memory_;
-  Moving leaving_;                   // the last that was evicted
-  std::map<Key, at::Tensor> host_;
-  std::map<Key, c10::Device> device_;  // where it came from
-  std::map<Key, Moving> fetched_;
-  std::vector<at::Tensor> spare_;      // pinned, of what was taken
+  at::Tensor leaving_;             // the last that was evicted: on the device until it has been copied
+  Copy copying_out_;
+  std::map<Key, Input> inputs_;
+  std::vector<at::Tensor> spare_;  // pinned, of what was taken
 };
 
 }  // namespace lockstep::engine

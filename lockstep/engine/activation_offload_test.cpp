@@ -18,7 +18,7 @@ TEST(ActivationOffload, InputsComeBackAsTheyWere) {
   for (int layer = 0; layer < 4; ++layer) offload.evict({layer, 0}, filled(static_cast<float>(layer)));
   for (int layer = 3; layer >= 0; --layer) {
     EXPECT_FALSE(offload.fetched({layer, 0}));
-    offload.fetch({layer, 0});
+    offload.fetch({layer, 0}).order_after();
     EXPECT_TRUE(offload.fetched({layer, 0}));
     EXPECT_TRUE(offload.take({layer, 0}).equal(filled(static_cast<float>(layer))));
   }
@@ -38,7 +38,7 @@ TEST(ActivationOffload, OnTheHostEachInputHasMemoryOfTheHostsAccountOnlyWhileItI
   offload.evict({1, 0}, filled(2));
   EXPECT_EQ(account->live(MemoryCategory::kHost), 2 * kSize * 4);
   for (int layer = 0; layer < 2; ++layer) {
-    offload.fetch({layer, 0});
+    offload.fetch({layer, 0}).order_after();
     EXPECT_TRUE(offload.take({layer, 0}).equal(filled(static_cast<float>(layer + 1))));
   }
   EXPECT_EQ(account->live(MemoryCategory::kHost), 0);

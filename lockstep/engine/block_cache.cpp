@@ -43,7 +43,6 @@ void* BlockCache::take(size_t bytes) {
   }
   void* block = fresh_block(size);
   fresh_.fetch_add(1);
-  held_.fetch_add(static_cast<int64_t>(size));
   return block;
 }
 

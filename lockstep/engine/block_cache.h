@@ -22,8 +22,6 @@ class BlockCache {
 
   // Blocks that had to be asked from the system so far: stands still while steps are alike.
   int64_t fresh_blocks() const { return fresh_; }
-  // Bytes held, in use or not.
-  int64_t held_bytes() const { return held_; }
 
   // Four classes between one power of two and the next; multiples of 64.
   static size_t size_class(size_t bytes);
@@ -32,7 +30,6 @@ class BlockCache {
   std::mutex mutex_;
   std::map<size_t, std::vector<void*>> free_;
   std::atomic<int64_t> fresh_{0};
-  std::atomic<int64_t> held_{0};
 };
 
 }  // namespace lockstep::engine

@@ -1,16 +1,60 @@
 #include "lockstep/engine/copy_queue.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "lockstep/base/check.h"
-#include "lockstep/engine/copy_thread.h"
 
 namespace lockstep::engine {
+
+struct CopyState {
+  std::string what{};
+  int64_t bytes = 0;
+  std::function<void()> body{};          // of the thread; none: it has no part in the copy
+  std::shared_ptr<DeviceCopy> across{};  // null: no side is a device. The thread's until its part is done, then the caller's
+  std::shared_ptr<CopyThread> queue{};
+  bool done = false;                     // the thread's part; with the queue's mutex held
+};
+
+// Outlives the queue where its thread hangs.
+struct CopyThread {
+  void work_off();  // until `closing`
+  // Waits until `holds`; counted as exposed.
+  template <typename Holds>
+  void wait(std::unique_lock<std::mutex>& lock, const std::string& what, Holds holds);
+  void wait_for_thread(const CopyState& copy);  // until its part is done
+  void wait_for_device(const CopyState& copy);
+  // With the mutex held: lets go of what has ended on a device.
+  void forget_done();
+
+  const std::chrono::milliseconds deadline;
+  std::vector<std::shared_ptr<CopyState>> across{};  // the caller's: not seen to have ended
+  std::mutex mutex{};                                // guards what follows
+  std::condition_variable changed{};
+  std::deque<std::shared_ptr<CopyState>> waiting{};
+  bool running = false;
+  bool closing = false;
+  bool ended = false;
+  std::exception_ptr failure{};  // of the first that failed
+  CopyTotals totals{};
+  std::thread thread{};
+};
+
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
 // A copy of one thread: at::Tensor::copy_ would take the compute threads' cores for a moment.
 void copy_on_host(const at::Tensor& from, const at::Tensor& to) {
@@ -24,14 +68,70 @@ void copy_on_host(const at::Tensor& from, const at::Tensor& to) {
   for (int64_t i = 0; i < to.numel(); ++i) target[i] = source[i];
 }
 
-// LibTorch would round into pageable memory and hold the host for the copy. The cores are idle beside a GPU: all may round.
-void round_and_start(const at::Tensor& from, const at::Tensor& to, DeviceCopy& across) {
-  const at::Tensor rounded = at::empty(to.sizes(), to.options().device(at::kCPU).pinned_memory(true));
-  rounded.copy_(from);
-  across.start(rounded, to);
+}  // namespace
+
+template <typename Holds>
+void CopyThread::wait(std::unique_lock<std::mutex>& lock, const std::string& what, Holds holds) {
+  if (holds()) return;
+  const auto began = Clock::now();
+  const bool in_time = changed.wait_for(lock, deadline, holds);
+  totals.exposed_seconds += seconds_since(began);
+  if (!in_time) throw_late(what, seconds_since(began), "look at the disk of memory.disk_path");
 }
 
-}  // namespace
+void CopyThread::wait_for_thread(const CopyState& copy) {
+  std::unique_lock lock(mutex);
+  wait(lock, copy.what, [&] { return copy.done || closing; });
+  LOCKSTEP_CHECK(copy.done, "waited for ", copy.what, " after its queue was closed");
+  if (failure) std::rethrow_exception(failure);
+}
+
+void CopyThread::wait_for_device(const CopyState& copy) {
+  const double waited = copy.across->wait(deadline, copy.what);
+  const std::lock_guard lock(mutex);
+  totals.exposed_seconds += waited;
+}
+
+void CopyThread::forget_done() {
+  std::vector<std::shared_ptr<CopyState>> left;
+  for (const std::shared_ptr<CopyState>& copy : across) {
+    if (copy->done && copy->across->done())
+      totals.seconds += copy->across->seconds();
+    else
+      left.push_back(copy);
+  }
+  across = std::move(left);
+}
+
+void CopyThread::work_off() {
+  std::unique_lock lock(mutex);
+  while (true) {
+    changed.wait(lock, [this] { return closing || !waiting.empty(); });
+    if (closing) break;
+    const std::shared_ptr<CopyState> copy = std::move(waiting.front());
+    waiting.pop_front();
+    if (!failure) {
+      running = true;
+      lock.unlock();
+      const auto began = Clock::now();
+      std::exception_ptr problem;
+      try {
+        copy->body();
+      } catch (...) {
+        problem = std::current_exception();
+      }
+      copy->body = nullptr;  // lets go of its tensors
+      lock.lock();
+      running = false;
+      totals.seconds += seconds_since(began);
+      if (problem) failure = problem;
+    }
+    copy->done = true;
+    changed.notify_all();
+  }
+  ended = true;
+  changed.notify_all();
+}
 
 CopyTotals& CopyTotals::operator+=(const CopyTotals& other) {
   copies += other.copies;
@@ -61,7 +161,7 @@ void Copy::order_after() {
   state_.reset();
 }
 
-CopyQueue::CopyQueue(CopyQueueOptions options) : shared_(std::make_shared<CopyThread>(options)) {
+CopyQueue::CopyQueue(std::chrono::milliseconds deadline) : shared_(new CopyThread{.deadline = deadline}) {
   shared_->thread = std::thread([shared = shared_] { shared->work_off(); });
 }
 
@@ -71,7 +171,7 @@ CopyQueue::~CopyQueue() {
   std::deque<std::shared_ptr<CopyState>> left = std::move(shared_->waiting);
   shared_->waiting.clear();
   shared_->changed.notify_all();
-  const bool ended = shared_->changed.wait_for(lock, shared_->options.deadline, [this] { return shared_->ended; });
+  const bool ended = shared_->changed.wait_for(lock, shared_->deadline, [this] { return shared_->ended; });
   lock.unlock();
   if (ended)
     shared_->thread.join();
@@ -80,48 +180,59 @@ CopyQueue::~CopyQueue() {
   shared_->across.clear();
 }
 
-Copy CopyQueue::copy(at::Tensor from, at::Tensor to, std::string what) {
-  LOCKSTEP_CHECK_EQ(from.numel(), to.numel(), "copy of ", what);
-  LOCKSTEP_CHECK(from.is_contiguous() && to.is_contiguous(), "copy of ", what);
-  const auto bytes = static_cast<int64_t>(to.nbytes());
-  if (from.is_cpu() && to.is_cpu())
-    return start(std::move(what), bytes, [from = std::move(from), to = std::move(to)] { copy_on_host(from, to); });
-  const bool back = to.is_cpu();
-  const std::shared_ptr<DeviceCopy> across =
-      ask(back ? from.device() : to.device(), back ? Direction::kToHost : Direction::kToDevice);
-  if (from.scalar_type() != to.scalar_type())
-    return start(std::move(what), bytes, [across, from, to] { round_and_start(from, to, *across); }, across);
-  Copy copy = made(std::move(what), bytes, across);
-  copy.state_->done = true;  // the thread has no part in it
-  {
-    const std::lock_guard lock(shared_->mutex);
-    shared_->note(copy.state_);
-  }
-  across->start(std::move(from), std::move(to));
-  return copy;
+std::shared_ptr<DeviceCopy> CopyQueue::across(c10::Device device, Direction direction) {
+  std::optional<c10::Stream>& stream = streams_[static_cast<size_t>(direction)];
+  if (!stream) stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, false);
+  return std::make_shared<DeviceCopy>(*stream);
 }
 
-Copy CopyQueue::start(std::string what, int64_t bytes, std::function<void()> body, std::shared_ptr<DeviceCopy> across) {
-  Copy copy = made(std::move(what), bytes, std::move(across));
-  copy.state_->body = std::move(body);
-  std::unique_lock lock(shared_->mutex);
-  const int64_t most = shared_->options.max_bytes;
-  shared_->wait(lock, "an earlier copy", [&] { return most == 0 || shared_->bytes == 0 || shared_->bytes + bytes <= most; });
-  shared_->note(copy.state_);
-  shared_->bytes += bytes;
+Copy CopyQueue::add(CopyState state) {
+  Copy copy;
+  copy.state_ = std::make_shared<CopyState>(std::move(state));
+  copy.state_->queue = shared_;
+  copy.state_->done = !copy.state_->body;
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->failure) std::rethrow_exception(shared_->failure);
+  shared_->forget_done();
+  shared_->totals.copies += 1;
+  shared_->totals.bytes += copy.state_->bytes;
+  if (copy.state_->across) shared_->across.push_back(copy.state_);
+  if (copy.state_->done) return copy;
   shared_->waiting.push_back(copy.state_);
   shared_->changed.notify_all();
   return copy;
 }
 
-Copy CopyQueue::made(std::string what, int64_t bytes, std::shared_ptr<DeviceCopy> across) const {
-  Copy copy;
-  copy.state_ = std::make_shared<CopyState>();
-  copy.state_->what = std::move(what);
-  copy.state_->bytes = bytes;
-  copy.state_->across = std::move(across);
-  copy.state_->queue = shared_;
+Copy CopyQueue::copy(at::Tensor from, at::Tensor to, std::string what) {
+  LOCKSTEP_CHECK_EQ(from.numel(), to.numel(), "copy of ", what);
+  LOCKSTEP_CHECK(from.is_contiguous() && to.is_contiguous(), "copy of ", what);
+  if (from.is_cpu() && to.is_cpu())
+    return fill(std::move(to), std::move(what), [from = std::move(from)](const at::Tensor& host) { copy_on_host(from, host); });
+  // LibTorch would round into pageable memory and hold the host for the copy. The cores are idle beside a GPU: all may round.
+  if (from.scalar_type() != to.scalar_type())
+    return fill(std::move(to), std::move(what), [from = std::move(from)](const at::Tensor& host) { host.copy_(from); });
+  const std::shared_ptr<DeviceCopy> crossing =
+      to.is_cpu() ? across(from.device(), Direction::kToHost) : across(to.device(), Direction::kToDevice);
+  const auto bytes = static_cast<int64_t>(to.nbytes());
+  Copy copy = add({.what = std::move(what), .bytes = bytes, .across = crossing});
+  crossing->start(std::move(from), std::move(to));
   return copy;
+}
+
+Copy CopyQueue::fill(at::Tensor to, std::string what, std::function<void(const at::Tensor& host)> write) {
+  const auto bytes = static_cast<int64_t>(to.nbytes());
+  if (to.is_cpu()) return start(std::move(what), bytes, [to = std::move(to), write = std::move(write)] { write(to); });
+  const std::shared_ptr<DeviceCopy> crossing = across(to.device(), Direction::kToDevice);
+  const auto body = [to = std::move(to), write = std::move(write), crossing] {
+    const at::Tensor host = at::empty(to.sizes(), to.options().device(at::kCPU).pinned_memory(true));
+    write(host);
+    crossing->start(host, to);
+  };
+  return add({.what = std::move(what), .bytes = bytes, .body = body, .across = crossing});
+}
+
+Copy CopyQueue::start(std::string what, int64_t bytes, std::function<void()> body) {
+  return add({.what = std::move(what), .bytes = bytes, .body = std::move(body)});
 }
 
 void CopyQueue::wait() {

@@ -5,20 +5,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "lockstep/engine/device_copy.h"
 
 namespace lockstep::engine {
-
-struct CopyQueueOptions {
-  int64_t max_bytes = 0;  // of the thread's copies that are not done; one that is larger goes alone; 0 = no bound
-  std::chrono::milliseconds deadline{600000};  // of one wait
-};
 
 // What the copies took, and for how much of it the host stood still. What a GPU's compute stream waited for a copy is not
 // known to the host and not in here. Copies count when they are asked for, their seconds once they are seen to have ended.
@@ -52,7 +49,7 @@ class Copy {
 // Used by one thread.
 class CopyQueue {
  public:
-  explicit CopyQueue(CopyQueueOptions options = {});
+  explicit CopyQueue(std::chrono::milliseconds deadline = std::chrono::minutes(10));  // of one wait
   // Copies of the thread that have not begun are left out; the one that runs is waited for, up to the deadline. The current
   // stream is ordered behind those of a device.
   ~CopyQueue();
@@ -64,22 +61,24 @@ class CopyQueue {
   // direction then follow each other, but not the thread's work. It holds both tensors until it is done or the stream is
   // ordered behind it (device_copy.h).
   Copy copy(at::Tensor from, at::Tensor to, std::string what);
-  // Any other work of `bytes`. `what` names it in errors: "blocks.3 to disk". Waits for room below max_bytes, and throws
-  // what an earlier copy threw: after it no other begins. `across`: a copy from ask() that `body` starts; who waits for the
-  // work waits for it too.
-  Copy start(std::string what, int64_t bytes, std::function<void()> body, std::shared_ptr<DeviceCopy> across = nullptr);
-  // A copy between host and `device`, to be started by the thread or the caller.
-  std::shared_ptr<DeviceCopy> ask(c10::Device device, Direction direction) { return streams_.ask(device, direction); }
+  // The thread has `write` fill host memory of the shape and type of `to`: its own, or pinned memory that is then copied there.
+  Copy fill(at::Tensor to, std::string what, std::function<void(const at::Tensor& host)> write);
+  // Any other work of `bytes`, by the thread. `what` names it in errors: "blocks.3 to disk". Throws what an earlier copy threw:
+  // after it no other begins.
+  Copy start(std::string what, int64_t bytes, std::function<void()> body);
   // All of them, on the host.
   void wait();
 
   CopyTotals take_totals();
 
  private:
-  Copy made(std::string what, int64_t bytes, std::shared_ptr<DeviceCopy> across) const;
+  enum class Direction { kToDevice, kToHost };
+  std::shared_ptr<DeviceCopy> across(c10::Device device, Direction direction);
+  Copy add(CopyState state);
 
   std::shared_ptr<CopyThread> shared_;
-  CopyStreams streams_;
+  // By direction, since a link carries both at a time.
+  std::array<std::optional<c10::Stream>, 2> streams_;
 };
 
 }  // namespace lockstep::engine

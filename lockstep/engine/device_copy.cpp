@@ -16,6 +16,12 @@ c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardI
 
 }  // namespace
 
+void throw_late(const std::string& what, double seconds, const char* look_at) {
+  throw EnvironmentError({.code = "LS4014",
+                          .what = cat("offload: ", what, " has not ended after ", format_duration(seconds)),
+                          .way_out = cat(look_at, "; the last checkpoint is good: start again to resume")});
+}
+
 // The events around the copy are timed; the one it begins behind is not.
 DeviceCopy::DeviceCopy(const c10::Stream& stream)
     : stream_(stream),
@@ -65,11 +71,7 @@ double DeviceCopy::wait(std::chrono::milliseconds deadline, const std::string& w
   const auto began = Clock::now();
   const auto waited = [began] { return std::chrono::duration<double>(Clock::now() - began); };
   while (!done()) {
-    if (waited() > deadline)
-      throw EnvironmentError({.code = "LS4014",
-                              .what = cat("offload: ", what, " has not ended after ", format_duration(waited().count())),
-                              .way_out = "look at the GPU (nvidia-smi, and Xid in the kernel's log); the last checkpoint is "
-                                         "good: start again to resume"});
+    if (waited() > deadline) throw_late(what, waited().count(), "look at the GPU (nvidia-smi, and Xid in the kernel's log)");
     if (waited() > kSpin) std::this_thread::sleep_for(kPause);
   }
   ended_.synchronize();  // returns at once: whoever counts waits for the device sees this one
@@ -77,11 +79,5 @@ double DeviceCopy::wait(std::chrono::milliseconds deadline, const std::string& w
 }
 
 double DeviceCopy::seconds() const { return started_ ? begun_.elapsedTime(ended_) / 1000 : 0; }
-
-std::shared_ptr<DeviceCopy> CopyStreams::ask(c10::Device device, Direction direction) {
-  std::optional<c10::Stream>& stream = streams_[static_cast<size_t>(direction)];
-  if (!stream) stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, false);
-  return std::make_shared<DeviceCopy>(*stream);
-}
 
 }  // namespace lockstep::engine

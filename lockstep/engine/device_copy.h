@@ -6,13 +6,13 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
-#include <array>
 #include <chrono>
-#include <memory>
-#include <optional>
 #include <string>
 
 namespace lockstep::engine {
+
+// EnvironmentError LS4014: a copy that has not ended after so many seconds.
+[[noreturn]] void throw_late(const std::string& what, double seconds, const char* look_at);
 
 // One copy. Used by one thread at a time.
 //
@@ -50,18 +50,6 @@ class DeviceCopy {
   c10::Event asked_, begun_, ended_;
   at::Tensor on_device_, on_host_;
   bool started_ = false;
-};
-
-enum class Direction { kToDevice, kToHost };
-
-// The streams that copies run on: one per direction, since a link carries both at a time. Copies of one direction run one
-// after the other.
-class CopyStreams {
- public:
-  std::shared_ptr<DeviceCopy> ask(c10::Device device, Direction direction);
-
- private:
-  std::array<std::optional<c10::Stream>, 2> streams_;  // by direction
 };
 
 }  // namespace lockstep::engine

@@ -2,39 +2,44 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "lockstep/base/check.h"
 
 namespace lockstep::engine {
 
-DiskStates::DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const DiskStatesOptions& options) : blocks_(blocks) {
+at::ScalarType scalar_type(config::Precision precision) {
+  return precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat;
+}
+
+StateFields::StateFields(int64_t numel, const std::vector<arch::SlotBuffer>& slots, bool compute_copy) {
+  const auto add = [this](std::string name, at::ScalarType dtype, int64_t size) {
+    const int64_t held = size * static_cast<int64_t>(c10::elementSize(dtype));
+    all.push_back({.name = std::move(name), .dtype = dtype, .numel = size, .offset = bytes, .bytes = held});
+    bytes += held;
+  };
+  add("values", at::kFloat, numel);
+  for (const arch::SlotBuffer& slot : slots) add(cat(slot.text, "s"), scalar_type(slot.dtype), slot.numel);
+  updated = all.size();
+  if (compute_copy) add("bf16 copy", at::kBFloat16, numel);
+}
+
+DiskStates::DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const HostStatesOptions& options) : blocks_(blocks) {
   std::vector<DiskRegion> regions;
   int64_t largest = 0;
   for (DiskUnit& unit : units) {
-    Place place{.unit = std::move(unit), .first_region = regions.size(), .slot = -1, .reading = {}};
-    const StateFields& all = place.unit.fields;
-    for (size_t field = 0; field < all.size(); ++field)
-      regions.push_back({cat(all.name(field), " of ", place.unit.name), all.bytes(field)});
-    largest = std::max(largest, all.bytes_before(all.size()));
-    const size_t index = place.unit.unit;
-    places_.emplace(index, std::move(place));
+    const size_t index = unit.unit, first_region = regions.size();
+    for (const StateFields::Field& field : unit.fields.all)
+      regions.push_back({cat(field.name, " of ", unit.name), field.bytes});
+    largest = std::max(largest, unit.fields.bytes);
+    places_.emplace(index, Place{.unit = std::move(unit), .first_region = first_region, .slot = -1, .reading = {}});
   }
-  tier_ = std::make_shared<DiskTier>(options.folder, options.rank, std::move(regions));
+  tier_ = std::make_shared<DiskTier>(options.disk_path, options.rank, std::move(regions));
   const MemoryScope scope(options.memory, MemoryCategory::kHost);
-  for (at::Tensor& buffer : staging_)
-    buffer = at::empty({(largest + 3) / 4}, at::TensorOptions().dtype(at::kFloat).pinned_memory(options.pinned));
-}
-
-std::vector<DiskStates::Field> DiskStates::fields(const Place& place, size_t count) const {
-  std::vector<Field> found;
-  for (size_t field = 0; field < count; ++field)
-    found.push_back({.region = place.first_region + field,
-                     .offset = place.unit.fields.bytes_before(field),
-                     .bytes = place.unit.fields.bytes(field)});
-  return found;
+  for (at::Tensor& staging : staging_)
+    staging = at::empty({(largest + 3) / 4}, at::TensorOptions().dtype(at::kFloat).pinned_memory(options.pinned));
 }
 
 DiskStates::Place& DiskStates::take_slot(size_t unit) {
@@ -43,7 +48,7 @@ DiskStates::Place& DiskStates::take_slot(size_t unit) {
   LOCKSTEP_CHECK(place.slot < 0 && free != taken_.end(), "no buffer for ", place.unit.name);
   *free = true;
   place.slot = static_cast<int>(free - taken_.begin());
-  blocks_.hold_at(unit, at::DataPtr(staging_[static_cast<size_t>(place.slot)].data_ptr(), at::kCPU));
+  blocks_.hold_at(unit, at::DataPtr(buffer(place).data_ptr(), at::kCPU));
   return place;
 }
 
@@ -54,16 +59,24 @@ void DiskStates::give_back(Place& place) {
   place.reading = {};
 }
 
+std::function<void()> DiskStates::read(const Place& place, size_t fields) const {
+  return [tier = tier_, to = buffer(place), all = place.unit.fields.all, first = place.first_region, fields] {
+    for (size_t i = 0; i < fields; ++i) tier->read(first + i, static_cast<char*>(to.data_ptr()) + all[i].offset);
+  };
+}
+
+std::function<void()> DiskStates::write(const Place& place) const {
+  return [tier = tier_, from = buffer(place), all = place.unit.fields.all, first = place.first_region] {
+    for (size_t i = 0; i < all.size(); ++i) tier->write(first + i, static_cast<const char*>(from.const_data_ptr()) + all[i].offset);
+  };
+}
+
 void DiskStates::fetch(size_t unit) {
   Place& place = take_slot(unit);
-  const at::Tensor buffer = staging_[static_cast<size_t>(place.slot)];
+  const StateFields& fields = place.unit.fields;
   // The copy is made anew at the update.
-  const size_t read = place.unit.fields.updated();
-  place.reading = queue_.start(cat("states of ", place.unit.name, " from disk"), place.unit.fields.bytes_before(read),
-                               [tier = tier_, buffer, fields = fields(place, read)] {
-                                 auto* to = static_cast<char*>(buffer.data_ptr());
-                                 for (const Field& field : fields) tier->read(field.region, to + field.offset);
-                               });
+  const int64_t bytes = fields.updated < fields.all.size() ? fields.all[fields.updated].offset : fields.bytes;
+  place.reading = queue_.start(cat("states of ", place.unit.name, " from disk"), bytes, read(place, fields.updated));
 }
 
 void DiskStates::ready(size_t unit) { places_.at(unit).reading.wait(); }
@@ -72,72 +85,50 @@ void DiskStates::evict(size_t unit) {
   Place& place = places_.at(unit);
   LOCKSTEP_CHECK(place.slot >= 0, place.unit.name, " is not fetched");
   place.reading.wait();
-  const at::Tensor buffer = staging_[static_cast<size_t>(place.slot)];
-  const size_t all = place.unit.fields.size();
-  queue_.start(cat("states of ", place.unit.name, " to disk"), place.unit.fields.bytes_before(all),
-               [tier = tier_, buffer, fields = fields(place, all)] {
-                 const auto* from = static_cast<const char*>(buffer.const_data_ptr());
-                 for (const Field& field : fields) tier->write(field.region, from + field.offset);
-               });
+  queue_.start(cat("states of ", place.unit.name, " to disk"), place.unit.fields.bytes, write(place));
   give_back(place);
 }
 
 Copy DiskStates::fetch_parameters(size_t unit, const at::Tensor& to) {
-  Place& place = places_.at(unit);
+  const Place& place = places_.at(unit);
+  const StateFields& fields = place.unit.fields;
   const std::string what = cat("parameters of ", place.unit.name, " to the device");
-  // Behind the read of the buffer; the bf16 copy in it is that of the update to come.
-  const bool staged = place.slot >= 0 && !place.unit.fields.has_copy();
-  const at::Tensor buffer = staged ? staging_[static_cast<size_t>(place.slot)].narrow(0, 0, place.unit.fields.numel(StateFields::kValues)) : at::Tensor();
-  if (staged && to.is_cpu()) return queue_.copy(buffer, to, what);
-  const size_t region = place.first_region + place.unit.fields.compute();
-  const auto bytes = static_cast<int64_t>(to.nbytes());
-  if (to.is_cpu()) return queue_.start(what, bytes, [tier = tier_, region, to] { tier->read(region, to.mutable_data_ptr()); });
-  const std::shared_ptr<DeviceCopy> across = queue_.ask(to.device(), Direction::kToDevice);
-  const auto body = [tier = tier_, region, buffer, to, across] {
-    const at::Tensor host = at::empty(to.sizes(), to.options().device(at::kCPU).pinned_memory(true));
-    if (buffer.defined())
-      host.copy_(buffer);  // the next unit is read into the buffer behind this, whatever the device does
-    else
-      tier->read(region, host.mutable_data_ptr());
-    across->start(host, to);
-  };
-  return queue_.start(what, bytes, body, across);
+  // Behind the read of the buffer, and before the next unit is read into it; a bf16 copy in it is that of the update to come.
+  if (place.slot >= 0 && fields.compute() == StateFields::kValues) {
+    const at::Tensor values = buffer(place).narrow(0, 0, fields.all[StateFields::kValues].numel);
+    if (to.is_cpu()) return queue_.copy(values, to, what);
+    return queue_.fill(to, what, [values](const at::Tensor& host) { host.copy_(values); });
+  }
+  const size_t region = place.first_region + fields.compute();
+  return queue_.fill(to, what, [tier = tier_, region](const at::Tensor& host) { tier->read(region, host.mutable_data_ptr()); });
 }
 
 void DiskStates::open(size_t unit) {
   queue_.wait();
-  Place& place = take_slot(unit);
-  auto* to = static_cast<char*>(staging_[static_cast<size_t>(place.slot)].data_ptr());
-  for (const Field& field : fields(place, place.unit.fields.size())) {
-    if (tier_->written(field.region))
-      tier_->read(field.region, to + field.offset);
-    else
-      std::memset(to + field.offset, 0, static_cast<size_t>(field.bytes));
-  }
-}
-
-void DiskStates::write(const Place& place, const char* from) const {
-  for (const Field& field : fields(place, place.unit.fields.size())) tier_->write(field.region, from + field.offset);
+  const Place& place = take_slot(unit);
+  if (tier_->written(place.first_region))
+    read(place, place.unit.fields.all.size())();
+  else
+    buffer(place).zero_();
 }
 
 void DiskStates::close(size_t unit) {
   Place& place = places_.at(unit);
-  write(place, static_cast<const char*>(staging_[static_cast<size_t>(place.slot)].const_data_ptr()));
+  write(place)();
   give_back(place);
 }
 
 at::Tensor DiskStates::mapped(size_t unit, size_t field) {
   queue_.wait();
   const Place& place = places_.at(unit);
-  const StateFields& all = place.unit.fields;
-  LOCKSTEP_CHECK(field < all.size(), "no such field of ", place.unit.name);
+  const StateFields::Field& wanted = place.unit.fields.all.at(field);
   const std::shared_ptr<void> memory = tier_->map(place.first_region + field);
-  return at::from_blob(memory.get(), {all.numel(field)}, [memory](void*) {}, at::TensorOptions().dtype(all.dtype(field)));
+  return at::from_blob(memory.get(), {wanted.numel}, [memory](void*) {}, at::TensorOptions().dtype(wanted.dtype));
 }
 
 void DiskStates::accept() {
   for (const auto& [unit, place] : places_)
-    for (size_t field = 0; field < place.unit.fields.size(); ++field) tier_->accept(place.first_region + field);
+    for (size_t field = 0; field < place.unit.fields.all.size(); ++field) tier_->accept(place.first_region + field);
 }
 
 void DiskStates::abandon() {

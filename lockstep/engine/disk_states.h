@@ -6,17 +6,43 @@
 
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "lockstep/arch/params.h"
 #include "lockstep/engine/copy_queue.h"
 #include "lockstep/engine/disk_tier.h"
-#include "lockstep/engine/state_fields.h"
 #include "lockstep/engine/unit_buffers.h"
 
 namespace lockstep::engine {
+
+at::ScalarType scalar_type(config::Precision precision);
+
+// What of a unit's part lies outside the device, one field behind the other in a block of memory, each a region of the disk: the
+// fp32 values, the slots (arch::slot_buffers) and, with a compute copy, a bf16 copy of the values.
+struct StateFields {
+  struct Field {
+    std::string name{};  // "values"
+    at::ScalarType dtype = at::kFloat;
+    int64_t numel = 0;
+    int64_t offset = 0;  // bytes, in the block
+    int64_t bytes = 0;
+  };
+  // `numel`: elements of the part, hence of the values; a slot may have fewer.
+  StateFields(int64_t numel, const std::vector<arch::SlotBuffer>& slots, bool compute_copy);
+
+  static constexpr size_t kValues = 0;
+  static constexpr size_t slot(size_t index) { return 1 + index; }
+  // What is copied to the device: the bf16 copy where there is one, else the values.
+  size_t compute() const { return updated < all.size() ? updated : kValues; }
+
+  std::vector<Field> all{};
+  size_t updated = 0;  // the first of them, which an update reads: all but the copy
+  int64_t bytes = 0;   // of the block
+};
 
 // A unit's part.
 struct DiskUnit {
@@ -25,8 +51,13 @@ struct DiskUnit {
   StateFields fields;
 };
 
-struct DiskStatesOptions {
-  std::filesystem::path folder;
+// Of what is offloaded to the host, and of it to disk.
+struct HostStatesOptions {
+  std::vector<std::vector<arch::SlotBuffer>> slots{};  // of every unit
+  bool compute_copy = false;  // a bf16 copy of the values beside them
+  std::vector<int> disk_units{};  // ids of the units whose states lie on disk, and are here while fetched
+  std::vector<std::string> names{};  // of the units
+  std::filesystem::path disk_path{};
   int rank = 0;
   bool pinned = false;  // the device is a GPU
   std::shared_ptr<MemoryAccount> memory = nullptr;
@@ -35,7 +66,7 @@ struct DiskStatesOptions {
 class DiskStates {
  public:
   // `blocks`: transient, a unit's states side by side; outlives this. Errors of DiskTier.
-  DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const DiskStatesOptions& options);
+  DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const HostStatesOptions& options);
 
   // Takes one of the two staging buffers for a unit and starts to read its states into it. ready() waits for them.
   void fetch(size_t unit);
@@ -65,16 +96,12 @@ class DiskStates {
     int slot = -1;            // of the staging buffers
     Copy reading;
   };
-  // Where a field lies on the disk and in a block.
-  struct Field {
-    size_t region = 0;
-    int64_t offset = 0;  // bytes
-    int64_t bytes = 0;
-  };
-  std::vector<Field> fields(const Place& place, size_t count) const;  // the first ones
+  const at::Tensor& buffer(const Place& place) const { return staging_[static_cast<size_t>(place.slot)]; }
   Place& take_slot(size_t unit);
   void give_back(Place& place);
-  void write(const Place& place, const char* from) const;
+  // From the disk into the buffer that the unit has taken, the first fields; and all of them back.
+  std::function<void()> read(const Place& place, size_t fields) const;
+  std::function<void()> write(const Place& place) const;
 
   UnitBuffers& blocks_;
   std::shared_ptr<DiskTier> tier_;

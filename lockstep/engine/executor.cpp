@@ -7,7 +7,7 @@
 #include "lockstep/engine/out_of_memory.h"
 #include "lockstep/program/passes/build.h"
 #include "lockstep/program/placement.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/verify/verify.h"
 
 namespace lockstep::engine {
 namespace {
@@ -15,16 +15,27 @@ namespace {
 using program::Action;
 using program::ActionKind;
 
+std::array<GroupShare, arch::kParameterGroups.size()> shares(const program::Layout& layout, int rank) {
+  std::array<GroupShare, arch::kParameterGroups.size()> all;
+  for (const arch::ParameterGroup group : arch::kParameterGroups) {
+    const program::Domain domain = layout.domain(group);
+    all[static_cast<size_t>(group)] = {.shards = layout.shards(group),
+                                       .shard = layout.shard(rank, group),
+                                       .replica = layout.mesh.group_rank(rank, domain.sum),
+                                       .num_replicas = layout.mesh.degree(domain.sum),
+                                       .shard_replica = layout.mesh.group_rank(rank, domain.copies),
+                                       .num_shard_replicas = layout.mesh.degree(domain.copies)};
+  }
+  return all;
+}
+
 StoreOptions store_options(const ExecutorOptions& options, const Groups& groups, std::shared_ptr<MemoryAccount> memory) {
   const program::Layout& layout = options.layout;
-  const mesh::Mesh& mesh = layout.mesh;
-  const program::Domain domain = layout.dense_domain();
-  return {.dtype = layout.precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat,
+  return {.dtype = scalar_type(layout.precision),
           .device = options.device,
           .owns_optimizer = layout.owns_optimizer(groups.rank()),
           .sole_owner = layout.server_mode(),
-          .shards = layout.shards(),
-          .shard = layout.shard(groups.rank()),
+          .shares = shares(layout, groups.rank()),
           .sharded_parameters = layout.sharded_parameters(),
           .transient_gradients = layout.transient_gradients(),
           .offload_optimizer = layout.offload.optimizer,
@@ -32,26 +43,16 @@ StoreOptions store_options(const ExecutorOptions& options, const Groups& groups,
           .disk_units = program::host_plan(layout, groups.rank()).disk_units,
           .disk_path = options.disk_path,
           .rank = groups.rank(),
-          .replica = mesh.group_rank(groups.rank(), domain.sum),
-          .num_replicas = mesh.degree(domain.sum),
-          .shard_replica = mesh.group_rank(groups.rank(), domain.copies),
-          .num_shard_replicas = mesh.degree(domain.copies),
           .tied_copies = layout.tied_peer(groups.rank()) >= 0 ? 2 : 1,
           .tied_copy = layout.holds(groups.rank(), 0) ? 0 : 1,
           .memory = std::move(memory)};
 }
 
-std::unique_ptr<parallel::TensorGroup> tensor_group(const program::Layout& layout, Groups& groups) {
-  if (!groups.tensor()) return nullptr;
-  return std::make_unique<parallel::TensorGroup>(
-      *groups.tensor(),
-      parallel::TensorOptions{.sequence_parallel = layout.sequence_parallel, .overlap = layout.overlap});
+std::span<const Action> from_update(std::span<const Action> actions) {
+  return actions.subspan(static_cast<size_t>(std::ranges::find_if(actions, program::updates, &Action::kind) - actions.begin()));
 }
 
-std::unique_ptr<CopyQueue> copy_queue(const program::Layout& layout) {
-  const program::Offload& offload = layout.offload;
-  return offload.optimizer || offload.activations ? std::make_unique<CopyQueue>() : nullptr;
-}
+constexpr Action kValidation{.kind = ActionKind::kValidate};
 
 }  // namespace
 
@@ -61,61 +62,64 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
       program_(program::build_program(options_.layout)),
       evaluation_(program::evaluation_program(options_.layout)),
       effects_(options_.layout, program_.buckets, groups.rank()),
-      evaluation_effects_(options_.layout, evaluation_.buckets, groups.rank()),
       calls_(options_.layout, program_, groups.rank()),
+      step_{.actions = program_.list(groups.rank()), .observed = true},
+      redo_{.actions = from_update(step_.actions)},
+      settle_{.actions = std::span(&kValidation, 1)},
+      evaluate_{.actions = evaluation_.list(groups.rank())},
       memory_(std::make_shared<MemoryAccount>(options_.layout.device_limit)),
       store_(options_.layout.param_table(groups.rank()), store_options(options_, groups, memory_.account())),
-      copies_(copy_queue(options_.layout)),
-      tensor_(tensor_group(options_.layout, groups)),
-      gather_(options_.layout, store_, groups, calls_, waits_, copies_.get()),
-      gradients_(options_.layout, program_.buckets, store_, groups, calls_, waits_),
-      links_(options_.layout, program_.channel_depth, groups, calls_, waits_),
-      layers_({.layout = options_.layout,
-               .state = state_,
-               .store = store_,
-               .links = links_,
-               .memory = memory_,
-               .copies = copies_.get(),
-               .tensor = tensor_.get(),
-               .rank = groups.rank(),
-               .seed = options_.seed}),
-      matrices_({.layout = options_.layout, .state = state_, .store = store_, .groups = groups, .calls = calls_, .waits = waits_}, options_.optimizer),
-      end_({.layout = options_.layout,
-            .program = program_,
-            .state = state_,
-            .store = store_,
-            .groups = groups,
-            .calls = calls_,
-            .gradients = gradients_,
-            .layers = layers_,
-            .links = links_,
-            .joins = joins_,
-            .waits = waits_,
-            .matrices = matrices_},
+      copies_(options_.layout.offload.optimizer || options_.layout.offload.activations ? std::make_unique<CopyQueue>() : nullptr),
+      tensor_(!groups.tensor() ? nullptr
+                               : std::make_unique<parallel::TensorGroup>(
+                                     *groups.tensor(), parallel::TensorOptions{.sequence_parallel = options_.layout.sequence_parallel,
+                                                                               .overlap = options_.layout.overlap})),
+      view_{.layout = options_.layout, .state = state_, .store = store_, .groups = groups, .calls = calls_, .waits = waits_},
+      gather_(view_, copies_.get()),
+      gradients_(view_, program_.buckets),
+      layers_(view_, {.memory = memory_,
+                      .copies = copies_.get(),
+                      .tensor = tensor_.get(),
+                      .depth = program_.channel_depth,
+                      .seed = options_.seed}),
+      matrices_(view_, options_.optimizer),
+      end_(view_, {.program = program_, .gradients = gradients_, .layers = layers_, .matrices = matrices_, .joins = joins_},
            {.optimizer = options_.optimizer, .max_grad_norm = options_.max_grad_norm, .skip_nonfinite = options_.skip_nonfinite}) {
   store_.initialize(options_.seed);
   gradients_.watch().mark_by(options_.mark_nonfinite);
+  add_handlers();
+}
+
+void Executor::add_handlers() {
   layers_.add_handlers(handlers_);
   gather_.add_handlers(handlers_, program_.buckets);
   gradients_.add_handlers(handlers_);
   matrices_.add_handlers(handlers_);
   end_.add_handlers(handlers_);
-  handlers_.add({ActionKind::kFetch}, [this](const Action& action) { return fetch(action); });
-  handlers_.add_prompt({ActionKind::kEvict}, [this](const Action& action) { evict(action); });
+  using program::Moved;
+  handlers_.add({{ActionKind::kFetch, Moved::kParameters}}, [this](const Action& action) { return gather_.fetch(action.unit); });
+  handlers_.add_prompt({{ActionKind::kEvict, Moved::kParameters}}, [this](const Action& action) { gather_.evict(action.unit); });
+  handlers_.add({{ActionKind::kFetch, Moved::kActivation}}, [this](const Action& action) { return layers_.fetch(action); });
+  handlers_.add_prompt({{ActionKind::kEvict, Moved::kActivation}}, [this](const Action& action) { layers_.evict(action); });
+  DiskStates* disk = store_.host() ? store_.host()->disk() : nullptr;
+  if (disk == nullptr) return;
+  handlers_.add({{ActionKind::kFetch, Moved::kOptimizer}}, [this, disk](const Action& action) {
+    const size_t unit = store_.unit_of(action.unit);
+    disk->fetch(unit);
+    return [disk, unit] { disk->ready(unit); };
+  });
+  handlers_.add_prompt({{ActionKind::kEvict, Moved::kOptimizer}},
+                       [this, disk](const Action& action) { disk->evict(store_.unit_of(action.unit)); });
 }
 
 Executor::~Executor() = default;
-
-bool Executor::is_server() const {
-  return options_.layout.server_mode() && options_.layout.owns_optimizer(groups_.rank());
-}
 
 StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr, bool may_pend) {
   LOCKSTEP_CHECK_EQ(static_cast<int64_t>(microbatches.size()), options_.layout.num_microbatches());
   state_ = {.microbatches = &microbatches, .step = step, .lr = lr, .losses = std::vector<at::Tensor>(microbatches.size())};
   if (tensor_) tensor_->take_exposed();  // what layers waited for in an evaluation is not this step's
   end_.begin(may_pend);
-  run_list();
+  run(step_);
   note_waits();
   if (copies_) state_.result.copies = copies_->take_totals();
   if (store_.host() && store_.host()->disk()) state_.result.disk = store_.host()->disk()->take_totals();
@@ -125,33 +129,32 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
   return state_.result;
 }
 
-void Executor::run_list() {
+// What an action has found says what comes next, on all ranks alike.
+void Executor::run(const List& list) {
   const MemoryScope scope = memory_.scope();
-  const std::vector<Action>& actions = program_.list(groups_.rank());
-  for (size_t i = 0; i < actions.size(); ++i) {
-    const Action& action = actions[i];
+  for (size_t i = 0; i < list.actions.size(); ++i) {
+    const Action& action = list.actions[i];
     try {
-      if (options_.before_action) options_.before_action(action, store_);
-      if (recorder_) recorder_->begin();
+      if (list.observed && options_.before_action) options_.before_action(action, store_);
+      if (list.observed && recorder_) recorder_->begin();
       run(action);
-      if (state_.outcome == Outcome::kTakenBack) redo();
-      if (recorder_) recorder_->end(i);
     } catch (...) {
-      rethrow_out_of_memory(options_.layout, groups_.rank(), describe(action, options_.layout), measured_memory());
+      rethrow_out_of_memory(options_.layout, groups_.rank(), doing_text(action, options_.layout), measured_memory());
     }
-    switch (std::exchange(state_.outcome, Outcome::kGoesOn)) {
-      case Outcome::kGoesOn:
-        break;
-      case Outcome::kLeftOut:
-        return;
-      case Outcome::kTakenBack:
-        return run_list();
+    const Outcome outcome = std::exchange(state_.outcome, Outcome::kGoesOn);
+    if (outcome == Outcome::kTakenBack) {
+      end_.begin_redo();
+      run(redo_);
+      end_.end_redo();
     }
+    if (list.observed && recorder_) recorder_->end(i);
+    if (outcome == Outcome::kLeftOut) return;
+    if (outcome == Outcome::kTakenBack) return run(list);
   }
 }
 
 void Executor::run(const Action& action) {
-  const program::Effects& effects = (state_.training ? effects_ : evaluation_effects_).of(action);
+  const program::Effects& effects = effects_.of(action);
   joins_.join(effects, action);
   const bool computes = program::computes(action.kind);
   if (recorder_ && computes) recorder_->ready();
@@ -162,28 +165,18 @@ void Executor::run(const Action& action) {
     LOCKSTEP_CHECK(effects.join == program::Join::kAtTouch, program::action_name(action.kind), " goes on behind its end");
     joins_.start(effects, action, std::move(started));
   }
-  // What computes has told itself what it leaves behind.
-  if (!computes && state_.training) memory_.note_workspace(std::max(before, memory_.live()));
-}
-
-// The update of the step before: all from its STEP on.
-void Executor::redo() {
-  end_.begin_redo();
-  const std::vector<Action>& actions = program_.list(groups_.rank());
-  const auto first = std::ranges::find_if(actions, program::updates, &Action::kind);
-  for (auto action = first; action != actions.end(); ++action) run(*action);
-  end_.end_redo();
+  if (!state_.training) return;
+  // What computes has told itself what it takes beside what it leaves behind.
+  if (!computes) memory_.note_workspace(std::max(before, memory_.live()));
+  memory_.note_activations();
 }
 
 std::optional<StepResult> Executor::settle() {
   if (!end_.pending()) return std::nullopt;
-  const MemoryScope scope = memory_.scope();
-  const StepResult found = end_.outcome();
-  if (found.clip_factor < 1)
-    redo();
-  else
-    end_.accept();
-  state_.result = found;
+  state_.microbatches = nullptr;  // no other step has begun
+  run(settle_);
+  const std::optional<StepResult> found = end_.take_validated();
+  state_.result = *found;
   return found;
 }
 
@@ -193,41 +186,13 @@ std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) 
   const std::vector<nn::Microbatch> one = {microbatch};
   state_.microbatches = &one;
   state_.training = false;
-  for (const Action& action : evaluation_.list(groups_.rank())) run(action);
+  run(evaluate_);
   joins_.join(program::Resource::kSent);
   state_.training = true;
   state_.microbatches = nullptr;
   const at::Tensor loss = layers_.take_output();
   if (!layers_.counts_loss()) return {0, 0};
   return {loss.item<double>(), valid_targets(microbatch)};
-}
-
-Started Executor::fetch(const Action& action) {
-  switch (action.moved) {
-    case program::Moved::kParameters:
-      return gather_.fetch(action.unit);
-    case program::Moved::kActivation:
-      layers_.fetch(action);
-      return {};
-    case program::Moved::kOptimizer: {
-      DiskStates& disk = *store_.host()->disk();
-      const size_t unit = store_.unit_of(action.unit);
-      disk.fetch(unit);
-      return [&disk, unit] { disk.ready(unit); };
-    }
-  }
-  throw InternalError("FETCH of nothing");
-}
-
-void Executor::evict(const Action& action) {
-  switch (action.moved) {
-    case program::Moved::kParameters:
-      return gather_.evict(action.unit);
-    case program::Moved::kActivation:
-      return layers_.evict(action);
-    case program::Moved::kOptimizer:
-      return store_.host()->disk()->evict(store_.unit_of(action.unit));
-  }
 }
 
 void Executor::note_waits() {

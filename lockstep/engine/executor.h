@@ -4,14 +4,12 @@
 
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <string>
+#include <span>
 #include <utility>
 #include <vector>
 
-#include "lockstep/engine/activation_links.h"
 #include "lockstep/engine/copy_queue.h"
 #include "lockstep/engine/gradient_reducer.h"
 #include "lockstep/engine/groups.h"
@@ -20,7 +18,6 @@
 #include "lockstep/engine/parameter_gather.h"
 #include "lockstep/engine/parameter_store.h"
 #include "lockstep/engine/step_end.h"
-#include "lockstep/engine/step_memory.h"
 #include "lockstep/engine/step_recorder.h"
 
 namespace lockstep::engine {
@@ -89,25 +86,28 @@ class Executor {
   ParameterStore& store();
   const program::Program& program() const { return program_; }
   const program::Layout& layout() const { return options_.layout; }
-  bool is_server() const;
-  at::ScalarType compute_dtype() const { return options_.layout.precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat; }
+  at::ScalarType compute_dtype() const { return store_.options().dtype; }
   // Largest bytes per category since the start, measured as program/predict/memory.h states them.
   program::MemoryBytes measured_memory() const { return memory_.measured(); }
 
  private:
-  void run_list();
+  // Actions that run one after the other.
+  struct List {
+    std::span<const program::Action> actions;
+    bool observed = false;  // by before_action and the recorder
+  };
+  void add_handlers();
+  void run(const List& list);
   void run(const program::Action& action);
-  void redo();
-  Started fetch(const program::Action& action);
-  void evict(const program::Action& action);
   void note_waits();
   at::Tensor whole(int param, const at::Tensor& part);
 
   ExecutorOptions options_;
   Groups& groups_;
   program::Program program_, evaluation_;
-  program::EffectTable effects_, evaluation_effects_;
+  program::EffectTable effects_;
   program::CallTable calls_;
+  const List step_, redo_, settle_, evaluate_;  // redo_: all from STEP on; settle_: VALIDATE alone
   StepMemory memory_;
   ParameterStore store_;
   ExposedWaits waits_;
@@ -115,9 +115,9 @@ class Executor {
   std::unique_ptr<CopyQueue> copies_;               // null where nothing is offloaded
   std::unique_ptr<parallel::TensorGroup> tensor_;   // null where the axis has one rank
   StepState state_;
+  const StepView view_;
   ParameterGather gather_;
   GradientReducer gradients_;
-  ActivationLinks links_;
   LayerRunner layers_;
   MatrixUpdates matrices_;
   StepEnd end_;

@@ -11,13 +11,12 @@ namespace {
 
 // The pieces of the ranks of tp, side by side.
 at::Tensor whole_of_pieces(const arch::ParamSpec& spec, const at::Tensor& piece, comm::Communicator& ranks) {
-  const auto placement = spec.placements.find(mesh::Axis::kTp);
-  if (placement == spec.placements.end()) return piece;
+  if (spec.cut_dim < 0) return piece;
   const at::Tensor mine = at::zeros({spec.largest_numel}, piece.options());
   mine.narrow(0, 0, piece.numel()).copy_(piece.flatten());
   const at::Tensor all = at::empty({ranks.size(), spec.largest_numel}, piece.options());
   ranks.all_gather(mine, all, {.id = program::call_of_parameter(spec.name)}).wait();
-  const int dim = placement->second.dim(), copies = spec.copies;
+  const int dim = spec.cut_dim, copies = spec.copies;
   const int parts = ranks.size() / copies;
   std::vector<at::Tensor> pieces;
   for (int part = 0; part < parts; ++part) {
@@ -41,11 +40,11 @@ ParameterStore& Executor::store() {
 // `part`: this rank's part of the parameter's unit.
 at::Tensor Executor::whole(int param, const at::Tensor& part) {
   const arch::ParamSpec& spec = store_.table().at(static_cast<size_t>(param));
-  const arch::FlatUnit& unit = store_.layout().units[store_.unit_of(spec.layer)];
+  const arch::FlatUnit& unit = store_.layout().units[store_.unit_of(spec.unit)];
   at::Tensor all = part;
-  if (groups_.shard()) {
+  if (comm::Communicator* sharing = groups_.several(options_.layout.domain(unit.group).shard)) {
     all = at::empty({unit.numel()}, part.options());
-    groups_.shard()->all_gather(part, all, {.id = program::call_of_parameter(spec.name)}).wait();
+    sharing->all_gather(part, all, {.id = program::call_of_parameter(spec.name)}).wait();
   }
   for (const arch::FlatSlot& slot : unit.slots)
     if (slot.param == param) all = all.narrow(0, slot.offset - unit.begin, slot.numel).view(spec.local_shape);
@@ -53,7 +52,7 @@ at::Tensor Executor::whole(int param, const at::Tensor& part) {
 }
 
 at::Tensor Executor::whole_gradient(int param) {
-  const size_t unit = store_.unit_of(store_.table().at(static_cast<size_t>(param)).layer);
+  const size_t unit = store_.unit_of(store_.table().at(static_cast<size_t>(param)).unit);
   return whole(param, store_.grad_part(unit)).div(static_cast<double>(state_.result.tokens));
 }
 
@@ -61,7 +60,7 @@ at::Tensor Executor::whole_value(int param) { return whole_state(param, StateKin
 
 at::Tensor Executor::whole_state(int param, StateKind kind) {
   joins_.join(program::Resource::kParameters);
-  return whole(param, store_.state_part(store_.unit_of(store_.table().at(static_cast<size_t>(param)).layer), kind));
+  return whole(param, store_.state_part(store_.unit_of(store_.table().at(static_cast<size_t>(param)).unit), kind));
 }
 
 }  // namespace lockstep::engine

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/optim/gradient_norm.h"
+#include "lockstep/optim/optimizer.h"
 
 namespace lockstep::engine {
 
@@ -20,24 +20,14 @@ using program::ActionKind;
 using program::Bucket;
 using program::PlannedCall;
 
-GradientReducer::GradientReducer(const program::Layout& layout, const std::vector<Bucket>& buckets,
-                                 ParameterStore& store, Groups& groups, program::CallTable& calls, ExposedWaits& waits)
-    : layout_(layout),
-      buckets_(buckets),
-      store_(store),
-      groups_(groups),
-      calls_(calls),
-      waits_(waits),
-      watch_(store.options().memory) {
-  // What is added up here and by the layers: every action adds to the fp32 gradient; optim::gradient_norm: one chain.
-  LOCKSTEP_CHECK(program::order_on_rank(program::Summed::kGradients) == program::SumOrder::kList &&
-                     program::order_on_rank(program::Summed::kNorm) == program::SumOrder::kIndex,
-                 "no other order is built");
+GradientReducer::GradientReducer(const StepView& step, const std::vector<Bucket>& buckets)
+    : step_(step), buckets_(buckets), watch_(step.store.options().memory) {
+  // What is added up here and by the layers: every action adds to the fp32 gradient.
+  LOCKSTEP_CHECK(program::order_on_rank(program::Summed::kGradients) == program::SumOrder::kList, "no other order is built");
 }
 
 void GradientReducer::add_handlers(Handlers& handlers) {
-  handlers.add({ActionKind::kReduceGrad}, [this](const Action& action) { return reduce(action); });
-  handlers.add({ActionKind::kPush}, [this](const Action& action) { return push(action); });
+  handlers.add({ActionKind::kReduceGrad, ActionKind::kPush}, [this](const Action& action) { return reduce(action); });
   handlers.add_prompt({ActionKind::kShardGrad}, [this](const Action& action) { shard(action); });
   handlers.add({ActionKind::kReduceShard}, [this](const Action& action) { return reduce_shard(action); });
   handlers.add({ActionKind::kReduceTied}, [this](const Action& action) { return reduce_tied(action); });
@@ -46,16 +36,16 @@ void GradientReducer::add_handlers(Handlers& handlers) {
 
 void GradientReducer::start_step() {
   watch_.start_step();
-  kept_.assign(store_.layout().units.size(), false);
-  if (!store_.gradients().transient()) store_.zero_grad();
+  kept_.assign(step_.store.layout().units.size(), false);
+  if (!step_.store.gradients().transient()) step_.store.zero_grad();
 }
 
 void GradientReducer::open(const program::Effects& effects) {
-  UnitBuffers& gradients = store_.gradients();
+  UnitBuffers& gradients = step_.store.gradients();
   if (!gradients.transient()) return;
   for (const program::Touch& touch : effects.touches) {
     if (touch.what != program::Resource::kGradients || touch.how != program::Access::kAdd) continue;
-    const size_t unit = store_.unit_of(touch.index);
+    const size_t unit = step_.store.unit_of(touch.index);
     if (gradients.held(unit)) continue;
     gradients.hold(unit);
     gradients.unit(unit).zero_();
@@ -64,23 +54,22 @@ void GradientReducer::open(const program::Effects& effects) {
 
 std::vector<size_t> GradientReducer::units(const Bucket& bucket) const {
   std::vector<size_t> units;
-  for (const int layer : bucket.layers) units.push_back(store_.unit_of(layer));
+  for (const int id : bucket.units) units.push_back(step_.store.unit_of(id));
   return units;
 }
 
 // Over the ranks that share out states; each rank gets the sum of its own part, where it lies in the unit.
 comm::Work GradientReducer::reduce_unit(size_t unit, const PlannedCall& call) {
-  const at::Tensor& gradient = store_.grad_unit(unit);
+  const at::Tensor& gradient = step_.store.grad_unit(unit);
   if (call.collective == program::Collective::kAllToAll) {
     LOCKSTEP_CHECK(call.order == program::SumOrder::kRanks, "finish_wire() sums in rank order");
-    const MemoryScope scope(store_.options().memory, MemoryCategory::kBuffers);
+    const MemoryScope scope(step_.store.options().memory, MemoryCategory::kBuffers);
     OnWire& wire = wire_[unit];
     wire.rounded = gradient.to(at::kBFloat16);
     wire.received = at::empty_like(wire.rounded);
-    return execute(groups_, call, {.input = wire.rounded, .output = wire.received});
+    return execute(step_.groups, call, {.input = wire.rounded, .output = wire.received});
   }
-  const int64_t size = gradient.numel() / store_.options().shards;
-  return execute(groups_, call, {.input = gradient, .output = gradient.narrow(0, store_.options().shard * size, size)});
+  return execute(step_.groups, call, {.input = gradient, .output = step_.store.part_of(unit, gradient)});
 }
 
 // What came in bf16 is summed in fp32, in rank order; this rank's own part was never rounded. The others' parts come into
@@ -88,8 +77,9 @@ comm::Work GradientReducer::reduce_unit(size_t unit, const PlannedCall& call) {
 void GradientReducer::finish_wire(size_t unit) {
   const auto found = wire_.find(unit);
   if (found == wire_.end()) return;
-  const int ranks = groups_.shard()->size(), here = groups_.shard()->rank();
-  const at::Tensor parts = found->second.received.view({ranks, -1}), gradient = store_.grad_unit(unit).view({ranks, -1});
+  const arch::FlatUnit& place = step_.store.layout().units[unit];
+  const int ranks = place.shards, here = step_.store.options().share(place.group).shard;
+  const at::Tensor parts = found->second.received.view({ranks, -1}), gradient = step_.store.grad_unit(unit).view({ranks, -1});
   for (int rank = 0; rank < ranks; ++rank)
     if (rank != here) gradient.select(0, rank).copy_(parts.select(0, rank));
   at::Tensor sum = gradient.select(0, 0);
@@ -102,10 +92,10 @@ Started GradientReducer::reduce(const Action& action) {
   // Before the reduction: afterwards every rank has the same non-finite sum, and nobody knows whose it was.
   check_finite(units(bucket(action)));
   std::vector<comm::Work>& works = in_flight_[action.bucket];
-  const std::vector<PlannedCall>& calls = calls_.of(action);
-  if (!groups_.shard()) {
+  const std::vector<PlannedCall>& calls = step_.calls.of(action);
+  if (step_.store.options().shards() == 1) {
     for (const PlannedCall& call : calls)
-      works.push_back(execute(groups_, call, {.input = store_.grad_slice(bucket(action).begin, bucket(action).end)}));
+      works.push_back(execute(step_.groups, call, {.input = step_.store.grad_slice(bucket(action).begin, bucket(action).end)}));
   } else {
     const std::vector<size_t> parts = units(bucket(action));
     LOCKSTEP_CHECK_EQ(calls.size(), parts.size(), "calls and units of bucket ", action.bucket);
@@ -114,35 +104,26 @@ Started GradientReducer::reduce(const Action& action) {
   return [this, index = action.bucket] { wait(index); };
 }
 
-Started GradientReducer::push(const Action& action) {
-  check_finite(units(bucket(action)));
-  for (const PlannedCall& call : calls_.of(action))
-    in_flight_[action.bucket].push_back(
-        execute(groups_, call, {.input = store_.grad_slice(bucket(action).begin, bucket(action).end)}));
-  return [this, index = action.bucket] { wait(index); };
-}
-
 void GradientReducer::wait(int bucket) {
   const auto found = in_flight_.find(bucket);
   if (found == in_flight_.end()) return;
-  for (comm::Work& work : found->second) waits_.wait(work, "dp gradients");
+  for (comm::Work& work : found->second) step_.waits.wait(work, "dp gradients");
   in_flight_.erase(found);
   for (const size_t unit : units(buckets_.at(static_cast<size_t>(bucket)))) finish_wire(unit);
 }
 
 void GradientReducer::shard(const Action& action) {
   for (const size_t unit : units(bucket(action))) {
-    if (!groups_.shard()) check_finite({unit});
+    if (step_.store.options().shards() == 1) check_finite({unit});
     keep(unit);
-    store_.gradients().drop(unit);
+    step_.store.gradients().drop(unit);
   }
 }
 
 // On a device that keeps sums on the host it adds them itself, in the same order, and nobody waits for them to arrive.
 void GradientReducer::keep(size_t unit) {
-  const at::Tensor whole = store_.grad_unit(unit), kept = store_.grad_part(unit);
-  const int64_t size = whole.numel() / store_.options().shards;
-  const at::Tensor mine = whole.narrow(0, store_.options().shard * size, size);
+  const at::Tensor whole = step_.store.grad_unit(unit), kept = step_.store.grad_part(unit);
+  const at::Tensor mine = step_.store.part_of(unit, whole);
   const bool first = !kept_[unit];
   kept_[unit] = true;
   if (kept.device() == mine.device()) {
@@ -156,7 +137,7 @@ void GradientReducer::keep(size_t unit) {
 // Before the host looks at them. LOSS has waited for the device, as a rule.
 void GradientReducer::wait_for_host_sums() {
   if (!arriving_) return;
-  c10::impl::VirtualGuardImpl(store_.options().device.type()).getStream(store_.options().device).synchronize();
+  c10::impl::VirtualGuardImpl(step_.store.options().device.type()).getStream(step_.store.options().device).synchronize();
   arriving_ = false;
 }
 
@@ -174,27 +155,27 @@ Started GradientReducer::reduce_shard(const Action& action) {
 }
 
 void GradientReducer::start_shard_sums(const Action& action) {
-  const std::vector<PlannedCall>& calls = calls_.of(action);
+  const std::vector<PlannedCall>& calls = step_.calls.of(action);
   const std::vector<size_t> parts = units(bucket(action));
   LOCKSTEP_CHECK_EQ(calls.size(), parts.size(), "calls and units of bucket ", action.bucket);
   for (size_t i = 0; i < parts.size(); ++i)
-    in_flight_[action.bucket].push_back(execute(groups_, calls[i], {.input = store_.grad_part(parts[i])}));
+    in_flight_[action.bucket].push_back(execute(step_.groups, calls[i], {.input = step_.store.grad_part(parts[i])}));
 }
 
 Started GradientReducer::reduce_tied(const Action& action) {
   wait_for_host_sums();
-  const size_t unit = store_.unit_of(action.unit);
-  const bool parts = store_.options().shards > 1 || store_.gradients().transient();
-  const at::Tensor gradient = parts ? store_.grad_part(unit) : store_.grad_unit(unit);
-  const PlannedCall* call = calls_.only(action);
-  LOCKSTEP_CHECK(call != nullptr, "nobody else holds the unit of layer ", action.unit);
-  return waiting_for(execute(groups_, *call, {.input = gradient}), waits_, "tied gradients");
+  const size_t unit = step_.store.unit_of(action.unit);
+  const bool parts = step_.store.options().shards() > 1 || step_.store.gradients().transient();
+  const at::Tensor gradient = parts ? step_.store.grad_part(unit) : step_.store.grad_unit(unit);
+  const PlannedCall* call = step_.calls.only(action);
+  LOCKSTEP_CHECK(call != nullptr, "nobody else holds unit ", action.unit);
+  return waiting_for(execute(step_.groups, *call, {.input = gradient}), step_.waits, "tied gradients");
 }
 
 // Of all ranks of tp, then of those that share key/value heads: a call for each of which this rank has any.
 void GradientReducer::reduce_partial(const Action& action) {
   wait_for_host_sums();
-  const std::vector<PlannedCall>& calls = calls_.of(action);
+  const std::vector<PlannedCall>& calls = step_.calls.of(action);
   size_t made = 0;
   for (const bool shared_heads : {false, true})
     if (std::vector<at::Tensor> gradients = partial_gradients(shared_heads); !gradients.empty())
@@ -204,8 +185,8 @@ void GradientReducer::reduce_partial(const Action& action) {
 
 std::vector<at::Tensor> GradientReducer::partial_gradients(bool shared_heads) const {
   std::vector<at::Tensor> gradients;
-  for (const ParameterStore::Piece& piece : store_.gradient_pieces()) {
-    const arch::ParamSpec& spec = store_.table()[static_cast<size_t>(piece.param)];
+  for (const ParameterStore::Piece& piece : step_.store.gradient_pieces()) {
+    const arch::ParamSpec& spec = step_.store.table()[static_cast<size_t>(piece.param)];
     if (spec.partial && (spec.cut != arch::TensorCut::kNone) == shared_heads) gradients.push_back(piece.values);
   }
   return gradients;
@@ -214,8 +195,8 @@ std::vector<at::Tensor> GradientReducer::partial_gradients(bool shared_heads) co
 // They lie scattered in the flat buffer and are small: they travel together in a copy.
 void GradientReducer::sum_together(std::vector<at::Tensor>& gradients, const PlannedCall& call) {
   const at::Tensor together = at::cat(gradients);
-  comm::Work work = execute(groups_, call, {.input = together}, /*blocking=*/true);
-  waits_.wait(work, "tp gradients");
+  comm::Work work = execute(step_.groups, call, {.input = together}, /*blocking=*/true);
+  step_.waits.wait(work, "tp gradients");
   int64_t offset = 0;
   for (at::Tensor& gradient : gradients) {
     gradient.copy_(together.narrow(0, offset, gradient.numel()));
@@ -223,20 +204,24 @@ void GradientReducer::sum_together(std::vector<at::Tensor>& gradients, const Pla
   }
 }
 
-// A piece that several ranks of tp hold counts on the first of them, a part on the first of its replicas, a tied unit
-// where its layer is.
+// Of the ranks that add up their squares, those that hold the same piece: it counts on the first of them, by the domain of its
+// group and over tp. A tied unit counts where its layer is.
+bool GradientReducer::counts_in_norm(const arch::ParamSpec& spec) const {
+  const mesh::AxisSet summing = step_.store.options().shards() > 1 ? step_.layout.all_ranks() : step_.layout.model_group();
+  const mesh::View same = summing & step_.layout.domain(spec.group).copies.axes;
+  const int rank = step_.groups.rank();
+  return spec.copy == 0 && step_.layout.mesh.group_rank(rank, same) == 0 && step_.layout.holds(rank, spec.layer);
+}
+
 GradientReducer::Norm GradientReducer::start_norm(const PlannedCall* sum, bool blocking) {
   wait_for_host_sums();
   std::vector<at::Tensor> gradients;
-  for (const ParameterStore::Piece& piece : store_.gradient_pieces())
-    if (const arch::ParamSpec& spec = store_.table()[static_cast<size_t>(piece.param)];
-        spec.copy == 0 && layout_.holds(groups_.rank(), spec.layer))
-      gradients.push_back(piece.values);
+  for (const ParameterStore::Piece& piece : step_.store.gradient_pieces())
+    if (counts_in_norm(step_.store.table()[static_cast<size_t>(piece.param)])) gradients.push_back(piece.values);
   Norm norm{.here = optim::gradient_norm(gradients)};
   if (!sum) return norm;
-  const bool first = !groups_.shard() || !groups_.replicas() || groups_.replicas()->rank() == 0;
-  norm.square = at::full({1}, first ? norm.here * norm.here : 0, at::kDouble);
-  norm.joined = waiting_for(execute(groups_, *sum, {.input = norm.square}, blocking), waits_, "norm");
+  norm.square = at::full({1}, norm.here * norm.here, at::kDouble);
+  norm.joined = waiting_for(execute(step_.groups, *sum, {.input = norm.square}, blocking), step_.waits, "norm");
   return norm;
 }
 
@@ -252,15 +237,15 @@ const FiniteWatch::Gradients& GradientReducer::whole_gradients(size_t unit) {
   const auto [place, fresh] = whole_.try_emplace(unit);
   FiniteWatch::Gradients& gradients = place->second;
   if (!fresh) return gradients;
-  gradients.all = store_.grad_unit(unit);
-  for (const arch::FlatSlot& slot : store_.layout().units[unit].slots)
-    gradients.pieces.push_back({.param = slot.param, .values = store_.grad(slot.param)});
+  gradients.all = step_.store.grad_unit(unit);
+  for (const arch::FlatSlot& slot : step_.store.layout().units[unit].slots)
+    gradients.pieces.push_back({.param = slot.param, .values = step_.store.grad(slot.param)});
   return gradients;
 }
 
 void GradientReducer::check_finite() {
   std::vector<FiniteWatch::Gradients> gradients;
-  for (ParameterStore::Piece& piece : store_.gradient_pieces())
+  for (ParameterStore::Piece& piece : step_.store.gradient_pieces())
     gradients.push_back({.all = piece.values, .pieces = {std::move(piece)}});
   watch_.look(gradients);
   watch_.read();
@@ -268,8 +253,8 @@ void GradientReducer::check_finite() {
 
 void GradientReducer::abandon() {
   wait_for_host_sums();
-  for (size_t unit = 0; store_.gradients().transient() && unit < kept_.size(); ++unit)
-    if (store_.gradients().held(unit)) store_.gradients().drop(unit);
+  for (size_t unit = 0; step_.store.gradients().transient() && unit < kept_.size(); ++unit)
+    if (step_.store.gradients().held(unit)) step_.store.gradients().drop(unit);
 }
 
 }  // namespace lockstep::engine

@@ -5,21 +5,17 @@
 #include <map>
 #include <vector>
 
-#include "lockstep/engine/execute.h"
-#include "lockstep/engine/exposed_waits.h"
 #include "lockstep/engine/finite_watch.h"
-#include "lockstep/engine/groups.h"
 #include "lockstep/engine/handlers.h"
-#include "lockstep/engine/parameter_store.h"
+#include "lockstep/engine/step_state.h"
 #include "lockstep/program/program.h"
 
 namespace lockstep::engine {
 
 class GradientReducer {
  public:
-  // The references outlive this.
-  GradientReducer(const program::Layout& layout, const std::vector<program::Bucket>& buckets, ParameterStore& store,
-                  Groups& groups, program::CallTable& calls, ExposedWaits& waits);
+  // `buckets` outlive this.
+  GradientReducer(const StepView& step, const std::vector<program::Bucket>& buckets);
 
   void add_handlers(Handlers& handlers);
   // Forgets the step before.
@@ -46,9 +42,8 @@ class GradientReducer {
   void abandon();
 
  private:
-  // Sums a bucket over the ranks.
+  // Sums a bucket over the ranks, or on a parameter server.
   Started reduce(const program::Action& action);
-  Started push(const program::Action& action);
   // Adds this rank's part of a transient bucket to what is kept, and drops the rest.
   void shard(const program::Action& action);
   // Sums this rank's part of a bucket over the ranks that hold the same part.
@@ -59,6 +54,7 @@ class GradientReducer {
   // Gradients that are parts of a sum over tp, or among the ranks that share key/value heads.
   void reduce_partial(const program::Action& action);
 
+  bool counts_in_norm(const arch::ParamSpec& spec) const;
   void check_finite(const std::vector<size_t>& units);
   const FiniteWatch::Gradients& whole_gradients(size_t unit);
   void keep(size_t unit);
@@ -71,12 +67,8 @@ class GradientReducer {
   std::vector<at::Tensor> partial_gradients(bool shared_heads) const;
   void sum_together(std::vector<at::Tensor>& gradients, const program::PlannedCall& call);
 
-  const program::Layout& layout_;
+  const StepView step_;
   const std::vector<program::Bucket>& buckets_;
-  ParameterStore& store_;
-  Groups& groups_;
-  program::CallTable& calls_;
-  ExposedWaits& waits_;
   std::map<int, std::vector<comm::Work>> in_flight_;  // by bucket
   struct OnWire {
     at::Tensor rounded;   // goes out: kept until the sum is made

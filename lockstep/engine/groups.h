@@ -23,7 +23,6 @@ class Groups {
   comm::Communicator* several(const mesh::View& view);
 
   comm::Communicator& data();                                        // sums gradients: same part of the model, other tokens
-  comm::Communicator* shard() { return several(domain_.shard); }     // share out this rank's states
   comm::Communicator* replicas() { return several(domain_.copies); }  // hold the same share of them
   comm::Communicator* tensor() { return several(mesh::Axis::kTp); }  // same tokens, other parts of layers
   comm::Communicator* shared_heads();                                // the same key/value heads as well

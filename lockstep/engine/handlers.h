@@ -1,52 +1,117 @@
-// Who runs which action kind.
+// Who runs which action, the planned calls that it makes, what that has started, and who waits for it.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <compare>
 #include <functional>
 #include <initializer_list>
 #include <map>
 #include <memory>
-#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "lockstep/base/check.h"
-#include "lockstep/engine/exposed_waits.h"
-#include "lockstep/engine/joins.h"
+#include "lockstep/comm/communicator.h"
+#include "lockstep/engine/groups.h"
+#include "lockstep/program/pending.h"
+#include "lockstep/program/planned_calls.h"
 
 namespace lockstep::engine {
+
+struct CallTensors {
+  at::Tensor input{};   // the one tensor of all_reduce, reduce, broadcast, send and recv
+  at::Tensor output{};  // of all_gather, reduce_scatter and all_to_all
+};
+// Makes a planned call: collective, group, algorithm, root and id are those of the plan, tensors are bound to it here.
+// `blocking` as comm::CallOptions has it. InternalError where the tensors are not what was planned; only transfers may be of
+// another size, as in an evaluation.
+comm::Work execute(Groups& groups, const program::PlannedCall& call, const CallTensors& tensors, bool blocking = false);
+
+// What a rank waited for: the exposed part of communication and copies, by what it was.
+class ExposedWaits {
+ public:
+  void wait(comm::Work& work, const std::string& what) {
+    work.wait();
+    const double seconds = work.exposed_seconds();
+    seconds_[what] += seconds;
+    total_ += seconds;
+  }
+  // Since the last call.
+  std::map<std::string, double> take() { return std::exchange(seconds_, {}); }
+  // Of all, since the beginning.
+  double total() const { return total_; }
+
+ private:
+  std::map<std::string, double> seconds_;
+  double total_ = 0;
+};
+
+// Waits for what a handler has started; harmless when called again. Empty: it was over at once.
+using Started = std::function<void()>;
+
+// Of calls.
+inline Started waiting_for(std::vector<comm::Work> works, ExposedWaits& waits, const char* what) {
+  return [works = std::make_shared<std::vector<comm::Work>>(std::move(works)), &waits, what] {
+    for (comm::Work& work : *works) waits.wait(work, what);
+    works->clear();
+  };
+}
+inline Started waiting_for(comm::Work work, ExposedWaits& waits, const char* what) {
+  return waiting_for(std::vector<comm::Work>{std::move(work)}, waits, what);
+}
+
+// What this rank has started and who waits for it: program/effects.h says which action, this does it.
+class Joins {
+ public:
+  void start(const program::Effects& effects, const program::Action& action, Started started) {
+    pending_.start(effects, action, std::move(started));
+  }
+  // Waits for what the action joins.
+  void join(const program::Effects& effects, const program::Action& action) {
+    for (const Started& started : pending_.of(effects, action)) started();
+    pending_.join(effects, action);
+  }
+  // Waits for all that was started on a kind of resource.
+  void join(program::Resource what) { join({.touches = {{what, program::Access::kRead, program::kEvery}}}, {}); }
+
+ private:
+  program::Pending<Started> pending_;
+};
 
 // Runs the action: what it touches has been joined. What goes on behind it is returned, to be joined later.
 using Handler = std::function<Started(const program::Action& action)>;
 
-// Of one call.
-inline Started waiting_for(comm::Work work, ExposedWaits& waits, const char* what) {
-  return [work = std::make_shared<std::optional<comm::Work>>(std::move(work)), &waits, what] {
-    if (*work) waits.wait(**work, what);
-    work->reset();
-  };
-}
-
 class Handlers {
  public:
-  void add(std::initializer_list<program::ActionKind> kinds, Handler handler) {
-    for (const program::ActionKind kind : kinds)
-      LOCKSTEP_CHECK(of_.emplace(kind, handler).second, program::action_name(kind), " has two handlers");
+  // What one handler runs: a kind of action; of FETCH and EVICT with what is moved.
+  struct Handled {
+    Handled(program::ActionKind of, program::Moved what = {}) : kind(of), moved(what) {}
+    program::ActionKind kind;
+    program::Moved moved;
+    auto operator<=>(const Handled&) const = default;
+  };
+  void add(std::initializer_list<Handled> all, const Handler& handler) {
+    for (const Handled& each : all)
+      LOCKSTEP_CHECK(of_.emplace(each, handler).second, program::action_name(each.kind), " has two handlers");
   }
   // Of one that is over when it returns.
   template <typename Run>
-  void add_prompt(std::initializer_list<program::ActionKind> kinds, Run run) {
-    add(kinds, [run = std::move(run)](const program::Action& action) {
+  void add_prompt(std::initializer_list<Handled> all, Run run) {
+    add(all, [run = std::move(run)](const program::Action& action) {
       run(action);
       return Started();
     });
   }
   Started run(const program::Action& action) const {
-    const auto found = of_.find(action.kind);
+    const auto found = of_.find({action.kind, action.moved});
     LOCKSTEP_CHECK(found != of_.end(), "no handler for ", program::action_name(action.kind));
     return found->second(action);
   }
 
  private:
-  std::map<program::ActionKind, Handler> of_;
+  std::map<Handled, Handler> of_;
 };
 
 }  // namespace lockstep::engine

@@ -16,7 +16,7 @@ arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::func
   arch::FlatLayout parts;
   for (const arch::FlatUnit& unit : layout.units) {
     const int64_t size = numel(parts.units.size());
-    parts.units.push_back({.layer = unit.layer, .begin = parts.numel, .end = parts.numel + size, .slots = {}});
+    parts.units.push_back({.layer = unit.layer, .begin = parts.numel, .end = parts.numel + size, .slots = {}, .id = unit.id, .group = unit.group});
     parts.numel += size;
   }
   return parts;
@@ -24,23 +24,18 @@ arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::func
 
 HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options) {
   for (const arch::FlatUnit& unit : layout.units) {
-    fields_.emplace_back(unit.numel() / layout.shards, options.slots.at(fields_.size()), options.compute_copy);
-    on_disk_.push_back(std::count(options.disk_units.begin(), options.disk_units.end(), unit.layer) > 0);
+    fields_.emplace_back(unit.part(), options.slots.at(fields_.size()), options.compute_copy);
+    on_disk_.push_back(std::count(options.disk_units.begin(), options.disk_units.end(), unit.id) > 0);
   }
   const UnitBufferOptions host{.memory = options.memory, .category = MemoryCategory::kHost, .transient = true};
-  const auto block = [&](size_t unit) { return whole_floats(fields_[unit].bytes_before(fields_[unit].size())); };
+  const auto block = [&](size_t unit) { return whole_floats(fields_[unit].bytes); };
   states_ = UnitBuffers(layout_of_parts(layout, block), host);
-  gradients_ = UnitBuffers(layout_of_parts(layout, [&](size_t unit) { return fields_[unit].numel(StateFields::kValues); }), host);
+  gradients_ = UnitBuffers(layout_of_parts(layout, [&](size_t unit) { return fields_[unit].all[StateFields::kValues].numel; }), host);
   reading_.resize(fields_.size());
   std::vector<DiskUnit> on_disk_units;
   for (size_t unit = 0; unit < fields_.size(); ++unit)
     if (on_disk(unit)) on_disk_units.push_back({.unit = unit, .name = options.names.at(unit), .fields = fields_[unit]});
-  if (!on_disk_units.empty())
-    disk_ = std::make_unique<DiskStates>(std::move(on_disk_units), states_,
-                                         DiskStatesOptions{.folder = options.disk_path,
-                                                           .rank = options.rank,
-                                                           .pinned = options.pinned,
-                                                           .memory = options.memory});
+  if (!on_disk_units.empty()) disk_ = std::make_unique<DiskStates>(std::move(on_disk_units), states_, options);
   hold_all(options.pinned);
 }
 
@@ -56,10 +51,7 @@ void HostStates::hold_all(bool pinned) {
   std::vector<c10::DataPtr> memory = pinned ? pinned_blocks(bytes) : std::vector<c10::DataPtr>();
   for (size_t i = 0; i < blocks.size(); ++i) {
     const auto& [buffers, unit] = blocks[i];
-    if (pinned)
-      buffers->hold_at(unit, std::move(memory[i]));
-    else
-      buffers->hold(unit);
+    pinned ? buffers->hold_at(unit, std::move(memory[i])) : buffers->hold(unit);
     buffers->unit(unit).zero_();
   }
 }
@@ -67,9 +59,9 @@ void HostStates::hold_all(bool pinned) {
 // Blocks are fp32; parts have a multiple of 16 elements, so a field begins on a whole one.
 at::Tensor HostStates::field(size_t unit, size_t index) const {
   if (on_disk(unit) && !states_.held(unit)) return disk_->mapped(unit, index);
-  const StateFields& all = fields_.at(unit);
-  const at::Tensor block = states_.unit(unit).narrow(0, whole_floats(all.bytes_before(index)), whole_floats(all.bytes(index)));
-  return all.dtype(index) == at::kFloat ? block : block.view(all.dtype(index)).narrow(0, 0, all.numel(index));
+  const StateFields::Field& wanted = fields_.at(unit).all.at(index);
+  const at::Tensor block = states_.unit(unit).narrow(0, whole_floats(wanted.offset), whole_floats(wanted.bytes));
+  return wanted.dtype == at::kFloat ? block : block.view(wanted.dtype).narrow(0, 0, wanted.numel);
 }
 
 at::Tensor HostStates::value(size_t unit) const {

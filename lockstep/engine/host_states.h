@@ -18,17 +18,6 @@
 
 namespace lockstep::engine {
 
-struct HostStatesOptions {
-  std::vector<std::vector<arch::SlotBuffer>> slots{};  // of every unit
-  bool compute_copy = false;  // a bf16 copy of the values beside them
-  std::vector<int> disk_units{};  // layers that own the units whose states lie on disk, and are here while fetched
-  std::vector<std::string> names{};  // of the units
-  std::filesystem::path disk_path{};
-  int rank = 0;
-  bool pinned = false;  // the device is a GPU
-  std::shared_ptr<MemoryAccount> memory = nullptr;
-};
-
 // One block of memory per unit, so that it moves to and from a disk as one: its StateFields. Gradients are apart and stay.
 // Everything starts as zeros. "Part" = [numel / shards] of a unit. What lies on disk and is not fetched is
 // given as memory of the file: reading it is slow, and accept() must follow writes.

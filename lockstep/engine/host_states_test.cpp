@@ -8,26 +8,22 @@
 #include <future>
 
 #include "lockstep/base/error.h"
+#include "lockstep/engine/test_offload.h"
 
 namespace lockstep::engine {
 namespace {
 
-// Two units of 32 elements, whole.
-arch::FlatLayout two_units() {
-  return {.units = {{.layer = 0, .begin = 0, .end = 32, .slots = {}}, {.layer = 1, .begin = 32, .end = 64, .slots = {}}},
-          .numel = 64,
-          .shards = 1};
+HostStates states_of_two(bool compute_copy) {
+  return {testing::two_units(32), {.slots = testing::slots_of_two(arch::optimizer_spec(), 32), .compute_copy = compute_copy}};
 }
-
-const std::vector<std::vector<arch::SlotBuffer>> kSlots(2, {{.numel = 32}});
 
 bool all(const at::Tensor& values, float number) { return values.equal(at::full({values.numel()}, number, at::kFloat)); }
 
 // Nobody else waits on the host for a copy that a device's stream is ordered behind: what writes the values does.
 TEST(HostStates, ValuesThatACopyReadsAreNotGivenToTheHostBeforeItHas) {
-  HostStates states(two_units(), {.slots = kSlots, .compute_copy = true});
+  HostStates states = states_of_two(true);
   std::promise<void> go;
-  CopyQueue queue({.deadline = std::chrono::milliseconds(20)});
+  CopyQueue queue(std::chrono::milliseconds(20));
   states.read_by(1, queue.start("parameters of blocks.0 to the device", 1, [gate = go.get_future().share()] { gate.wait(); }));
   EXPECT_THROW(states.value(1), EnvironmentError);
   EXPECT_THROW(states.compute(1), EnvironmentError);
@@ -38,7 +34,7 @@ TEST(HostStates, ValuesThatACopyReadsAreNotGivenToTheHostBeforeItHas) {
 }
 
 TEST(HostStates, ValuesAreThereOnceTheCopyHasReadThem) {
-  HostStates states(two_units(), {.slots = kSlots});
+  HostStates states = states_of_two(false);
   CopyQueue queue;
   std::atomic<bool> read{false};
   states.read_by(0, queue.start("parameters of embed to the device", 1, [&] { read = true; }));

@@ -10,20 +10,17 @@ namespace lockstep::engine {
 using program::Action;
 using program::ActionKind;
 
-LayerRunner::LayerRunner(const Parts& parts)
-    : layout_(parts.layout),
-      state_(parts.state),
-      store_(parts.store),
-      links_(parts.links),
-      memory_(parts.memory),
-      tensor_(parts.tensor),
-      offload_(layout_.offload.activations ? std::make_unique<ActivationOffload>(*parts.copies, memory_.account()) : nullptr),
-      training_(build(true, parts.seed, parts.rank)),
-      evaluation_(build(false, parts.seed, parts.rank)) {}
+LayerRunner::LayerRunner(const StepView& step, const Parts& parts)
+    : step_(step),
+      with_(parts),
+      offload_(step.layout.offload.activations ? std::make_unique<ActivationOffload>(*parts.copies, parts.memory.account()) : nullptr),
+      training_(build(true)),
+      evaluation_(build(false)) {}
 
-LayerRunner::Layers LayerRunner::build(bool training, uint64_t seed, int rank) const {
-  return model::build_layers(layout_.model, store_,
-                             {.seed = seed, .training = training, .tensor = tensor_, .layers = layout_.layers_of(rank)});
+LayerRunner::Layers LayerRunner::build(bool training) const {
+  return model::build_layers(
+      step_.layout.model, step_.store,
+      {.seed = with_.seed, .training = training, .tensor = with_.tensor, .layers = step_.layout.layers_of(step_.groups.rank())});
 }
 
 void LayerRunner::add_handlers(Handlers& handlers) {
@@ -36,45 +33,38 @@ void LayerRunner::add_handlers(Handlers& handlers) {
 }
 
 void LayerRunner::forward(const Action& action) {
-  const nn::Microbatch& microbatch = state_.microbatch(action.microbatch);
+  const nn::Microbatch& microbatch = step_.state.microbatch(action.microbatch);
   const Key key{action.layer, action.microbatch};
-  const arch::Recompute recompute = layout_.recompute_of(action.layer);
-  nn::Layer& layer = *(state_.training ? training_ : evaluation_)[static_cast<size_t>(action.layer)];
+  const arch::Recompute recompute = step_.layout.recompute_of(action.layer);
+  nn::Layer& layer = *(step_.state.training ? training_ : evaluation_)[static_cast<size_t>(action.layer)];
   const at::Tensor x = take_input(action);
-  at::Tensor output;
-  if (!state_.training) {
-    output = layer.forward(x, microbatch, nullptr);
-  } else if (recompute == arch::Recompute::kFull) {
-    output = layer.forward(x, microbatch, nullptr);
-    inputs_[key] = x;
-  } else {
-    std::unique_ptr<nn::Saved>& saved = saved_[key];
-    output = layer.forward(x, microbatch, &saved);
-    if (recompute == arch::Recompute::kSelective) layer.forget(*saved);
-  }
-  if (state_.training) memory_.note_workspace(memory_.live());
+  const bool keeps = step_.state.training && recompute != arch::Recompute::kFull;
+  at::Tensor output = layer.forward(x, microbatch, keeps ? &saved_[key] : nullptr);
+  if (keeps && recompute == arch::Recompute::kSelective) layer.forget(*saved_[key]);
+  if (step_.state.training && !keeps) inputs_[key] = x;
   if (output.defined()) flowing_[{action.layer + 1, action.microbatch, false}] = std::move(output);  // none of a head that trains
-  if (state_.training) memory_.note_activations();
+  if (!step_.state.training) return;
+  with_.memory.note_workspace(with_.memory.live());
+  with_.memory.note_activations();  // the input is there still
 }
 
 void LayerRunner::recompute(const Action& action) {
   const Key key{action.layer, action.microbatch};
   nn::Layer& layer = *training_[static_cast<size_t>(action.layer)];
   if (offload_ && offload_->fetched(key)) inputs_[key] = offload_->take(key);
-  memory_.restart_peak();
+  with_.memory.restart_peak();
   if (const auto input = inputs_.extract(key))
-    saved_[key] = layer.recompute(input.mapped(), state_.microbatch(action.microbatch));
+    saved_[key] = layer.recompute(input.mapped(), step_.state.microbatch(action.microbatch));
   else
     layer.restore(*saved_.at(key));
-  memory_.note_workspace(memory_.live());
-  memory_.note_activations();
+  with_.memory.note_workspace(with_.memory.live());
 }
 
 void LayerRunner::backward(const Action& action) {
   const auto saved = saved_.find({action.layer, action.microbatch});
   LOCKSTEP_CHECK(saved != saved_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
   nn::Layer& layer = *training_[static_cast<size_t>(action.layer)];
-  int64_t baseline = memory_.live();
+  int64_t baseline = with_.memory.live();
   at::Tensor dy = action.kind == ActionKind::kBackwardWeight ? at::Tensor() : take_input(action);
   at::Tensor dx;
   if (action.kind == ActionKind::kBackward) dx = layer.backward(dy, *saved->second);
@@ -86,52 +76,71 @@ void LayerRunner::backward(const Action& action) {
   }
   dy.reset();
   if (at::Tensor& loss = saved->second->loss; loss.defined())
-    state_.losses[static_cast<size_t>(action.microbatch)] = std::exchange(loss, {});
+    step_.state.losses[static_cast<size_t>(action.microbatch)] = std::exchange(loss, {});
   if (action.kind != ActionKind::kBackwardInput) saved_.erase(saved);
-  memory_.note_workspace(baseline);
-  memory_.note_activations();
+  with_.memory.note_workspace(baseline);
 }
 
 // [B, S, D], or [B S / tp, D] under sequence parallelism: the same on both sides.
 Started LayerRunner::receive(const Action& action) {
-  const at::Tensor& tokens = state_.microbatch(action.microbatch).tokens;
-  const int64_t batch = tokens.size(0), length = tokens.size(1), width = layout_.model.hidden;
+  const at::Tensor& tokens = step_.state.microbatch(action.microbatch).tokens;
+  const int64_t batch = tokens.size(0), length = tokens.size(1), width = step_.layout.model.hidden;
   std::vector<int64_t> shape = {batch, length, width};
-  if (tensor_ && tensor_->sequence_parallel()) shape = {tensor_->local_rows(batch * length).size(), width};
-  const at::Tensor to = at::empty(shape, at::TensorOptions().dtype(store_.options().dtype).device(store_.options().device));
-  Started started = links_.recv(action, to);
-  if (state_.training) memory_.note_activations();
-  return started;
+  if (with_.tensor && with_.tensor->sequence_parallel()) shape = {with_.tensor->local_rows(batch * length).size(), width};
+  const StoreOptions& store = step_.store.options();
+  const bool forward = program::transfer_of(action).forward;
+  const auto [begin, end] = step_.layout.stage_layers(action.stage);
+  const Flow flow{forward ? begin : end - 1, action.microbatch, !forward};
+  const auto [coming, fresh] = flowing_.emplace(flow, at::empty(shape, at::TensorOptions().dtype(store.dtype).device(store.device)));
+  LOCKSTEP_CHECK(fresh, "stage ", action.stage, " waits for microbatch ", action.microbatch, " already");
+  if (coming->second.numel() == 0) return {};
+  return waiting_for(execute(step_.groups, call_of(action), {.input = coming->second}), step_.waits, "pp recv");
+}
+
+const program::PlannedCall& LayerRunner::call_of(const Action& action) {
+  const program::PlannedCall* call = step_.calls.only(action);
+  LOCKSTEP_CHECK(call != nullptr, program::action_name(action.kind), " of stage ", action.stage, " stays on this rank");
+  return *call;
 }
 
 Started LayerRunner::send(const Action& action) {
-  const auto [begin, end] = layout_.stage_layers(action.stage);
-  const bool forward = action.kind == ActionKind::kSendForward;
+  const auto [begin, end] = step_.layout.stage_layers(action.stage);
+  const bool forward = program::transfer_of(action).forward;
   auto output = flowing_.extract({forward ? end : begin - 1, action.microbatch, !forward});
   LOCKSTEP_CHECK(!output.empty(), "stage ", action.stage, " has made nothing of microbatch ", action.microbatch);
-  Started started = links_.send(action, std::move(output.mapped()));
-  memory_.note_activations();
-  return started;
+  if (output.mapped().numel() == 0) return {};  // no row of the sequence is this rank's
+  const program::PlannedCall& call = call_of(action);
+  std::deque<Sent>& channel = sent_[call.group];
+  if (std::ssize(channel) == with_.depth) {
+    step_.waits.wait(channel.front().work, "pp send");
+    channel.pop_front();
+  }
+  Sent& last = channel.emplace_back(Sent{.tensor = std::move(output.mapped()), .work = {}});
+  last.work = execute(step_.groups, call, {.input = last.tensor});
+  return [this] { wait_for_sends(); };
+}
+
+// For all of them: who asks for one asks at the end of the step.
+void LayerRunner::wait_for_sends() {
+  for (auto& [channel, sent] : sent_)
+    for (Sent& each : sent) step_.waits.wait(each.work, "pp send");
+  sent_.clear();
 }
 
 // From the layer before it in this direction, on this rank or another.
 at::Tensor LayerRunner::take_input(const Action& action) {
-  const Flow flow{action.layer, action.microbatch, action.kind != ActionKind::kForward};
-  if (at::Tensor arrived = links_.take(flow); arrived.defined()) return arrived;
-  auto found = flowing_.extract(flow);
+  auto found = flowing_.extract({action.layer, action.microbatch, action.kind != ActionKind::kForward});
   return found ? std::move(found.mapped()) : at::Tensor();
 }
 
-void LayerRunner::fetch(const Action& action) {
-  offload_->fetch({action.layer, action.microbatch});
-  memory_.note_activations();
+Started LayerRunner::fetch(const Action& action) {
+  return [copy = offload_->fetch({action.layer, action.microbatch})]() mutable { copy.order_after(); };
 }
 
 void LayerRunner::evict(const Action& action) {
   auto input = inputs_.extract({action.layer, action.microbatch});
   LOCKSTEP_CHECK(!input.empty(), "layer ", action.layer, " kept no input of microbatch ", action.microbatch);
   offload_->evict({action.layer, action.microbatch}, std::move(input.mapped()));
-  memory_.note_activations();
 }
 
 at::Tensor LayerRunner::take_output() {

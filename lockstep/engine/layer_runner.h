@@ -2,16 +2,16 @@
 // FETCH and EVICT of activations.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "lockstep/engine/activation_links.h"
 #include "lockstep/engine/activation_offload.h"
 #include "lockstep/engine/handlers.h"
+#include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/parameter_store.h"
-#include "lockstep/engine/step_memory.h"
 #include "lockstep/engine/step_state.h"
 #include "lockstep/parallel/tensor/group.h"
 
@@ -19,30 +19,26 @@ namespace lockstep::engine {
 
 class LayerRunner {
  public:
-  // What it works with; all outlive it.
+  // What it works with besides; all outlive it.
   struct Parts {
-    const program::Layout& layout;
-    StepState& state;
-    ParameterStore& store;
-    ActivationLinks& links;
     StepMemory& memory;
     CopyQueue* copies;                // null where nothing is offloaded
     parallel::TensorGroup* tensor;    // null where the axis has one rank
-    int rank;
+    int depth;                        // of a channel: Program::channel_depth
     uint64_t seed;                    // of dropout
   };
-  explicit LayerRunner(const Parts& parts);
+  LayerRunner(const StepView& step, const Parts& parts);
 
   void add_handlers(Handlers& handlers);
   // FETCH and EVICT of an activation.
-  void fetch(const program::Action& action);
+  Started fetch(const program::Action& action);
   void evict(const program::Action& action);
   // Begins to fill the input of a stage, or the gradient of its output.
   Started receive(const program::Action& action);
 
   // Of the ranks that hold one copy of the model, this one tells the loss: every rank of a tp group has the whole loss of its
   // samples, the first one of those that hold the head counts.
-  bool counts_loss() const { return training_.back() && (!tensor_ || tensor_->rank() == 0); }
+  bool counts_loss() const { return training_.back() && (!with_.tensor || with_.tensor->rank() == 0); }
   // What the head has handed on in an evaluation; undefined on a rank without it.
   at::Tensor take_output();
   void check_empty() const;
@@ -52,22 +48,34 @@ class LayerRunner {
  private:
   using Key = std::pair<int, int>;  // layer, microbatch
   using Layers = std::vector<std::unique_ptr<nn::Layer>>;  // null where another rank holds it
-  Layers build(bool training, uint64_t seed, int rank) const;
+  // What a layer takes next of a microbatch: its input, or the gradient of its output.
+  struct Flow {
+    int layer = 0;
+    int microbatch = 0;
+    bool gradient = false;
+    auto operator<=>(const Flow&) const = default;
+  };
+  // A tensor on its way to a neighbour is alive until it has been sent: at most `depth` of a channel, since a further one waits
+  // for the first of them. What was sent first arrives first.
+  struct Sent {
+    at::Tensor tensor;
+    comm::Work work;
+  };
+  Layers build(bool training) const;
   void forward(const program::Action& action);
   void recompute(const program::Action& action);
   void backward(const program::Action& action);
   Started send(const program::Action& action);
+  void wait_for_sends();
+  const program::PlannedCall& call_of(const program::Action& action);
   at::Tensor take_input(const program::Action& action);
 
-  const program::Layout& layout_;
-  StepState& state_;
-  ParameterStore& store_;
-  ActivationLinks& links_;
-  StepMemory& memory_;
-  parallel::TensorGroup* tensor_;
+  const StepView step_;
+  const Parts with_;
   std::unique_ptr<ActivationOffload> offload_;  // null where activations stay
   Layers training_, evaluation_;                // over the same parameters, the second without dropout
-  std::map<Flow, at::Tensor> flowing_;          // on this rank
+  std::map<Flow, at::Tensor> flowing_;          // on this rank, or on its way to it
+  std::map<program::GroupRef, std::deque<Sent>> sent_;  // by channel
   std::map<Key, std::unique_ptr<nn::Saved>> saved_;
   std::map<Key, at::Tensor> inputs_;            // of layers that full recomputation runs again
 };

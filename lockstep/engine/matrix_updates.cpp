@@ -41,10 +41,10 @@ at::Tensor cut(const at::Tensor& matrix, const HeldPiece& piece) {
 
 }  // namespace
 
-MatrixUpdates::MatrixUpdates(const Parts& parts, const config::OptimizerSection& optimizer)
-    : with_(parts), optimizer_(optimizer), plan_(parts.layout, parts.groups.rank()) {
-  if (!program::scatters_matrices(with_.layout, with_.groups.rank())) return;
-  LOCKSTEP_CHECK(optimizer_.ns_precision == with_.layout.optimizer.iterate_in, "the layout plans for another type of the iteration");
+MatrixUpdates::MatrixUpdates(const StepView& step, const config::OptimizerSection& optimizer)
+    : step_(step), optimizer_(optimizer), plan_(step.layout, step.groups.rank()) {
+  if (!program::scatters_matrices(step_.layout, step_.groups.rank())) return;
+  LOCKSTEP_CHECK(optimizer_.ns_precision == step_.layout.optimizer.ns_precision, "the layout plans for another type of the iteration");
 }
 
 void MatrixUpdates::add_handlers(Handlers& handlers) {
@@ -53,23 +53,16 @@ void MatrixUpdates::add_handlers(Handlers& handlers) {
 }
 
 at::TensorOptions MatrixUpdates::wire() const {
-  const at::Device device = with_.store.host() ? at::Device(at::kCPU) : with_.store.options().device;
-  return at::TensorOptions().dtype(scalar_type(with_.layout.optimizer.iterate_in)).device(device);
+  const at::Device device = step_.store.host() ? at::Device(at::kCPU) : step_.store.options().device;
+  return at::TensorOptions().dtype(scalar_type(step_.layout.optimizer.ns_precision)).device(device);
 }
 
 optim::StepPoint MatrixUpdates::point() const {
-  return {.lr = with_.state.lr, .number = with_.state.step, .grad_scale = with_.state.gradient_scale};
+  return {.lr = step_.state.lr, .number = step_.state.step, .grad_scale = step_.state.gradient_scale};
 }
 
 MemoryScope MatrixUpdates::memory() const {
-  return {with_.store.options().memory, with_.store.host() ? MemoryCategory::kHost : MemoryCategory::kBuffers};
-}
-
-Started MatrixUpdates::waiting_for_all(std::vector<comm::Work> works) {
-  return [this, all = std::make_shared<std::vector<comm::Work>>(std::move(works))] {
-    for (comm::Work& work : *all) with_.waits.wait(work, "matrices");
-    all->clear();
-  };
+  return {step_.store.options().memory, step_.store.host() ? MemoryCategory::kHost : MemoryCategory::kBuffers};
 }
 
 Started MatrixUpdates::gather(const Action& action) {
@@ -79,7 +72,7 @@ Started MatrixUpdates::gather(const Action& action) {
   LOCKSTEP_CHECK(fresh, "matrices of layer ", action.unit, " are gathered already");
   OnTheWay& now = place->second;
   std::map<int, at::Tensor> mine;  // by row: what this rank has of it
-  for (const ParameterStore::MatrixPiece& piece : with_.store.matrix_pieces(with_.store.unit_of(action.unit)))
+  for (const ParameterStore::MatrixPiece& piece : step_.store.matrix_pieces(step_.store.unit_of(action.unit)))
     mine[piece.place.param] = optim::direction(piece.parameter, optimizer_, point()).to(wire(), false, true);
   now.matrices.resize(matrices.size());
   for (size_t i = 0; i < matrices.size(); ++i) {
@@ -89,17 +82,17 @@ Started MatrixUpdates::gather(const Action& action) {
       if (piece.holder == plan_.member() && piece.copy == 0) put(now.matrices[i], piece, mine.at(matrices[i].param));
   }
   std::vector<comm::Work> works;
-  const std::vector<program::PlannedCall>& calls = with_.calls.of(action);  // this rank's messages, in their order
-  for (const MatrixMessage& each : plan_.gathered(action.unit)) {
+  const std::vector<program::PlannedCall>& calls = step_.calls.of(action);  // this rank's messages, in their order
+  for (const MatrixMessage& each : plan_.messages(action.unit, /*to_owners=*/true)) {
     if (each.from == plan_.member()) {
       now.leaving.push_back(mine.at(matrices[each.matrix].param));
-      works.push_back(execute(with_.groups, calls.at(works.size()), {.input = now.leaving.back()}));
+      works.push_back(execute(step_.groups, calls.at(works.size()), {.input = now.leaving.back()}));
     } else if (each.to == plan_.member()) {
       now.coming.emplace_back(each, at::empty({matrices[each.matrix].pieces[each.piece].numel}, wire()));
-      works.push_back(execute(with_.groups, calls.at(works.size()), {.input = now.coming.back().second}));
+      works.push_back(execute(step_.groups, calls.at(works.size()), {.input = now.coming.back().second}));
     }
   }
-  return waiting_for_all(std::move(works));
+  return waiting_for(std::move(works), step_.waits, "matrices");
 }
 
 Started MatrixUpdates::scatter(const Action& action) {
@@ -111,35 +104,34 @@ Started MatrixUpdates::scatter(const Action& action) {
   now.leaving.clear();
   for (size_t i = 0; i < matrices.size(); ++i) {
     if (matrices[i].owner != plan_.member()) continue;
-    const arch::ParamSpec& spec = with_.store.table()[static_cast<size_t>(matrices[i].param)];
+    const arch::ParamSpec& spec = step_.store.table()[static_cast<size_t>(matrices[i].param)];
     now.matrices[i] = optim::orthogonal(*spec.update.optimizer, now.matrices[i], optimizer_);
     for (const HeldPiece& piece : matrices[i].pieces)
       if (piece.holder == plan_.member()) now.pieces[matrices[i].param] = cut(now.matrices[i], piece);
   }
   std::vector<comm::Work> works;
-  const std::vector<program::PlannedCall>& calls = with_.calls.of(action);  // this rank's messages, in their order
-  for (const MatrixMessage& each : plan_.scattered(action.unit)) {
+  const std::vector<program::PlannedCall>& calls = step_.calls.of(action);  // this rank's messages, in their order
+  for (const MatrixMessage& each : plan_.messages(action.unit, /*to_owners=*/false)) {
     const HeldPiece& piece = matrices[each.matrix].pieces[each.piece];
     if (each.from == plan_.member()) {
       now.leaving.push_back(cut(now.matrices[each.matrix], piece));
-      works.push_back(execute(with_.groups, calls.at(works.size()), {.input = now.leaving.back()}));
+      works.push_back(execute(step_.groups, calls.at(works.size()), {.input = now.leaving.back()}));
     } else if (each.to == plan_.member()) {
       const auto [own, fresh] = now.pieces.try_emplace(matrices[each.matrix].param, at::empty({piece.numel}, wire()));
       LOCKSTEP_CHECK(fresh, "two pieces of row ", matrices[each.matrix].param, " of the table");
-      works.push_back(execute(with_.groups, calls.at(works.size()), {.input = own->second}));
+      works.push_back(execute(step_.groups, calls.at(works.size()), {.input = own->second}));
     }
   }
   now.matrices.clear();
-  return waiting_for_all(std::move(works));
+  return waiting_for(std::move(works), step_.waits, "matrices");
 }
 
-void MatrixUpdates::apply(int layer) {
-  const auto found = on_the_way_.find(layer);
+void MatrixUpdates::apply(int unit) {
+  const auto found = on_the_way_.find(unit);
   if (found == on_the_way_.end()) return;
-  for (const ParameterStore::MatrixPiece& piece : with_.store.matrix_pieces(with_.store.unit_of(layer))) {
-    const arch::ParamSpec& spec = with_.store.table()[static_cast<size_t>(piece.place.param)];
-    optim::apply(piece.parameter, found->second.pieces.at(piece.place.param), {.rows = spec.shape[0], .columns = spec.shape[1]},
-                 optimizer_, point());
+  for (const ParameterStore::MatrixPiece& piece : step_.store.matrix_pieces(step_.store.unit_of(unit))) {
+    const arch::ParamSpec& spec = step_.store.table()[static_cast<size_t>(piece.place.param)];
+    optim::apply(piece.parameter, found->second.pieces.at(piece.place.param), spec.shape, optimizer_, point());
   }
   on_the_way_.erase(found);
 }

@@ -8,8 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/engine/execute.h"
-#include "lockstep/engine/exposed_waits.h"
 #include "lockstep/engine/groups.h"
 #include "lockstep/engine/handlers.h"
 #include "lockstep/engine/parameter_store.h"
@@ -21,20 +19,11 @@ namespace lockstep::engine {
 
 class MatrixUpdates {
  public:
-  // What it works with; all outlive it.
-  struct Parts {
-    const program::Layout& layout;
-    const StepState& state;
-    ParameterStore& store;
-    Groups& groups;
-    program::CallTable& calls;
-    ExposedWaits& waits;
-  };
-  MatrixUpdates(const Parts& parts, const config::OptimizerSection& optimizer);
+  MatrixUpdates(const StepView& step, const config::OptimizerSection& optimizer);
 
   void add_handlers(Handlers& handlers);
   // At STEP of a unit: what came back changes the values of this rank's pieces. Nothing where it has none.
-  void apply(int layer);
+  void apply(int unit);
 
  private:
   struct OnTheWay {
@@ -45,12 +34,11 @@ class MatrixUpdates {
   };
   Started gather(const program::Action& action);
   Started scatter(const program::Action& action);
-  Started waiting_for_all(std::vector<comm::Work> works);
   at::TensorOptions wire() const;
   optim::StepPoint point() const;
   MemoryScope memory() const;
 
-  const Parts with_;
+  const StepView step_;
   const config::OptimizerSection optimizer_;
   const program::MatrixPlan plan_;
   std::map<int, OnTheWay> on_the_way_;  // by unit

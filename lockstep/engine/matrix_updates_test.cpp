@@ -177,7 +177,7 @@ TEST(MatrixUpdates, RulesChooseByName) {
     c.dp = dp;
     c.zero = zero;
     program::Layout layout = layout_for(c, 4);
-    layout.optimizer = arch::optimizer_choice(section);
+    layout.optimizer = section;
     return engine::testing::train_layout(layout, {.steps = 2, .max_grad_norm = 0, .optimizer = section});
   };
   const Outcome one = run(1, 0), two = run(2, 1);

@@ -2,6 +2,7 @@
 
 #include <c10/core/Allocator.h>
 
+#include <algorithm>
 #include <mutex>
 #include <new>
 
@@ -92,11 +93,6 @@ void MemoryAccount::remove(MemoryCategory category, int64_t bytes) {
   if (category != MemoryCategory::kHost) device_.live.fetch_sub(bytes);
 }
 
-int64_t MemoryAccount::live(MemoryCategory category) const { return counters_[static_cast<size_t>(category)].live; }
-int64_t MemoryAccount::peak(MemoryCategory category) const { return counters_[static_cast<size_t>(category)].peak; }
-
-void MemoryAccount::restart_peak(MemoryCategory category) { counters_[static_cast<size_t>(category)].restart(); }
-
 void install_memory_tracking() {
   // LibTorch keeps the pointer for ever: the allocator is never destroyed.
   static std::once_flag once;
@@ -111,5 +107,25 @@ MemoryScope::MemoryScope(std::shared_ptr<MemoryAccount> account, MemoryCategory 
 }
 
 MemoryScope::~MemoryScope() { current_scope = outer_; }
+
+void StepMemory::note_workspace(int64_t baseline) {
+  int64_t& buffers = measured_[MemoryCategory::kBuffers];
+  buffers = std::max(buffers, account_->peak(kCategory) - baseline + account_->live(MemoryCategory::kBuffers));
+}
+
+void StepMemory::note_activations() {
+  int64_t& activations = measured_[MemoryCategory::kActivations];
+  activations = std::max(activations, live());
+}
+
+program::MemoryBytes StepMemory::measured() const {
+  program::MemoryBytes bytes = measured_;
+  for (const MemoryCategory category : {MemoryCategory::kParameters, MemoryCategory::kGradients,
+                                        MemoryCategory::kOptimizer, MemoryCategory::kHost})
+    bytes[category] = account_->peak(category);
+  bytes[MemoryCategory::kBuffers] = std::max(bytes[MemoryCategory::kBuffers], account_->peak(MemoryCategory::kBuffers));
+  bytes.peak = account_->peak_total();
+  return bytes;
+}
 
 }  // namespace lockstep::engine

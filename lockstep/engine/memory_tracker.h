@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "lockstep/program/predict/memory.h"
 
@@ -28,20 +29,19 @@ class MemoryAccount {
   explicit MemoryAccount(int64_t device_limit = 0) : limit_(device_limit) {}
   void add(MemoryCategory category, int64_t bytes);  // DeviceLimitReached, and nothing added
   void remove(MemoryCategory category, int64_t bytes);
-  int64_t live(MemoryCategory category) const;
-  int64_t peak(MemoryCategory category) const;  // since the last restart_peak
-  void restart_peak(MemoryCategory category);
+  int64_t live(MemoryCategory category) const { return counters_[static_cast<size_t>(category)].live; }
+  int64_t peak(MemoryCategory category) const { return counters_[static_cast<size_t>(category)].peak; }
+  // From here on peak() counts anew.
+  void restart_peak(MemoryCategory category) { counters_[static_cast<size_t>(category)].peak = live(category); }
   // Of the device, all categories together at the same time.
   int64_t live_total() const { return device_.live; }
   int64_t peak_total() const { return device_.peak; }
-  void restart_peak_total() { device_.restart(); }
 
  private:
   struct Counter {
     std::atomic<int64_t> live{0};
     std::atomic<int64_t> peak{0};
     void add(int64_t bytes);
-    void restart() { peak = live.load(); }
   };
   std::array<Counter, program::kNumMemoryCategories> counters_;
   Counter device_;
@@ -68,6 +68,28 @@ class MemoryScope {
   MemoryCategory category_;
   const MemoryScope* outer_;
   friend class TrackingAllocator;
+};
+
+// What the actions of a step take, measured as program/predict/memory.h states it.
+class StepMemory {
+ public:
+  explicit StepMemory(std::shared_ptr<MemoryAccount> account) : account_(std::move(account)) {}
+
+  // Activations and workspace share one counter while a step runs; the notes tell them apart at the borders of actions.
+  MemoryScope scope() const { return {account_, kCategory}; }
+  const std::shared_ptr<MemoryAccount>& account() const { return account_; }
+  int64_t live() const { return account_->live(kCategory); }
+  void restart_peak() { account_->restart_peak(kCategory); }
+  // What an action took beyond `baseline`, what lived before it and what it leaves behind; beside what is on its way.
+  void note_workspace(int64_t baseline);
+  void note_activations();
+  // Largest bytes per category since the start.
+  program::MemoryBytes measured() const;
+
+ private:
+  static constexpr MemoryCategory kCategory = MemoryCategory::kActivations;
+  std::shared_ptr<MemoryAccount> account_;
+  program::MemoryBytes measured_{};
 };
 
 }  // namespace lockstep::engine

@@ -11,7 +11,7 @@
 #include "lockstep/engine/test_training.h"
 #include "lockstep/program/placement.h"
 #include "lockstep/program/predict/moves.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/verify/verify.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::engine {
@@ -39,47 +39,37 @@ program::Layout layout_of(const Variant& variant) {
   return layout;
 }
 
-struct Outcome {
-  std::vector<double> losses, norms;
-  std::vector<at::Tensor> values, moments;
-  int64_t device = 0, host = 0, fetched = 0, from_disk = 0;
+struct Outcome : testing::Outcome {
+  std::vector<double> evaluations;
+  std::vector<at::Tensor> moments;
+  int64_t from_disk = 0;  // bytes
 };
 
 // Three steps with an evaluation between them; what rank 0 sees.
 Outcome train(const program::Layout& layout) {
   Outcome outcome;
-  lockstep::testing::run_ranks(layout.mesh.world_size(), [&](comm::World& world) {
-    Groups groups(world, layout);
-    Executor executor({.layout = layout, .max_grad_norm = 0.05, .disk_path = folder()}, groups);
-    std::vector<double> losses, norms;
-    for (int64_t step = 0; step < 3; ++step) {
-      const StepResult result = executor.step(
-          executor.load([&] { return microbatches(layout, world.rank(), step); }), step + 1, 1e-2);
-      losses.push_back(result.loss);
-      norms.push_back(result.grad_norm);
-      losses.push_back(executor.evaluate(microbatches(layout, world.rank(), 9)[0]).first);
-      if (world.rank() == 0) outcome.fetched += result.copies.bytes;
-      if (world.rank() == 0) outcome.from_disk += result.disk.bytes;
-    }
-    std::vector<at::Tensor> values, moments;
-    for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param)
-      values.push_back(executor.whole_value(param).clone());
+  const auto evaluate = [&](Executor& executor, int rank, int64_t) {
+    const double loss = executor.evaluate(microbatches(layout, rank, 9)[0]).first;
+    if (rank == 0) outcome.evaluations.push_back(loss);
+  };
+  const auto read_moments = [&](Executor& executor, int rank) {
     for (const StateTensor& tensor : executor.store().state())
-      if (tensor.kind == StateKind{"exp_avg"} || tensor.kind == StateKind{"exp_avg_sq"}) moments.push_back(tensor.local.clone());
-    if (world.rank() != 0) return;
-    outcome.losses = losses;
-    outcome.norms = norms;
-    outcome.values = values;
-    outcome.moments = moments;
-    outcome.host = executor.measured_memory()[MemoryCategory::kHost];
-  });
+      if (rank == 0 && (tensor.kind == StateKind{"exp_avg"} || tensor.kind == StateKind{"exp_avg_sq"}))
+        outcome.moments.push_back(tensor.local.clone());
+  };
+  static_cast<testing::Outcome&>(outcome) =
+      testing::train_layout(layout, {.steps = 3, .lr = 1e-2, .disk_path = folder(), .after_step = evaluate, .at_end = read_moments});
+  for (const StepResult& step : outcome.steps) outcome.from_disk += step.disk.bytes;
   return outcome;
 }
 
 void expect_same_bits(const Outcome& actual, const Outcome& expected, const std::string& where) {
-  EXPECT_EQ(actual.losses, expected.losses) << where;
-  EXPECT_EQ(actual.norms, expected.norms) << where;
-  for (size_t i = 0; i < expected.values.size(); ++i) EXPECT_TRUE(at::equal(actual.values[i], expected.values[i])) << where << i;
+  EXPECT_EQ(actual.evaluations, expected.evaluations) << where;
+  for (size_t i = 0; i < expected.steps.size(); ++i) {
+    EXPECT_EQ(actual.steps[i].loss, expected.steps[i].loss) << where;
+    EXPECT_EQ(actual.steps[i].grad_norm, expected.steps[i].grad_norm) << where;
+  }
+  for (const auto& [name, value] : expected.values) EXPECT_TRUE(at::equal(actual.values.at(name), value)) << where << name;
   ASSERT_EQ(actual.moments.size(), expected.moments.size()) << where;
   for (size_t i = 0; i < expected.moments.size(); ++i)
     EXPECT_TRUE(at::equal(actual.moments[i], expected.moments[i])) << where << i;

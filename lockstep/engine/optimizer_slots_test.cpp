@@ -9,6 +9,7 @@
 #include "lockstep/engine/host_states.h"
 #include "lockstep/engine/parameter_store.h"
 #include "lockstep/engine/state_copy.h"
+#include "lockstep/engine/test_offload.h"
 #include "lockstep/engine/test_training.h"
 #include "support/folders.h"
 
@@ -24,21 +25,6 @@ const arch::OptimizerSpec& three_slots() {
                                                   {.name = "b", .text = "second slot", .dtype = config::Precision::kBf16},
                                                   {.name = "c", .text = "third slot"}}};
   return spec;
-}
-
-// Two units of 32 elements, whole.
-arch::FlatLayout two_units() {
-  return {.units = {{.layer = 0, .begin = 0, .end = 32, .slots = {}}, {.layer = 1, .begin = 32, .end = 64, .slots = {}}},
-          .numel = 64,
-          .shards = 1};
-}
-
-// Its slots for each of the two units.
-std::vector<std::vector<arch::SlotBuffer>> slots_of_units() {
-  std::vector<arch::SlotBuffer> slots;
-  for (const arch::StateSlot& slot : three_slots().slots)
-    slots.push_back({.text = std::string(slot.text), .dtype = slot.dtype, .numel = 32});
-  return {slots, slots};
 }
 
 // Value, slots, copy.
@@ -64,18 +50,18 @@ void expect_filled(const HostStates& states, size_t unit) {
 }
 
 TEST(OptimizerSlots, LieSideBySideOnTheHost) {
-  const HostStates states(two_units(), {.slots = slots_of_units(), .compute_copy = true});
+  const HostStates states(testing::two_units(32), {.slots = testing::slots_of_two(three_slots(), 32), .compute_copy = true});
   for (const size_t unit : {size_t{0}, size_t{1}}) fill(states, unit);
   for (const size_t unit : {size_t{0}, size_t{1}}) expect_filled(states, unit);
 }
 
 TEST(OptimizerSlots, GoToDiskAndComeBack) {
   const support::ScopedFolder folder("optimizer-slots");
-  HostStates states(two_units(), {.slots = slots_of_units(),
-                                  .compute_copy = true,
-                                  .disk_units = {0, 1},
-                                  .names = {"embed", "blocks.0"},
-                                  .disk_path = folder.path()});
+  HostStates states(testing::two_units(32), {.slots = testing::slots_of_two(three_slots(), 32),
+                                             .compute_copy = true,
+                                             .disk_units = {0, 1},
+                                             .names = {"embed", "blocks.0"},
+                                             .disk_path = folder.path()});
   for (const size_t unit : {size_t{0}, size_t{1}}) {
     const HostStates::Open open(&states, unit);
     fill(states, unit);

@@ -18,8 +18,8 @@ std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(
 OutOfMemory::OutOfMemory(Message message, program::MemoryBytes measured)
     : OutOfMemoryError(std::move(message)), measured(measured) {}
 
-std::string describe(const program::Action& action, const program::Layout& layout) {
-  const int layer = action.layer >= 0 ? action.layer : action.unit;
+std::string doing_text(const program::Action& action, const program::Layout& layout) {
+  const int layer = action.layer >= 0 || action.unit < 0 ? action.layer : layout.layer_of(action.unit);
   const program::KindWords& words = program::words_of(action.kind);
   std::string text(words.verb.empty() ? words.name : words.verb);
   if (layer >= 0) text += cat(" of ", arch::layer_table(layout.model).at(static_cast<size_t>(layer)).name);
@@ -31,20 +31,18 @@ std::string describe(const program::Action& action, const program::Layout& layou
 void rethrow_out_of_memory(const program::Layout& layout, int rank, const std::string& doing,
                            const program::MemoryBytes& measured) {
   const std::string who = cat("rank ", rank, " (", layout.mesh.describe(rank), ")");
-  const auto host_error = [&](const std::string& told) {
-    return OutOfMemory({.code = "LS4002", .what = cat(who, " got no more memory for ", doing, ": ", told)}, measured);
+  const auto error = [&](const char* code, const std::string& told) {
+    return OutOfMemory({.code = code, .what = cat(who, told)}, measured);
   };
   try {
     throw;
   } catch (const DeviceLimitReached& full) {
-    throw OutOfMemory({.code = "LS4001",
-                       .what = cat(who, " out of memory: ", doing, " asked ", bytes_text(full.asked), ", ",
-                                   bytes_text(full.free), " free of memory.device_limit = ", bytes_text(full.limit))},
-                      measured);
-  } catch (const c10::OutOfMemoryError& error) {
-    throw host_error(error.what_without_backtrace());
+    throw error("LS4001", cat(" out of memory: ", doing, " asked ", bytes_text(full.asked), ", ", bytes_text(full.free),
+                              " free of memory.device_limit = ", bytes_text(full.limit)));
+  } catch (const c10::OutOfMemoryError& none) {
+    throw error("LS4002", cat(" got no more memory for ", doing, ": ", none.what_without_backtrace()));
   } catch (const std::bad_alloc&) {
-    throw host_error("the host has none");
+    throw error("LS4002", cat(" got no more memory for ", doing, ": the host has none"));
   }
 }
 

@@ -17,12 +17,11 @@ class OutOfMemory : public OutOfMemoryError {
   const program::MemoryBytes measured;  // the largest of each category so far
 };
 
-// "forward of blocks.3, microbatch 1".
-std::string describe(const program::Action& action, const program::Layout& layout);
-
 // To be called in a handler: goes on with the exception that is handled there, as OutOfMemory where it tells that memory
-// was short (DeviceLimitReached, std::bad_alloc, c10::OutOfMemoryError). `where`: "rank 1 (dp1): forward of blocks.3".
+// was short (DeviceLimitReached, std::bad_alloc, c10::OutOfMemoryError) for `doing`.
 [[noreturn]] void rethrow_out_of_memory(const program::Layout& layout, int rank, const std::string& doing,
                                         const program::MemoryBytes& measured);
+// "forward of blocks.3, microbatch 1".
+std::string doing_text(const program::Action& action, const program::Layout& layout);
 
 }  // namespace lockstep::engine

@@ -9,11 +9,7 @@ namespace lockstep::engine {
 using program::Action;
 using program::ActionKind;
 
-ParameterGather::ParameterGather(const program::Layout& layout, ParameterStore& store, Groups& groups,
-                                 program::CallTable& calls, ExposedWaits& waits, CopyQueue* copies)
-    : store_(store), groups_(groups), calls_(calls), waits_(waits), copies_(copies) {
-  for (const arch::LayerSpec& layer : arch::layer_table(layout.model)) names_.push_back(layer.name);
-}
+ParameterGather::ParameterGather(const StepView& step, CopyQueue* copies) : step_(step), copies_(copies) {}
 
 void ParameterGather::add_handlers(Handlers& handlers, std::span<const program::Bucket> buckets) {
   handlers.add({ActionKind::kUnshard}, [this](const Action& action) { return unshard(action); });
@@ -26,45 +22,46 @@ void ParameterGather::add_handlers(Handlers& handlers, std::span<const program::
 static constexpr const char* kWaitsFor = "dp parameters";
 
 Started ParameterGather::unshard(const Action& action) {
-  const size_t unit = store_.unit_of(action.unit);
-  const program::PlannedCall* call = calls_.only(action);
-  LOCKSTEP_CHECK(call != nullptr, "the unit of layer ", action.unit, " is whole");
-  if (store_.compute().transient()) store_.compute().hold(unit);
-  return waiting_for(execute(groups_, *call, {.input = store_.compute_part(unit), .output = store_.compute_unit(unit)}), waits_,
-                     kWaitsFor);
+  const size_t unit = step_.store.unit_of(action.unit);
+  const program::PlannedCall* call = step_.calls.only(action);
+  LOCKSTEP_CHECK(call != nullptr, "unit ", action.unit, " is whole");
+  if (step_.store.compute().transient()) step_.store.compute().hold(unit);
+  return waiting_for(
+      execute(step_.groups, *call, {.input = step_.store.compute_part(unit), .output = step_.store.compute_unit(unit)}),
+      step_.waits, kWaitsFor);
 }
 
-void ParameterGather::reshard(int layer) {
-  store_.compute().drop(store_.unit_of(layer));
+void ParameterGather::reshard(int id) {
+  step_.store.compute().drop(step_.store.unit_of(id));
 }
 
 UnitBuffers* ParameterGather::fetched_memory() {
-  if (store_.parts().defined()) return &store_.parts();
-  return store_.options().offload_parameters ? &store_.compute() : nullptr;
+  if (step_.store.parts().defined()) return &step_.store.parts();
+  return step_.store.options().offload_parameters ? &step_.store.compute() : nullptr;
 }
 
 // It is joined in the order of the device's stream: kernels and collectives that read the part, and whatever takes its memory
 // after evict, are given to it later.
-Started ParameterGather::fetch(int layer) {
-  const size_t unit = store_.unit_of(layer);
+Started ParameterGather::fetch(int id) {
+  const size_t unit = step_.store.unit_of(id);
   if (UnitBuffers* memory = fetched_memory()) memory->hold(unit);
-  const at::Tensor to = store_.compute_part(unit);
-  HostStates& host = *store_.host();
+  const at::Tensor to = step_.store.compute_part(unit);
+  HostStates& host = *step_.store.host();
   if (host.on_disk(unit)) return [copy = host.disk()->fetch_parameters(unit, to)]() mutable { copy.order_after(); };
-  Copy copy = copies_->copy(store_.fetched_from(unit), to,
-                            cat("parameters of ", names_.at(static_cast<size_t>(layer)), " to the device"));
+  Copy copy = copies_->copy(host.fetched_from(unit), to,
+                            cat("parameters of ", arch::layer_spec(step_.layout.model, step_.layout.layer_of(id)).name, " to the device"));
   host.read_by(unit, copy);  // no update before it has read: nobody else waits for it on the host
   return [copy = std::move(copy)]() mutable { copy.order_after(); };
 }
 
-void ParameterGather::evict(int layer) {
-  fetched_memory()->drop(store_.unit_of(layer));
+void ParameterGather::evict(int id) {
+  fetched_memory()->drop(step_.store.unit_of(id));
 }
 
 Started ParameterGather::pull(const program::Bucket& bucket, const Action& action) {
-  const program::PlannedCall* call = calls_.only(action);
+  const program::PlannedCall* call = step_.calls.only(action);
   if (!call) return {};
-  return waiting_for(execute(groups_, *call, {.input = store_.compute_slice(bucket.begin, bucket.end)}), waits_, kWaitsFor);
+  return waiting_for(execute(step_.groups, *call, {.input = step_.store.compute_slice(bucket.begin, bucket.end)}), step_.waits, kWaitsFor);
 }
 
 }  // namespace lockstep::engine

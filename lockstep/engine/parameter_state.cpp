@@ -20,7 +20,8 @@ Replica replica_of(const arch::ParamSpec& spec, Replica data, const StoreOptions
 void ParameterStore::add_whole(std::vector<StateTensor>& state) const {
   for (int row = 0; row < static_cast<int>(table_.size()); ++row) {
     const arch::ParamSpec& spec = table_[static_cast<size_t>(row)];
-    const Replica replica = replica_of(spec, {options_.replica, options_.num_replicas}, options_);
+    const GroupShare& share = options_.share(spec.group);
+    const Replica replica = replica_of(spec, {share.replica, share.num_replicas}, options_);
     state.push_back({.name = spec.name,
                      .kind = StateKind::kParameter,
                      .global_shape = spec.shape,
@@ -35,9 +36,10 @@ void ParameterStore::add_whole(std::vector<StateTensor>& state) const {
 void ParameterStore::add_parts(StateKind kind, std::vector<StateTensor>& state) const {
   // A parameter server's state lives on the server alone: it is its own only replica.
   const bool replicated = !options_.sole_owner || kind == StateKind::kParameter;
-  const Replica data = replicated ? Replica{options_.shard_replica, options_.num_shard_replicas} : Replica{};
   const bool of_slot = kind != StateKind::kParameter && kind != StateKind::kMaster;
   for (size_t unit = 0; unit < slots_.size(); ++unit) {
+    const GroupShare& share = options_.share(layout_.units[unit].group);
+    const Replica data = replicated ? Replica{share.shard_replica, share.num_shard_replicas} : Replica{};
     const at::Tensor part = of_slot ? at::Tensor() : state_part(unit, kind);
     for (size_t piece = 0; piece < slots_[unit].size(); ++piece) {
       const arch::ShardSlot& slot = slots_[unit][piece];

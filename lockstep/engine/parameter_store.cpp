@@ -16,7 +16,7 @@ namespace {
 at::Tensor kept_buffer(const arch::FlatLayout& layout, at::ScalarType dtype, const StoreOptions& options,
                        MemoryCategory category) {
   const MemoryScope scope(options.memory, category);
-  return at::zeros({layout.numel / layout.shards}, at::TensorOptions().dtype(dtype).device(options.device));
+  return at::zeros({layout.parts}, at::TensorOptions().dtype(dtype).device(options.device));
 }
 
 // Initial values of elements [begin, begin + out.size()) of this rank's piece of the parameter. A piece that is cut along
@@ -58,6 +58,7 @@ std::vector<std::string> unit_names(const arch::FlatLayout& layout, const std::v
     const std::string& name = table.at(static_cast<size_t>(unit.slots.at(0).param)).name;
     const size_t first = name.find('.');
     names.push_back(name.substr(0, name.starts_with("blocks.") ? name.find('.', first + 1) : first));
+    if (unit.group != arch::ParameterGroup::kDense) names.back() += ".rows";
   }
   return names;
 }
@@ -67,15 +68,15 @@ std::vector<std::string> unit_names(const arch::FlatLayout& layout, const std::v
 ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOptions& options)
     : table_(std::move(table)),
       options_(options),
-      layout_(arch::flat_layout(table_, options.shards)),
+      layout_(arch::flat_layout(table_, {options.shares[0].shards, options.shares[1].shards})),
       places_(table_.size()) {
   for (size_t i = 0; i < layout_.units.size(); ++i) {
     const arch::FlatUnit& unit = layout_.units[i];
     for (const arch::FlatSlot& slot : unit.slots)
       places_[static_cast<size_t>(slot.param)] = {.unit = i, .offset = slot.offset - unit.begin};
-    slots_.push_back(arch::shard_slots(layout_, unit, options_.shard));
-    unit_slots_.push_back({.buffers = arch::slot_buffers(table_, layout_, unit),
-                           .offsets = arch::slot_offsets(table_, layout_, unit, options_.shard)});
+    const int shard = options_.share(unit.group).shard;
+    slots_.push_back(arch::shard_slots(unit, shard));
+    unit_slots_.push_back({.buffers = arch::slot_buffers(table_, unit), .offsets = arch::slot_offsets(table_, unit, shard)});
   }
   for (size_t row = 0; row < table_.size(); ++row) {
     names_[table_[row].name].push_back(static_cast<int>(row));
@@ -94,8 +95,8 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
   compute_ = units(options_.dtype, MemoryCategory::kParameters, options_.sharded_parameters || options_.offload_parameters);
   if (options_.sharded_parameters && !options_.offload_parameters)
     compute_kept_ = kept(options_.dtype, MemoryCategory::kParameters);
-  if (options_.offload_parameters && options_.shards > 1)
-    parts_ = UnitBuffers(layout_of_parts(layout_, [&](size_t unit) { return layout_.units[unit].numel() / layout_.shards; }),
+  if (options_.offload_parameters && options_.shards() > 1)
+    parts_ = UnitBuffers(layout_of_parts(layout_, [&](size_t unit) { return layout_.units[unit].part(); }),
                          {.dtype = options_.dtype,
                           .device = options_.device,
                           .memory = options_.memory,
@@ -143,12 +144,6 @@ std::vector<at::Tensor> ParameterStore::kept_slots() {
   return kept;
 }
 
-size_t ParameterStore::unit_of(int layer) const {
-  for (size_t i = 0; i < layout_.units.size(); ++i)
-    if (layout_.units[i].layer == layer) return i;
-  throw InternalError(cat("layer ", layer, " owns no parameters"));
-}
-
 at::Tensor ParameterStore::view(const UnitBuffers& buffers, int param) const {
   if (!buffers.defined()) return {};
   const arch::ParamSpec& spec = table_.at(static_cast<size_t>(param));
@@ -191,21 +186,25 @@ void ParameterStore::initialize(uint64_t seed) {
       draw_into(table_[static_cast<size_t>(slot.param)], seed, slot.begin, values.narrow(0, slot.offset, slot.numel));
   }
   refresh_compute();
-  if (compute_.transient() || options_.shards == 1) return;
+  if (compute_.transient() || options_.shards() == 1) return;
   for (size_t row = 0; row < table_.size(); ++row)
     draw_into(table_[row], seed, 0, view(compute_, static_cast<int>(row)).flatten());
 }
 
 at::Tensor ParameterStore::part(const at::Tensor& kept, size_t unit) const {
   const arch::FlatUnit& place = layout_.units.at(unit);
-  return kept.narrow(0, place.begin / layout_.shards, place.numel() / layout_.shards);
+  return kept.narrow(0, place.part_begin, place.part());
+}
+
+at::Tensor ParameterStore::part_of(size_t unit, const at::Tensor& whole) const {
+  const arch::FlatUnit& place = layout_.units.at(unit);
+  return whole.narrow(0, options_.share(place.group).shard * place.part(), place.part());
 }
 
 at::Tensor ParameterStore::compute_part(size_t unit) const {
   if (parts_.defined()) return parts_.unit(unit);
   if (compute_kept_.defined()) return part(compute_kept_, unit);
-  const int64_t size = layout_.units.at(unit).numel() / layout_.shards;
-  return compute_.unit(unit).narrow(0, options_.shard * size, size);
+  return part_of(unit, compute_.unit(unit));
 }
 
 at::Tensor ParameterStore::value_part(size_t unit) const {
@@ -213,13 +212,10 @@ at::Tensor ParameterStore::value_part(size_t unit) const {
   return master_.defined() ? part(master_, unit) : compute_part(unit);
 }
 
-at::Tensor ParameterStore::fetched_from(size_t unit) const { return host_->fetched_from(unit); }
-
 at::Tensor ParameterStore::grad_part(size_t unit) const {
   if (host_) return host_->gradient(unit);
   if (grad_kept_.defined()) return part(grad_kept_, unit);
-  const int64_t size = layout_.units.at(unit).numel() / layout_.shards;
-  return grad_.unit(unit).narrow(0, options_.shard * size, size);
+  return part_of(unit, grad_.unit(unit));
 }
 
 at::Tensor ParameterStore::state_part(size_t unit, StateKind kind) const {
@@ -232,7 +228,7 @@ at::Tensor ParameterStore::state_part(size_t unit, StateKind kind) const {
     const std::optional<size_t> index = slot_of(table_[static_cast<size_t>(place.param)], kind);
     everywhere = everywhere && index && unit_slots_[unit].offsets[piece][*index] == place.offset;
   }
-  const int64_t size = layout_.units.at(unit).numel() / layout_.shards;
+  const int64_t size = layout_.units.at(unit).part();
   for (size_t piece = 0; piece < slots_[unit].size(); ++piece) {
     const arch::ShardSlot& place = slots_[unit][piece];
     const std::optional<size_t> index = slot_of(table_[static_cast<size_t>(place.param)], kind);
@@ -268,11 +264,12 @@ std::vector<ParameterStore::Piece> ParameterStore::gradient_pieces() const {
     for (const arch::ShardSlot& slot : slots_[unit])
       pieces.push_back({.param = slot.param, .values = gradients.narrow(0, slot.offset, slot.numel)});
   }
+  std::ranges::stable_sort(pieces, {}, &Piece::param);  // units of several groups are not in its order
   return pieces;
 }
 
 at::Tensor ParameterStore::value(int param) const {
-  if (!owns_values() || options_.shards > 1) return view(compute_, param);
+  if (!owns_values() || options_.shards() > 1) return view(compute_, param);
   const arch::ParamSpec& spec = table_.at(static_cast<size_t>(param));
   const Place& place = places_[static_cast<size_t>(param)];
   return value_part(place.unit).narrow(0, place.offset, spec.local_numel()).view(spec.local_shape);
@@ -284,7 +281,7 @@ at::Tensor ParameterStore::grad(int param) const { return view(grad_, param); }
 optim::Parameter ParameterStore::updated(size_t unit, size_t piece, const UnitState& state) const {
   const arch::ShardSlot& place = slots_.at(unit)[piece];
   const arch::ParamSpec& spec = table_[static_cast<size_t>(place.param)];
-  const bool matrix = spec.update.optimizer->whole_matrix && !arch::is_scattered_matrix(spec, options_.shards);
+  const bool matrix = spec.update.optimizer->whole_matrix && !arch::is_scattered_matrix(spec, options_.shards());
   const auto shaped = [&](const at::Tensor& flat) { return matrix ? flat.view(spec.local_shape) : flat; };
   const auto part = [&](const at::Tensor& flat) { return shaped(flat.narrow(0, place.offset, place.numel)); };
   optim::Parameter parameter{.value = part(state.value),
@@ -309,7 +306,7 @@ std::vector<optim::Parameter> ParameterStore::updated_parameters(size_t unit) co
   const UnitState state = unit_state(unit);
   std::vector<optim::Parameter> parameters;
   for (size_t piece = 0; piece < slots_.at(unit).size(); ++piece)
-    if (!arch::is_scattered_matrix(table_[static_cast<size_t>(slots_[unit][piece].param)], options_.shards))
+    if (!arch::is_scattered_matrix(table_[static_cast<size_t>(slots_[unit][piece].param)], options_.shards()))
       parameters.push_back(updated(unit, piece, state));
   return parameters;
 }
@@ -318,7 +315,7 @@ std::vector<ParameterStore::MatrixPiece> ParameterStore::matrix_pieces(size_t un
   const UnitState state = unit_state(unit);
   std::vector<MatrixPiece> pieces;
   for (size_t piece = 0; piece < slots_.at(unit).size(); ++piece)
-    if (arch::is_scattered_matrix(table_[static_cast<size_t>(slots_[unit][piece].param)], options_.shards))
+    if (arch::is_scattered_matrix(table_[static_cast<size_t>(slots_[unit][piece].param)], options_.shards()))
       pieces.push_back({.place = slots_[unit][piece], .parameter = updated(unit, piece, state)});
   return pieces;
 }

@@ -1,10 +1,11 @@
 // The parameters of a rank, their gradients and the optimizer's state in flat buffers, laid out by arch::flat_layout,
-// every parameter a view. A unit (the parameters of one layer) is cut into `shards` equal parts; of what is sharded this
-// rank keeps its part of every unit (Rajbhandari et al. 2020, ZeRO, section 5).
+// every parameter a view. A unit (a parameter group of one layer) is cut into equal parts; of what is sharded this rank keeps
+// its part of every unit (Rajbhandari et al. 2020, ZeRO, section 5).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -14,15 +15,24 @@
 #include <vector>
 
 #include "lockstep/arch/params.h"
-#include "lockstep/arch/slot_layout.h"
 #include "lockstep/engine/host_states.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/state.h"
 #include "lockstep/engine/unit_buffers.h"
 #include "lockstep/nn/layer.h"
-#include "lockstep/optim/parameter.h"
+#include "lockstep/optim/optimizer.h"
 
 namespace lockstep::engine {
+
+// What a rank has of the units of a parameter group (program::Domain).
+struct GroupShare {
+  int shards = 1;              // parts of a unit; optimizer state is this rank's part
+  int shard = 0;               // which of them
+  int replica = 0;             // for checkpoints: which of the `num_replicas` ranks that sum its gradients, with the same cut over tp
+  int num_replicas = 1;
+  int shard_replica = 0;       // the same of parts: among those that hold this one
+  int num_shard_replicas = 1;
+};
 
 struct StoreOptions {
   at::ScalarType dtype = at::kFloat;  // of the compute copy; bf16 keeps fp32 master weights beside it
@@ -30,26 +40,23 @@ struct StoreOptions {
   bool training = true;        // false: values alone, neither gradients nor optimizer state
   bool owns_optimizer = true;  // false: a worker of a parameter server, which holds neither slots nor masters
   bool sole_owner = false;     // true: the server, whose slots and masters have no replica
-  int shards = 1;              // parts of a unit; optimizer state is this rank's part
-  int shard = 0;               // which of them
+  std::array<GroupShare, arch::kParameterGroups.size()> shares{};
   bool sharded_parameters = false;   // a whole unit has memory only while it is held
   bool transient_gradients = false;  // likewise its gradient; this rank's part is kept
   bool offload_optimizer = false;    // slots, fp32 values and gradient sums on the host; gradients are transient then
   bool offload_parameters = false;   // the compute copy too: a unit has memory on the device only while it is held
-  std::vector<int> disk_units{};     // layers that own the units whose optimizer state has no room on the host
+  std::vector<int> disk_units{};     // ids of the units whose optimizer state has no room on the host
   std::filesystem::path disk_path{};  // a folder that takes it
   int rank = 0;                      // in the world; names the file there
-  int replica = 0;             // for checkpoints: which of the `num_replicas` ranks with the same data-parallel share
-  int num_replicas = 1;        // of what is not sharded, over all data-parallel ranks
-  int shard_replica = 0;       // the same of parts: over the axis dp_replicate
-  int num_shard_replicas = 1;
   int tied_copies = 1;         // pipeline ranks that hold the unit of layer 0, and which of them this is
   int tied_copy = 0;
   std::shared_ptr<MemoryAccount> memory = nullptr;  // nothing is accounted without one
+  const GroupShare& share(arch::ParameterGroup group) const { return shares[static_cast<size_t>(group)]; }
+  int shards() const { return share(arch::ParameterGroup::kDense).shards; }  // several for one group where for all
 };
 
 // `table` has this rank's pieces (arch::TensorShard). Every buffer starts as zeros; padding stays zero. Views stay valid
-// as long as the store lives. "Part" = this rank's shard of a unit, [numel / shards]; with one shard the unit.
+// as long as the store lives. "Part" = this rank's shard of a unit, FlatUnit::part(); with one shard the unit.
 class ParameterStore : public nn::ParameterSource {
  public:
   ParameterStore(std::vector<arch::ParamSpec> table, const StoreOptions& options);
@@ -63,7 +70,7 @@ class ParameterStore : public nn::ParameterSource {
   const std::vector<arch::ParamSpec>& table() const { return table_; }
   const arch::FlatLayout& layout() const { return layout_; }
   const StoreOptions& options() const { return options_; }
-  size_t unit_of(int layer) const;  // index of the unit that a layer owns
+  size_t unit_of(int id) const { return layout_.index_of(id); }  // its index among layout().units
 
   // Whole units: what layers compute with, and what they add to. drop_* and hold_* where they come and go.
   const at::Tensor& compute_unit(size_t unit) const { return compute_.unit(unit); }
@@ -86,8 +93,10 @@ class ParameterStore : public nn::ParameterSource {
   // offloaded). Slots only where this rank has them: a copy with zeros where parameters have none of that name, but the memory
   // itself where all have.
   at::Tensor state_part(size_t unit, StateKind kind) const;
+  // This rank's of a whole unit's values or gradients.
+  at::Tensor part_of(size_t unit, const at::Tensor& whole) const;
   bool owns_optimizer() const { return options_.training && (options_.owns_optimizer || host_); }
-  // This rank's pieces of every parameter's gradient, [numel] each: with its row of the table.
+  // This rank's pieces of every parameter's gradient, [numel] each, in the order of the table: with its row.
   struct Piece {
     int param = 0;
     at::Tensor values;
@@ -98,9 +107,6 @@ class ParameterStore : public nn::ParameterSource {
   // compute copy. Of what is sharded: only while the unit is held, in the compute dtype.
   at::Tensor value(int param) const;
   at::Tensor grad(int param) const;
-
-  // Where the compute copy of a part comes from when it is fetched from the host.
-  at::Tensor fetched_from(size_t unit) const;
 
   // What an update of one unit changes, of what this rank owns of it: whole matrices as matrices, all else flat. Pieces of
   // scattered matrices (arch::is_scattered_matrix) are apart.

@@ -24,17 +24,16 @@ using SharedBy = std::array<bool, kNumSharings>;
 using Ranks = std::array<comm::Communicator*, kNumSharings>;  // null: nobody else
 
 std::string_view kind_text(StateKind kind, const arch::ParamSpec& spec) {
-  const arch::OptimizerSpec& optimizer = *spec.update.optimizer;
   if (kind == StateKind::kParameter) return "parameter";
   if (kind == StateKind::kMaster) return "master weight";
-  return optimizer.slots.at(optimizer.slot_index(kind.key)).text;
+  return std::ranges::find(spec.update.optimizer->slots, kind.key, &arch::StateSlot::name)->text;
 }
 
 // A tensor, or what several that lie side by side have in common.
 struct Piece {
   std::string text;  // "master weight blocks.1.mlp.up.weight"
   StateKind kind = StateKind::kParameter;
-  int layer = 0;
+  int unit = 0;  // id
   at::Tensor values;  // contiguous
   SharedBy shared{};
 };
@@ -75,7 +74,7 @@ class Collector {
 
   bool on_disk(const arch::ParamSpec& spec, StateKind kind) const {
     const bool on_device = kind == StateKind::kParameter && !store_.options().offload_parameters;
-    return !on_device && store_.host() && store_.host()->on_disk(store_.unit_of(spec.layer));
+    return !on_device && store_.host() && store_.host()->on_disk(store_.unit_of(spec.unit));
   }
 
   void add(const arch::ParamSpec& spec, StateKind kind, const at::Tensor& values) {
@@ -85,7 +84,8 @@ class Collector {
     SharedBy shared{};
     shared[kWhole] = whole || (!server && ranks_[kParts] == ranks_[kWhole]);
     shared[kParts] = !whole && !server && !shared[kWhole];
-    shared[kUncut] = spec.copies > 1 && spec.cut == arch::TensorCut::kNone;
+    const bool by_domain = spec.group == arch::ParameterGroup::kRows && (whole || layout_.shards() == 1);  // over tp too
+    shared[kUncut] = by_domain || (spec.copies > 1 && spec.cut == arch::TensorCut::kNone);
     shared[kHeads] = spec.copies > 1 && !shared[kUncut];
     shared[kTied] = spec.layer == 0;
     bool any = false;
@@ -93,7 +93,7 @@ class Collector {
     if (any)
       pieces_.push_back({.text = cat(kind_text(kind, spec), " ", spec.name),
                          .kind = kind,
-                         .layer = spec.layer,
+                         .unit = spec.unit,
                          .values = values.flatten(),
                          .shared = shared});
   }
@@ -107,7 +107,7 @@ class Collector {
 };
 
 bool follows(const Piece& piece, const Piece& before) {
-  return piece.kind == before.kind && piece.layer == before.layer && piece.shared == before.shared &&
+  return piece.kind == before.kind && piece.unit == before.unit && piece.shared == before.shared &&
          piece.values.is_alias_of(before.values) &&
          piece.values.storage_offset() == before.values.storage_offset() + before.values.numel();
 }
@@ -136,7 +136,7 @@ std::vector<int64_t> digests_of(const std::vector<Piece>& pieces) {
 std::map<Key, int64_t> unit_digests(const std::vector<Piece>& pieces, const std::vector<int64_t>& digests, size_t sharing) {
   std::map<Key, std::vector<int64_t>> parts;
   for (size_t i = 0; i < pieces.size(); ++i)
-    if (pieces[i].shared[sharing]) parts[{pieces[i].layer, pieces[i].kind}].push_back(digests[i]);
+    if (pieces[i].shared[sharing]) parts[{pieces[i].unit, pieces[i].kind}].push_back(digests[i]);
   std::map<Key, int64_t> units;
   for (const auto& [key, numbers] : parts)
     units[key] = static_cast<int64_t>(hash64(numbers.data(), numbers.size() * sizeof(int64_t)));
@@ -160,7 +160,7 @@ void name_tensors(const std::vector<Piece>& pieces, const std::set<Key>& keys, s
                   int rank, std::vector<std::string>& told) {
   std::vector<Piece> suspects;
   std::copy_if(pieces.begin(), pieces.end(), std::back_inserter(suspects), [&](const Piece& piece) {
-    return piece.shared[sharing] && keys.contains({piece.layer, piece.kind});
+    return piece.shared[sharing] && keys.contains({piece.unit, piece.kind});
   });
   std::vector<int64_t> mine = digests_of(suspects);
   mine.push_back(rank);

@@ -92,6 +92,8 @@ std::vector<Flip> flips() {
       {.name = "tp_norm", .layout = tp, .tensor = kNorm, .told = cat("parameter ", kNorm, ": rank 1 differs from rank 0 (tp)")},
       {.name = "tp_bias_of_row_parallel", .layout = tp, .tensor = "blocks.0.mlp.down.bias", .kind = StateKind{"exp_avg"},
        .told = "first moment blocks.0.mlp.down.bias: rank 1 differs from rank 0 (tp)"},
+      {.name = "tp_norm_of_row_groups", .layout = {.dp = 1, .tp = 2, .row_groups = true}, .tensor = kNorm, .kind = StateKind{"exp_avg"},
+       .told = cat("first moment ", kNorm, ": rank 1 differs from rank 0 (tp)")},
       {.name = "tp_piece_of_one_rank", .layout = tp, .tensor = kUp, .told = ""},
       {.name = "tp_shared_heads", .layout = {.preset = "llama-test", .dp = 1, .tp = 4, .kv_heads = 2}, .rank = 3,
        .tensor = "blocks.0.attention.k.weight", .told = "parameter blocks.0.attention.k.weight: rank 3 differs from rank 2 (kv)"},

@@ -8,17 +8,17 @@
 #include <cmath>
 
 #include "lockstep/base/check.h"
-#include "lockstep/optim/gradient_norm.h"
 
 namespace lockstep::engine {
 
 using program::Action;
 using program::ActionKind;
 
-StepEnd::StepEnd(const Parts& parts, const Options& options) : with_(parts), options_(options) {
-  if (!with_.layout.pipeline.post_validation) return;
+StepEnd::StepEnd(const StepView& step, const Parts& parts, const Options& options)
+    : step_(step), with_(parts), options_(options) {
+  if (!step_.layout.pipeline.post_validation) return;
   LOCKSTEP_CHECK(!options_.skip_nonfinite, "a step cannot be left out once the next one has begun");
-  before_ = std::make_unique<StateCopy>(with_.store);
+  before_ = std::make_unique<StateCopy>(step_.store);
   clipped_ = options_.max_grad_norm > 0;
 }
 
@@ -31,20 +31,20 @@ void StepEnd::add_handlers(Handlers& handlers) {
 }
 
 void StepEnd::begin(bool may_pend) {
-  with_.state.pends = may_pend && before_ && !clipped_;
+  step_.state.pends = may_pend && before_ && !clipped_;
   if (!before_) with_.gradients.start_step();  // else VALIDATE does, which may still need those of the step before
 }
 
 int64_t StepEnd::tokens_here() const {
   int64_t tokens = 0;
-  for (const nn::Microbatch& microbatch : *with_.state.microbatches) tokens += valid_targets(microbatch);
+  for (const nn::Microbatch& microbatch : *step_.state.microbatches) tokens += valid_targets(microbatch);
   return tokens;
 }
 
 // The sum of this rank's losses. They come over together with the flags of gradients, in one copy; fp64 holds both exactly.
 double StepEnd::read_device() {
   FiniteWatch& watch = with_.gradients.watch();
-  const std::vector<at::Tensor>& of_microbatches = with_.state.losses;
+  const std::vector<at::Tensor>& of_microbatches = step_.state.losses;
   const size_t losses = with_.layers.counts_loss() ? of_microbatches.size() : 0;
   std::vector<at::Tensor> told;
   if (losses > 0) told.push_back(at::stack(of_microbatches).to(at::kDouble));
@@ -54,70 +54,66 @@ double StepEnd::read_device() {
   with_.gradients.device_waited_for();
   const double* values = here.const_data_ptr<double>();
   watch.read({values + losses, static_cast<size_t>(here.numel()) - losses});
-  return program::sum_by_index({values, losses});
-}
-
-StepEnd::LossSums StepEnd::start_loss(const Action& action, bool blocking) {
-  const double loss = read_device();
-  const auto tokens = static_cast<double>(with_.layers.counts_loss() ? tokens_here() : 0);
-  LossSums all{.sums = at::tensor({loss, tokens, with_.gradients.watch().first() >= 0 ? 1.0 : 0.0}, at::kDouble)};
-  if (const program::PlannedCall* call = with_.calls.only(action))
-    all.work = execute(with_.groups, *call, {.input = all.sums}, blocking);
-  return all;
+  return program::sum_on_rank(program::Summed::kLoss, {values, losses});
 }
 
 Started StepEnd::loss(const Action& action) {
-  StepState& state = with_.state;
-  LossSums all = start_loss(action, !state.pends);
+  StepState& state = step_.state;
+  const double loss = read_device();
+  const auto tokens = static_cast<double>(with_.layers.counts_loss() ? tokens_here() : 0);
+  const LossSums all{.sums = at::tensor({loss, tokens, with_.gradients.watch().first() >= 0 ? 1.0 : 0.0}, at::kDouble)};
+  const program::PlannedCall* call = step_.calls.only(action);
+  Started joined = waiting_for(call ? execute(step_.groups, *call, {.input = all.sums}, /*blocking=*/!state.pends) : comm::Work(),
+                               step_.waits, "loss");
   if (state.pends) {
     pending_ = Pending{.step = state.step, .lr = state.lr, .loss = all};
-    return waiting_for(all.work, with_.waits, "loss");
+    return joined;
   }
-  with_.waits.wait(all.work, "loss");
-  const double* values = all.sums.const_data_ptr<double>();
-  if (values[2] > 0) {
-    nonfinite(state.step);
-    return {};
-  }
-  state.result.tokens = std::llround(values[1]);
-  LOCKSTEP_CHECK(state.result.tokens > 0, "a step without a single valid target");
-  state.result.loss = values[0] / values[1];
+  joined();
+  all.finite() ? all.tell(state.result) : nonfinite(state.step);
   return {};
 }
 
+void StepEnd::LossSums::tell(StepResult& result) const {
+  const double* values = sums.const_data_ptr<double>();
+  result.tokens = std::llround(values[1]);
+  LOCKSTEP_CHECK(result.tokens > 0, "a step without a single valid target");
+  result.loss = values[0] / values[1];
+}
+
 const program::PlannedCall* StepEnd::norm_call(const Action& action, program::Collective collective) {
-  for (const program::PlannedCall& call : with_.calls.of(action))
+  for (const program::PlannedCall& call : step_.calls.of(action))
     if (call.collective == collective) return &call;
   return nullptr;
 }
 
 double StepEnd::norm_of_ranks(const Action& action) {
   const at::Tensor norm = at::zeros({1}, at::kDouble);
-  if (with_.layout.owns_optimizer(with_.groups.rank())) {
+  if (step_.layout.owns_optimizer(step_.groups.rank())) {
     const GradientReducer::Norm mine = with_.gradients.start_norm(norm_call(action, program::Collective::kAllReduce), true);
     if (mine.joined) mine.joined();
     norm.fill_(mine.value());
   }
   if (const program::PlannedCall* told = norm_call(action, program::Collective::kBroadcast)) {
-    comm::Work work = execute(with_.groups, *told, {.input = norm}, /*blocking=*/true);
-    with_.waits.wait(work, "norm");
+    comm::Work work = execute(step_.groups, *told, {.input = norm}, /*blocking=*/true);
+    step_.waits.wait(work, "norm");
   }
   return norm.item<double>();
 }
 
 // The one division by the global token count, and the clipping.
 Started StepEnd::norm(const Action& action) {
-  StepState& state = with_.state;
+  StepState& state = step_.state;
   if (state.pends) {
     pending_->norm = with_.gradients.start_norm(norm_call(action, program::Collective::kAllReduce), false);
-    with_.groups.world().confirm();
+    step_.groups.world().confirm();
     state.gradient_scale = 1 / tokens_of_ranks();
     before_->take();
     return pending_->norm.joined;
   }
   const double norm = norm_of_ranks(action);
   // The device has come past all reductions: one that was aborted is known by now, and must reach no weight.
-  with_.groups.world().confirm();
+  step_.groups.world().confirm();
   scale(norm, state.result);
   if (std::isfinite(state.result.grad_norm)) return {};
   with_.gradients.check_finite();
@@ -132,26 +128,26 @@ void StepEnd::scale(double norm, StepResult& result) {
   if (!std::isfinite(result.grad_norm)) return;
   result.clip_factor = optim::clip_factor(result.grad_norm, options_.max_grad_norm);
   clipped_ = result.clip_factor < 1;
-  with_.state.gradient_scale = result.clip_factor / tokens;
+  step_.state.gradient_scale = result.clip_factor / tokens;
 }
 
 void StepEnd::update(const Action& action) {
-  const StepState& state = with_.state;
+  const StepState& state = step_.state;
   optim::step(updated(action.unit), options_.optimizer,
               {.lr = state.lr, .number = state.step, .grad_scale = state.gradient_scale});
   with_.matrices.apply(action.unit);
 }
 
-// Of one unit (the layer that owns it), or of all. A GPU stands still while they are put together, so views that stay are
+// Of one unit, or of all. A GPU stands still while they are put together, so views that stay are
 // made once; what is offloaded may lie elsewhere each time.
-const std::vector<optim::Parameter>& StepEnd::updated(int layer) {
-  const auto [place, fresh] = updated_.try_emplace(layer);
+const std::vector<optim::Parameter>& StepEnd::updated(int id) {
+  const auto [place, fresh] = updated_.try_emplace(id);
   std::vector<optim::Parameter>& parameters = place->second;
-  ParameterStore& store = with_.store;
+  ParameterStore& store = step_.store;
   if (!fresh && !store.host()) return parameters;
   parameters.clear();
   for (size_t unit = 0; unit < store.layout().units.size(); ++unit)
-    if (layer < 0 || store.layout().units[unit].layer == layer)
+    if (id < 0 || store.layout().units[unit].id == id)
       for (optim::Parameter& parameter : store.updated_parameters(unit)) parameters.push_back(std::move(parameter));
   return parameters;
 }

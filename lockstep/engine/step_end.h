@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "lockstep/engine/gradient_reducer.h"
@@ -22,22 +23,15 @@ class StepEnd {
     double max_grad_norm = 1.0;
     bool skip_nonfinite = false;
   };
-  // What it works with; all outlive it.
+  // What it ends; all outlive it.
   struct Parts {
-    const program::Layout& layout;
     const program::Program& program;
-    StepState& state;
-    ParameterStore& store;
-    Groups& groups;
-    program::CallTable& calls;
     GradientReducer& gradients;
     LayerRunner& layers;
-    ActivationLinks& links;
-    Joins& joins;
-    ExposedWaits& waits;
     MatrixUpdates& matrices;
+    Joins& joins;
   };
-  StepEnd(const Parts& parts, const Options& options);
+  StepEnd(const StepView& step, const Parts& parts, const Options& options);
 
   void add_handlers(Handlers& handlers);
   // A step begins. It will be pending at its end where it may, and nothing says that it will be wrong.
@@ -46,10 +40,7 @@ class StepEnd {
   // The step that was begun and not validated.
   bool pending() const { return pending_.has_value(); }
   int64_t pending_step() const { return pending_->step; }
-  // Its result, once the other ranks have theirs: the same on all of them. With clip_factor below 1 its update was wrong and
-  // is made again between begin_redo() and end_redo(), else it is final with accept().
-  StepResult outcome();
-  void accept() { pending_.reset(); }
+  // Its update is made again between the two.
   void begin_redo();
   void end_redo();
   // What VALIDATE has found of the step before.
@@ -58,7 +49,9 @@ class StepEnd {
  private:
   struct LossSums {
     at::Tensor sums{};  // loss, tokens, ranks with a gradient that is not finite
-    comm::Work work{};
+    // Once they are of all ranks.
+    bool finite() const { return sums.const_data_ptr<double>()[2] == 0; }
+    void tell(StepResult& result) const;
   };
   struct Pending {
     int64_t step = 0;
@@ -71,20 +64,20 @@ class StepEnd {
   void update(const program::Action& action);
   Started tokens(const program::Action& action);
   void validate();
+  StepResult outcome();
 
   double read_device();
-  LossSums start_loss(const program::Action& action, bool blocking);
   // Of NORM: the sum of the squares, what a parameter server tells; null where there is none.
   const program::PlannedCall* norm_call(const program::Action& action, program::Collective collective);
   double norm_of_ranks(const program::Action& action);
   void scale(double norm, StepResult& result);
   int64_t tokens_here() const;
   double tokens_of_ranks() const;
-  const std::vector<optim::Parameter>& updated(int layer);
+  const std::vector<optim::Parameter>& updated(int id);
   void forget_forward();
   void nonfinite(int64_t step);
-  int64_t row_of_model(int param) const;
 
+  const StepView step_;
   const Parts with_;
   const Options options_;
   std::map<int, std::vector<optim::Parameter>> updated_;  // by the unit of STEP

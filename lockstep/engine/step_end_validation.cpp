@@ -19,47 +19,43 @@ using program::Resource;
 
 Started StepEnd::tokens(const Action& action) {
   tokens_ = at::tensor({static_cast<double>(tokens_here())}, at::kDouble);
-  const program::PlannedCall* call = with_.calls.only(action);
+  const program::PlannedCall* call = step_.calls.only(action);
   if (!call) return {};
-  return waiting_for(execute(with_.groups, *call, {.input = tokens_}), with_.waits, "tokens");
+  return waiting_for(execute(step_.groups, *call, {.input = tokens_}), step_.waits, "tokens");
 }
 
 // All ranks of one replica see the same tokens.
 double StepEnd::tokens_of_ranks() const {
-  return with_.groups.data().size() == 1 ? static_cast<double>(tokens_here()) : tokens_.item<double>();
+  return step_.groups.data().size() == 1 ? static_cast<double>(tokens_here()) : tokens_.item<double>();
 }
 
-// The gradients of the step before are there until here.
+// The gradients of the step before are there until here. Between steps, where no microbatches are, nothing else has begun.
 void StepEnd::validate() {
+  const bool in_step = step_.state.microbatches != nullptr;
   if (pending_) {
     validated_ = outcome();
     if (validated_->clip_factor < 1) {
-      forget_forward();
-      with_.state.outcome = Outcome::kTakenBack;
+      if (in_step) forget_forward();
+      step_.state.outcome = Outcome::kTakenBack;
       return;
     }
-    accept();
+    pending_.reset();
   }
-  with_.gradients.start_step();
+  if (in_step) with_.gradients.start_step();
 }
 
+// Of the step before, once the other ranks have theirs: the same on all of them. With clip_factor below 1 its update was wrong.
 StepResult StepEnd::outcome() {
-  with_.joins.join(Resource::kLosses);
-  with_.joins.join(Resource::kNorm);
+  const Pending& pending = *pending_;
   StepResult found;
-  const double* sums = pending_->loss.sums.const_data_ptr<double>();
-  found.tokens = std::llround(sums[1]);
-  LOCKSTEP_CHECK(found.tokens > 0, "a step without a single valid target");
-  found.loss = sums[0] / sums[1];
-  const double norm = pending_->norm.value();
-  with_.groups.world().confirm();
+  pending.loss.tell(found);
+  const double norm = pending.norm.value();
+  step_.groups.world().confirm();
   scale(norm, found);
-  if (sums[2] == 0 && std::isfinite(found.grad_norm)) return found;
+  if (pending.loss.finite() && std::isfinite(found.grad_norm)) return found;
   before_->restore();
-  if (sums[2] == 0) with_.gradients.check_finite();
-  const int64_t step = pending_->step;
-  pending_.reset();
-  nonfinite(step);
+  if (pending.loss.finite()) with_.gradients.check_finite();
+  nonfinite(std::exchange(pending_, std::nullopt)->step);
   return found;
 }
 
@@ -67,13 +63,12 @@ StepResult StepEnd::outcome() {
 void StepEnd::forget_forward() {
   // All are asked for before one is waited for: a sender may wait for room in another channel first.
   std::vector<Started> coming;
-  for (const Action& action : program::unreceived(with_.program, with_.layout, with_.groups.rank()))
+  for (const Action& action : program::unreceived(with_.program, step_.layout, step_.groups.rank()))
     coming.push_back(with_.layers.receive(action));
   for (const Started& started : coming) started();
   with_.joins.join(Resource::kInput);
   with_.joins.join(Resource::kSent);
   with_.joins.join(Resource::kTokens);  // they are counted again
-  with_.links.drop();
   with_.layers.abandon();
 }
 
@@ -81,46 +76,41 @@ void StepEnd::forget_forward() {
 void StepEnd::begin_redo() {
   with_.joins.join(Resource::kParameters);
   before_->restore();
-  std::swap(with_.state.step, pending_->step);
-  std::swap(with_.state.lr, pending_->lr);
+  std::swap(step_.state.step, pending_->step);
+  std::swap(step_.state.lr, pending_->lr);
 }
 
 void StepEnd::end_redo() {
-  std::swap(with_.state.step, pending_->step);
-  std::swap(with_.state.lr, pending_->lr);
-  accept();
-}
-
-// Row of the whole model's table; -1 for none. Ranks of a pipeline have tables of their own.
-int64_t StepEnd::row_of_model(int param) const {
-  if (param < 0) return -1;
-  const std::string& name = with_.store.table()[static_cast<size_t>(param)].name;
-  const std::vector<arch::ParamSpec> table = arch::param_table(with_.layout.model);
-  const auto found = std::find_if(table.begin(), table.end(), [&](const arch::ParamSpec& spec) { return spec.name == name; });
-  return found - table.begin();
+  std::swap(step_.state.step, pending_->step);
+  std::swap(step_.state.lr, pending_->lr);
+  pending_.reset();
 }
 
 void StepEnd::nonfinite(int64_t step) {
-  with_.groups.world().confirm();  // what an aborted call leaves behind is no gradient, and nobody's fault
+  step_.groups.world().confirm();  // what an aborted call leaves behind is no gradient, and nobody's fault
   // What is in flight ends first: every rank comes here in the same step.
   with_.joins.join(Resource::kGradients);
   with_.joins.join(Resource::kStates);
   with_.gradients.abandon();
   with_.layers.abandon();
-  if (with_.store.host() && with_.store.host()->disk()) with_.store.host()->disk()->abandon();
-  comm::Communicator& replica = with_.groups.replica();
-  const at::Tensor mine = at::tensor({row_of_model(with_.gradients.watch().first())}, at::kLong);
+  if (step_.store.host() && step_.store.host()->disk()) step_.store.host()->disk()->abandon();
+  comm::Communicator& replica = step_.groups.replica();
+  // Ranks of a pipeline have tables of their own: rows are those of the whole model's; -1 for none.
+  const std::vector<arch::ParamSpec> table = arch::param_table(step_.layout.model);
+  int64_t row = -1;
+  if (const int param = with_.gradients.watch().first(); param >= 0)
+    row = std::ranges::find(table, step_.store.table()[static_cast<size_t>(param)].name, &arch::ParamSpec::name) - table.begin();
+  const at::Tensor mine = at::tensor({row}, at::kLong);
   const at::Tensor all = at::empty({replica.size()}, at::kLong);
   replica.all_gather(mine, all, {.id = program::call_id(program::Purpose::kNonFinite)}).wait();
   const int64_t* params = all.const_data_ptr<int64_t>();
   std::vector<std::string> culprits;
-  const std::vector<arch::ParamSpec> table = arch::param_table(with_.layout.model);
   for (int rank = 0; rank < replica.size(); ++rank)
     if (params[rank] >= 0) culprits.push_back(cat("rank ", rank, ": ", table[static_cast<size_t>(params[rank])].name));
   const std::string whose = culprits.empty() ? "their norm overflows" : join(culprits, ", ");
   if (options_.skip_nonfinite) {
-    with_.state.result.skipped = whose;
-    with_.state.outcome = Outcome::kLeftOut;
+    step_.state.result.skipped = whose;
+    step_.state.outcome = Outcome::kLeftOut;
     return;
   }
   throw DivergedError({.code = "LS5001",

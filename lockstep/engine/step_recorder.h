@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <optional>
 
-#include "lockstep/engine/exposed_waits.h"
 #include "lockstep/engine/groups.h"
+#include "lockstep/engine/handlers.h"
 #include "lockstep/plan/step_trace.h"
 #include "lockstep/program/program.h"
 
@@ -30,6 +30,11 @@ class StepRecorder {
   plan::StepTrace finish(int64_t step);
 
  private:
+  struct Moment {
+    Clock::time_point time{};
+    double on_core = 0;  // this thread's time on a core
+  };
+  static Moment now();
   double seconds(Clock::time_point time) const { return std::chrono::duration<double>(time - start_).count(); }
 
   const program::Layout& layout_;
@@ -38,9 +43,7 @@ class StepRecorder {
   const ExposedWaits& waits_;
   const Clock::time_point start_;
   std::optional<Clock::time_point> ended_;  // the action before
-  Clock::time_point entered_{};             // the action at hand: begin()
-  Clock::time_point begun_{};               // and the last of begin() and ready()
-  double entered_cpu_ = 0, begun_cpu_ = 0;  // the same, as this thread's time on a core
+  Moment entered_{}, begun_{};              // the action at hand: begin(), and the last of begin() and ready()
   double waited_before_ = 0;                // waits_.total() when it was entered
   double waited_ = 0;                       // in it, until it began
   plan::StepTrace trace_;

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "lockstep/engine/copy_queue.h"
+#include "lockstep/engine/handlers.h"
+#include "lockstep/engine/parameter_store.h"
 #include "lockstep/nn/layer.h"
 
 namespace lockstep::engine {
@@ -43,6 +45,16 @@ struct StepState {
   std::vector<at::Tensor> losses{};  // per microbatch, 0-d: the sum of valid targets' losses
 
   const nn::Microbatch& microbatch(int index) const { return microbatches->at(static_cast<size_t>(index)); }
+};
+
+// What a handler sees of it, and of the rank.
+struct StepView {
+  const program::Layout& layout;
+  StepState& state;
+  ParameterStore& store;
+  Groups& groups;
+  program::CallTable& calls;
+  ExposedWaits& waits;
 };
 
 // Counted by whoever made the microbatch.

@@ -21,6 +21,7 @@ struct Case {
   double dropout = 0;
   int tp = 1;
   bool sequence_parallel = true;
+  bool row_groups = false;
   int64_t kv_heads = 0;    // 0 = the preset's
   int64_t vocab_size = 0;  // 0 = the preset's
   int zero = 0;
@@ -64,6 +65,7 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
         layout.model, {.batch = c.micro_batch, .seq_len = c.seq_len}, layout.pipeline.stages());
   layout.mesh = mesh::Mesh(degrees);
   layout.sequence_parallel = c.sequence_parallel;
+  layout.row_groups = c.row_groups;
   layout.global_batch = global_batch;
   layout.micro_batch = c.micro_batch;
   layout.seq_len = c.seq_len;
@@ -75,7 +77,7 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
   layout.reduce_precision = c.reduce_precision;
   layout.recompute = c.recompute;
   layout.offload = c.offload;
-  layout.optimizer = arch::optimizer_choice(optimizer_of(c));
+  layout.optimizer = optimizer_of(c);
   return layout;
 }
 
@@ -83,7 +85,7 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
 inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, int rank, int64_t step) {
   std::vector<nn::Microbatch> all;
   for (int64_t i = 0; i < layout.num_microbatches(); ++i) {
-    const program::SampleRange range = program::microbatch_samples(layout, rank, i);
+    const mesh::Range range = program::microbatch_samples(layout, rank, i);
     nn::Microbatch microbatch{.tokens = at::empty({range.end - range.begin, layout.seq_len}, at::kLong),
                               .targets = at::empty({range.end - range.begin, layout.seq_len}, at::kLong),
                               .step = step,

@@ -1,6 +1,9 @@
 // A few steps of a layout over ranks as threads, and what they leave; for the tests of this room.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -10,6 +13,7 @@
 #include "lockstep/engine/executor.h"
 #include "lockstep/engine/test_steps.h"
 #include "lockstep/program/placement.h"
+#include "lockstep/program/predict/traffic.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::engine::testing {
@@ -27,10 +31,17 @@ using RunRanks = std::function<void(int ranks, const std::function<void(comm::Wo
 
 struct TrainingOptions {
   int64_t steps = 1;
+  int64_t first_samples = 0;  // whose samples the first step takes
+  double lr = 1e-3;
   double max_grad_norm = 0.05;
   config::OptimizerSection optimizer{};
   at::Device device = at::kCPU;
   bool may_pend = false;  // all steps but the last; `taken_back` counts those whose update was made again
+  std::filesystem::path disk_path{};
+  bool check_traffic = false;  // of every step: what was sent is what was predicted
+  // On every rank: after each step with the samples `index`, and after the last.
+  std::function<void(Executor& executor, int rank, int64_t index)> after_step{};
+  std::function<void(Executor& executor, int rank)> at_end{};
   RunRanks run = [](int ranks, const auto& body) { lockstep::testing::run_ranks(ranks, body); };
 };
 
@@ -39,16 +50,29 @@ inline Outcome train_layout(const program::Layout& layout, const TrainingOptions
   std::mutex mutex;
   options.run(layout.mesh.world_size(), [&](comm::World& world) {
     Groups groups(world, layout);
-    Executor executor({.layout = layout, .device = options.device, .optimizer = options.optimizer, .max_grad_norm = options.max_grad_norm}, groups);
+    Executor executor({.layout = layout,
+                       .device = options.device,
+                       .optimizer = options.optimizer,
+                       .max_grad_norm = options.max_grad_norm,
+                       .disk_path = options.disk_path},
+                      groups);
     for (int64_t step = 0; step < options.steps; ++step) {
       const bool may_pend = options.may_pend && step + 1 < options.steps;
-      const StepResult result = executor.step(microbatches(layout, world.rank(), step, options.device), step + 1, 1e-3, may_pend);
+      const int64_t index = options.first_samples + step;
+      if (options.check_traffic) groups.take_ledger();
+      const StepResult result = executor.step(microbatches(layout, world.rank(), index, options.device), step + 1, options.lr, may_pend);
+      if (options.check_traffic) {
+        const program::Ledger predicted = program::predict_ledger(layout, executor.program(), world.rank());
+        EXPECT_EQ(program::Ledger::difference(predicted, groups.take_ledger()), std::vector<std::string>()) << "rank " << world.rank();
+      }
+      if (options.after_step) options.after_step(executor, world.rank(), index);
       const auto earlier = executor.take_validated();
       if (world.rank() != 0) continue;
       if (earlier) outcome.steps.push_back(*earlier);
       if (earlier && earlier->clip_factor < 1) ++outcome.taken_back;
       if (!result.pending) outcome.steps.push_back(result);
     }
+    if (options.at_end) options.at_end(executor, world.rank());
     const int of_a_stage = layout.mesh.world_size() / layout.pipeline.ranks;
     for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
       const at::Tensor gradient = executor.whole_gradient(param).cpu().clone();

@@ -109,10 +109,11 @@ TEST(Zero, EveryStageOverTpComputesWhatOneRankComputes) {
     const Outcome expected = train({.preset = preset, .dp = 1, .micro_batch = 8, .dropout = 0.1, .vocab_size = 511}, 8, 0.05);
     for (const int zero : {1, 2, 3})
       for (const auto& [dp, replicate] : {std::pair{2, 1}, {4, 2}})
-        for (const bool sequence_parallel : {true, false}) {
+        for (const auto& [sequence_parallel, row_groups] : {std::pair{true, false}, {false, false}, {true, true}}) {
           Case c = stage({.preset = preset, .dp = dp, .micro_batch = 1, .dropout = 0.1, .tp = 2, .vocab_size = 511}, zero, replicate);
           c.sequence_parallel = sequence_parallel;
-          SCOPED_TRACE(text(c));
+          c.row_groups = row_groups;
+          SCOPED_TRACE(cat(text(c), row_groups ? " row groups" : ""));
           const Outcome actual = train(c, 8, 0.05);
           ASSERT_EQ(actual.steps.size(), expected.steps.size());
           for (size_t step = 0; step < expected.steps.size(); ++step) {

@@ -1,6 +1,5 @@
 // What other launchers say in the environment about the place of this process.
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "lockstep/base/error.h"
@@ -20,10 +19,8 @@ const char* const kWayOut =
 }
 
 std::optional<int> whole_number(const std::string& text) {
-  int value = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || problem != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
+  const auto value = parse_number<int>(text);
+  return value && *value >= 0 ? value : std::nullopt;
 }
 
 // Reads variables and keeps account of what was read.

@@ -1,7 +1,6 @@
 #include "lockstep/launch/host_memory.h"
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <sstream>
 
@@ -31,10 +30,7 @@ std::vector<std::string> words_of(const std::string& line) {
 // "max" and what is no number: nothing.
 std::optional<int64_t> number(std::string_view text) {
   while (!text.empty() && text.back() == '\n') text.remove_suffix(1);
-  int64_t value = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (problem != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
+  return parse_number<int64_t>(text);
 }
 
 // Of lines "name number": that of `name`.

@@ -1,6 +1,5 @@
 #include "lockstep/launch/identity.h"
 
-#include <charconv>
 #include <optional>
 
 #include "lockstep/base/error.h"
@@ -33,27 +32,21 @@ std::optional<std::string> take_text(std::vector<std::string>& arguments, const 
   return std::nullopt;
 }
 
-bool read_number(const std::string& text, int& value) {
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return !text.empty() && problem == std::errc() && end == text.data() + text.size();
-}
-
 std::optional<int> take_number(std::vector<std::string>& arguments, const std::string& flag) {
   const std::optional<std::string> text = take_text(arguments, flag);
   if (!text) return std::nullopt;
-  int value = 0;
-  if (!read_number(*text, value)) refuse(cat(flag, " needs a whole number, not '", *text, "'"));
+  const std::optional<int> value = parse_number<int>(*text);
+  if (!value) refuse(cat(flag, " needs a whole number, not '", *text, "'"));
   return value;
 }
 
 // "n1:29500" or "[fe80::1]:29500".
 void read_rendezvous(const std::string& text, Identity& identity) {
   const size_t colon = text.rfind(':');
-  int port = 0;
-  const bool has_port = colon != std::string::npos && read_number(text.substr(colon + 1), port);
+  const int port = colon == std::string::npos ? 0 : parse_number<int>(text.substr(colon + 1)).value_or(0);
   std::string host = text.substr(0, colon);
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  if (!has_port || port < 1 || port > 65535 || host.empty())
+  if (port < 1 || port > 65535 || host.empty())
     refuse(cat("--rendezvous ", text, ": HOST:PORT is needed, the address of rank 0"));
   identity.master_address = host;
   identity.master_port = port;

@@ -73,16 +73,6 @@ TEST(MeshTest, DegreesBelowOneAreABrokenInvariant) {
   EXPECT_THROW(Mesh().coordinates(1), InternalError);
 }
 
-TEST(PlacementTest, Describes) {
-  EXPECT_EQ(Placement::replicate().describe(), "Replicate");
-  EXPECT_EQ(Placement::shard(1).describe(), "Shard(1)");
-  EXPECT_EQ(Placement::partial().describe(), "Partial");
-  EXPECT_NE(Placement::shard(0), Placement::shard(1));
-  EXPECT_EQ(Placement::shard(0, 2).describe(), "Shard(0) in 2 copies");
-  EXPECT_EQ(Placement::shard(0, 2).copies(), 2);
-  EXPECT_NE(Placement::shard(0, 2), Placement::shard(0));
-}
-
 TEST(ShardRangeTest, PartsAreContiguousAndDifferByAtMostOne) {
   for (int64_t length : {0, 1, 7, 8, 1023}) {
     for (int parts : {1, 2, 3, 8}) {

@@ -6,18 +6,6 @@
 
 namespace lockstep::mesh {
 
-std::string Placement::describe() const {
-  switch (kind_) {
-    case Kind::kReplicate:
-      return "Replicate";
-    case Kind::kShard:
-      return copies_ == 1 ? cat("Shard(", dim_, ")") : cat("Shard(", dim_, ") in ", copies_, " copies");
-    case Kind::kPartial:
-      return "Partial";
-  }
-  throw InternalError("no such placement");
-}
-
 Range shard_range(int64_t length, int parts, int index) {
   LOCKSTEP_CHECK(length >= 0 && parts >= 1 && index >= 0 && index < parts, "length ", length, ", part ", index, " of ",
                  parts);

@@ -6,6 +6,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/model/model.h"
+#include "support/blocks.h"
 #include "support/counting_allocator.h"
 #include "support/model_parameters.h"
 #include "support/recompute.h"
@@ -22,6 +23,7 @@ struct Case {
   double dropout = 0;
   int64_t batch = 3;
   int64_t seq = 65;
+  std::vector<arch::BlockSpec> blocks{};
 };
 
 arch::ModelConfig model_of(const Case& c) {
@@ -36,10 +38,17 @@ arch::ModelConfig model_of(const Case& c) {
                           .max_seq_len = 1024,
                           .dropout = c.dropout};
   if (c.family != arch::Family::kGpt2) model.kv_heads = 2, model.ffn = 200;
-  return model;
+  return testing::with_blocks(model, c.blocks);
 }
 
-const std::vector<Case> kCases = {
+std::vector<Case> with_other_blocks(std::vector<Case> cases) {
+  for (const auto& blocks : testing::other_blocks())
+    for (const double dropout : {0.0, 0.1})
+      for (const arch::BlockSpec& block : blocks) cases.push_back({.dropout = dropout, .blocks = {block}});
+  return cases;
+}
+
+const std::vector<Case> kCases = with_other_blocks({
     {},
     {.family = arch::Family::kLlama},
     {.dtype = at::kBFloat16, .batch = 16, .seq = 200},
@@ -53,7 +62,7 @@ const std::vector<Case> kCases = {
     {.family = arch::Family::kQwen2},
     {.family = arch::Family::kQwen3},
     {.family = arch::Family::kQwen3, .dtype = at::kBFloat16, .dropout = 0.1, .batch = 16, .seq = 200},
-};
+});
 
 struct Measured {
   int64_t kept = 0, output = 0, forward_peak = 0, restored = 0, recompute_peak = 0, backward_peak = 0;

@@ -1,26 +1,17 @@
 #include "lockstep/model/decode.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-
-#include <algorithm>
 
 #include "lockstep/base/check.h"
 #include "lockstep/model/parts.h"
 
 namespace lockstep::model {
 
-KvCache::KvCache(const Shape& shape, const at::TensorOptions& options)
-    : lengths_(static_cast<size_t>(shape.slots)), capacity_(shape.capacity) {
-  for (int64_t i = 0; i < shape.layers; ++i) {
-    const auto empty = [&] { return at::empty({shape.slots, shape.kv_heads, shape.capacity, shape.head_size}, options); };
-    layers_.push_back({.k = empty(), .v = empty()});
-  }
-}
-
 int64_t KvCache::bytes() const {
   int64_t bytes = 0;
-  for (const nn::KvCacheLayer& layer : layers_) bytes += static_cast<int64_t>(layer.k.nbytes() + layer.v.nbytes());
+  for (const auto& block : blocks_)
+    for (const nn::KvCacheLayer& layer : block)
+      if (layer.k.defined()) bytes += static_cast<int64_t>(layer.k.nbytes() + layer.v.nbytes());
   return bytes;
 }
 
@@ -30,9 +21,7 @@ void KvCache::truncate(int64_t slot, int64_t length) {
 }
 
 Decoder::Decoder(const arch::ModelConfig& model, nn::ParameterSource& source, parallel::TensorGroup* tensor)
-    : model_(model),
-      kv_heads_(std::max<int64_t>(1, model.kv_heads / (tensor ? tensor->size() : 1))),
-      options_(source.parameter("embed.tokens.weight").value.options()) {
+    : model_(model), options_(source.parameter("embed.tokens.weight").value.options()) {
   const ModelOptions options{.training = false, .tensor = tensor};
   PartsBuilder parts(model, source, options);
   embedding_ = parts.embedding();
@@ -42,12 +31,9 @@ Decoder::Decoder(const arch::ModelConfig& model, nn::ParameterSource& source, pa
 
 KvCache Decoder::new_cache(int64_t slots, int64_t capacity) const {
   LOCKSTEP_CHECK(capacity <= model_.max_seq_len, "capacity ", capacity, ", max_seq_len ", model_.max_seq_len);
-  return KvCache({.layers = model_.layers,
-                  .kv_heads = kv_heads_,
-                  .head_size = model_.head_size,
-                  .slots = slots,
-                  .capacity = capacity},
-                 options_);
+  KvCache cache(slots, capacity);
+  for (const auto& block : blocks_) cache.blocks_.push_back(block->new_caches(slots, capacity, options_));
+  return cache;
 }
 
 at::Tensor Decoder::append(const at::Tensor& tokens, std::span<const int64_t> slots, KvCache& cache) {
@@ -59,7 +45,7 @@ at::Tensor Decoder::append(const at::Tensor& tokens, std::span<const int64_t> sl
                    cache.capacity());
   }
   at::Tensor x = embed(tokens, spans);
-  for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i]->decode(x, cache.layers_[i], spans);
+  for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i]->decode(x, cache.blocks_[i], spans);
   for (const int64_t slot : slots) cache.lengths_[static_cast<size_t>(slot)] += tokens.size(1);
   return head_->logits(x.select(1, x.size(1) - 1).contiguous());
 }

@@ -20,15 +20,6 @@ namespace lockstep::model {
 // Keys and values of every block for the sequences of `slots` slots, each of its own length and at most `capacity` tokens.
 class KvCache {
  public:
-  struct Shape {
-    int64_t layers = 0;
-    int64_t kv_heads = 0;  // of this rank
-    int64_t head_size = 0;
-    int64_t slots = 0;
-    int64_t capacity = 0;
-  };
-  KvCache(const Shape& shape, const at::TensorOptions& options);
-
   int64_t slots() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t length(int64_t slot) const { return lengths_.at(static_cast<size_t>(slot)); }
   int64_t capacity() const { return capacity_; }
@@ -38,7 +29,8 @@ class KvCache {
 
  private:
   friend class Decoder;
-  std::vector<nn::KvCacheLayer> layers_;
+  KvCache(int64_t slots, int64_t capacity) : lengths_(static_cast<size_t>(slots)), capacity_(capacity) {}
+  std::vector<std::vector<nn::KvCacheLayer>> blocks_;  // by branches
   std::vector<int64_t> lengths_;
   int64_t capacity_ = 0;
 };
@@ -62,7 +54,6 @@ class Decoder {
   at::Tensor embed(const at::Tensor& tokens, std::span<const nn::CacheSpan> spans) const;
 
   arch::ModelConfig model_;
-  int64_t kv_heads_ = 0;  // of this rank
   at::TensorOptions options_;
   std::unique_ptr<nn::Embedding> embedding_;
   std::vector<std::unique_ptr<Block>> blocks_;

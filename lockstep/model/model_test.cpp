@@ -19,10 +19,12 @@
 
 #include <cmath>
 
+#include "lockstep/arch/layer_description.h"
 #include "lockstep/base/random.h"
 #include "lockstep/base/text.h"
 #include "lockstep/model/decode.h"
 #include "lockstep/nn/dropout.h"
+#include "support/blocks.h"
 #include "support/model_parameters.h"
 #include "support/tensors.h"
 
@@ -73,11 +75,7 @@ class Reference {
     at::Tensor x = at::embedding(leaves_.at("embed.tokens.weight"), m.tokens);
     if (model_.traits().learned_positions) x = x + leaves_.at("embed.positions.weight").narrow(0, 0, m.tokens.size(1));
     x = drop(x, m, "embed");
-    for (int64_t i = 0; i < model_.layers; ++i) {
-      const std::string name = cat("blocks.", i, ".");
-      x = x + drop(attention(norm(x, name + "attention_norm"), name + "attention"), m, name + "attention");
-      x = x + drop(mlp(norm(x, name + "mlp_norm"), name + "mlp"), m, name + "mlp");
-    }
+    for (int i = 0; i < model_.layers; ++i) x = block(x, m, i);
     return at::linear(norm(x, "head.norm"), leaves_.at(model_.tied ? "embed.tokens.weight" : "head.weight"));
   }
 
@@ -133,6 +131,21 @@ class Reference {
     const at::Tensor p = at::softmax(scores + at::full({x.size(1), x.size(1)}, -1e30).triu(1), -1);
     return linear(at::matmul(p, v).transpose(1, 2).reshape({x.size(0), x.size(1), -1}), name + ".out");
   }
+  at::Tensor block(at::Tensor x, const nn::Microbatch& m, int index) {
+    at::Tensor y = x, read;  // y: x and all sums
+    for (const arch::Branch& branch : arch::block_branches(model_, index + 1)) {
+      const std::string name = cat("blocks.", index, ".", branch.name);
+      if (!branch.beside) x = y;
+      if (!branch.shares_input()) read = branch.norm_before ? norm(x, name + "_norm") : x;
+      const at::Tensor made = inside(branch, read, name);
+      y = y + drop(branch.norm_behind ? norm(made, name + "_post_norm") : made, m, name);
+    }
+    return y;
+  }
+  at::Tensor inside(const arch::Branch& branch, const at::Tensor& x, const std::string& name) {
+    if (branch.kind == "square") return linear(linear(x, name + ".in").square(), name + ".out");
+    return branch.kind == "mlp" ? mlp(x, name) : attention(x, name);
+  }
   at::Tensor mlp(const at::Tensor& x, const std::string& name) {
     const at::Tensor up = linear(x, name + ".up");
     const bool gated = model_.traits().gated_mlp;
@@ -144,14 +157,23 @@ class Reference {
 };
 
 std::string title(const arch::ModelConfig& model) {
-  return cat(arch::family_name(model.family), model.tied ? " tied" : " untied", " dropout ", model.dropout);
+  return cat(arch::family_name(model.family), model.tied ? " tied" : " untied", " dropout ", model.dropout,
+             model.blocks.empty() ? "" : cat(" blocks from ", model.blocks[0][0].name, ", ", model.blocks[0].size()));
 }
 
-const std::vector<arch::ModelConfig> kModels = {
+std::vector<arch::ModelConfig> with_other_blocks(std::vector<arch::ModelConfig> models) {
+  for (const auto& blocks : testing::other_blocks()) {
+    models.push_back(testing::with_blocks(model_of(Family::kLlama, false), blocks));
+    models.push_back(testing::with_blocks(model_of(Family::kGpt2, true, 0.2), blocks));
+  }
+  return models;
+}
+
+const std::vector<arch::ModelConfig> kModels = with_other_blocks({
     model_of(Family::kGpt2, true),   model_of(Family::kGpt2, false),     model_of(Family::kLlama, true),
     model_of(Family::kLlama, false), model_of(Family::kGpt2, true, 0.2), model_of(Family::kLlama, false, 0.2),
     model_of(Family::kQwen2, true),  model_of(Family::kQwen3, false),
-    with_all_biases(model_of(Family::kQwen3, true, 0.2))};
+    with_all_biases(model_of(Family::kQwen3, true, 0.2))});
 
 TEST(Model, LossAndGradientsOfTwoMicrobatchesMatchAutograd) {
   for (const arch::ModelConfig& model : kModels) {

@@ -1,20 +1,29 @@
 // The layers of all families, each built from the model's sizes, flags and parameters. What differs between families is
-// decided here and nowhere in a forward.
+// decided here and in branches.cpp, and nowhere in a forward.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 
-#include "lockstep/arch/layer_description.h"
 #include "lockstep/arch/model_config.h"
 #include "lockstep/model/block.h"
 #include "lockstep/model/model.h"
 #include "lockstep/nn/embedding.h"
 #include "lockstep/nn/head.h"
 #include "lockstep/nn/layer.h"
+#include "lockstep/nn/rotary.h"
 #include "lockstep/program/call.h"
 
 namespace lockstep::model {
+
+// Which branch of which block.
+struct BranchPlace {
+  const arch::Branch& spec;
+  std::string name;       // "blocks.3.attention"
+  program::CallId calls;  // of the block
+};
 
 // Builds single layers; looks every parameter up in `source` as it goes. Blocks share one table of rotary angles.
 class PartsBuilder {
@@ -26,29 +35,32 @@ class PartsBuilder {
   std::unique_ptr<Block> block(int index);
   std::unique_ptr<nn::Head> head();
 
+  // What branches are made of. The two linears of a branch are cut by outputs and by inputs.
+  const arch::ModelConfig& model() const { return model_; }
+  int tensor_size() const;  // ranks that share the heads and the width of a branch
+  nn::Parameter parameter(const BranchPlace& place, std::string_view part);  // "q_norm.weight"
+  std::unique_ptr<nn::Linear> first_linear(const BranchPlace& place, bool has_bias);
+  std::unique_ptr<nn::Linear> last_linear(const BranchPlace& place, bool has_bias);
+  std::optional<nn::Rotary> rotary(const BranchPlace& place);  // nothing with learned positions
+
  private:
-  // In the order of the data: cut by outputs, then by inputs.
-  std::unique_ptr<nn::Linear> column_linear(const std::string& name, const program::CallId& calls, bool has_bias);
-  std::unique_ptr<nn::Linear> row_linear(const std::string& name, const program::CallId& calls, bool has_bias);
-  struct Parameters {
-    nn::Parameter weight, bias;
-  };
-  Parameters parameters(const std::string& name, bool has_bias);
+  template <typename Sharded>
+  std::unique_ptr<nn::Linear> linear(const BranchPlace& place, std::string_view part, bool has_bias);
   // The group where it has several ranks.
   parallel::TensorGroup* group() const;
-  int tensor_size() const;
   std::unique_ptr<nn::Norm> norm(const std::string& name);
-  // Of the block whose parameters' names begin with `prefix`, and whose calls have these ids.
-  std::unique_ptr<nn::Attention> attention(const std::string& prefix, const program::CallId& calls, const arch::Branch& branch);
-  std::unique_ptr<nn::HeadNorm> head_norm(const std::string& name);  // null without qk_norm
-  std::unique_ptr<nn::Mlp> mlp(const std::string& prefix, const program::CallId& calls, const arch::Branch& branch);
   nn::Dropout dropout(const std::string& site) const;
-  std::optional<nn::Rotary> rotary(const at::TensorOptions& options);
 
   const arch::ModelConfig& model_;
   nn::ParameterSource& source_;
   const ModelOptions& options_;
   std::optional<nn::Rotary> rotary_;  // built with the first block
 };
+
+// Kinds of branches as layers that run: a registry beside that of arch/branch_kind.h, under the same ids, which live as long as the
+// program. InternalError where an id is there already, or is not there. Kinds are added before the first model is built.
+using BranchMaker = std::unique_ptr<nn::Branch> (*)(PartsBuilder& parts, const BranchPlace& place);
+void add_branch_maker(std::string_view kind, BranchMaker maker);
+BranchMaker branch_maker(std::string_view kind);
 
 }  // namespace lockstep::model

@@ -4,6 +4,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/model/model.h"
+#include "support/blocks.h"
 #include "support/model_parameters.h"
 #include "support/recompute.h"
 
@@ -21,9 +22,12 @@ struct Case {
   double dropout = 0;
   int64_t batch = 3;
   int64_t seq = 7;
+  std::vector<arch::BlockSpec> blocks{};
 };
 
-arch::ModelConfig model_of(const Case& c) { return testing::few_blocks(c.family, 3, c.dropout); }
+arch::ModelConfig model_of(const Case& c) {
+  return testing::with_blocks(testing::few_blocks(c.family, 3, c.dropout), c.blocks);
+}
 
 using Choices = std::vector<Recompute>;
 
@@ -49,7 +53,13 @@ Outcome train(const Case& c, const Choices& blocks, WeightGradients when) {
   return outcome;
 }
 
-const std::vector<Case> kCases = {
+std::vector<Case> with_other_blocks(std::vector<Case> cases) {
+  for (const auto& blocks : testing::other_blocks())
+    for (const Family family : {Family::kGpt2, Family::kQwen3}) cases.push_back({.family = family, .dropout = 0.1, .blocks = blocks});
+  return cases;
+}
+
+const std::vector<Case> kCases = with_other_blocks({
     {},
     {.dropout = 0.1},
     {.dtype = at::kBFloat16, .dropout = 0.1, .batch = 2, .seq = 65},
@@ -60,7 +70,7 @@ const std::vector<Case> kCases = {
     {.family = Family::kQwen3, .dropout = 0.1},
     {.family = Family::kQwen3, .dtype = at::kBFloat16, .batch = 2, .seq = 65},
     {.batch = 1, .seq = 1},
-};
+});
 
 const std::vector<Choices> kChoices = {
     {Recompute::kSelective, Recompute::kSelective, Recompute::kSelective},

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/model/model.h"
+#include "support/blocks.h"
 #include "support/model_parameters.h"
 #include "support/recompute.h"
 #include "support/run_ranks.h"
@@ -25,10 +26,11 @@ struct Case {
   double dropout = 0;
   int64_t batch = 2;
   int64_t seq = 7;
+  std::vector<arch::BlockSpec> blocks{};
 };
 
 arch::ModelConfig model_of(const Case& c) {
-  arch::ModelConfig model = testing::few_blocks(c.family, 2, c.dropout);
+  arch::ModelConfig model = testing::with_blocks(testing::few_blocks(c.family, 2, c.dropout), c.blocks);
   model.tied = false;  // else the head's I and the embedding's W add to one buffer in turns
   return model;
 }
@@ -140,14 +142,21 @@ TEST(SplitBackward, HasTheBitsOfB) {
     for (const Recompute choice : kChoices) expect_same_bits(c, choice, nullptr);
 }
 
+TEST(SplitBackward, HasTheBitsOfBInOtherBlocks) {
+  for (const auto& blocks : testing::other_blocks())
+    for (const Recompute choice : kChoices) expect_same_bits({.family = Family::kLlama, .dropout = 0.1, .blocks = blocks}, choice, nullptr);
+}
+
 TEST(SplitBackward, HasTheBitsOfBOverTensorParallelRanks) {
   for (const auto& [sequence, overlap] : {std::pair{true, true}, {true, false}, {false, true}})
     testing::run_ranks(2, [sequence = sequence, overlap = overlap](comm::World& world) {
       const auto communicator = world.communicator({0, 1}, "tp");
       parallel::TensorGroup group(*communicator, {.sequence_parallel = sequence, .overlap = overlap});
       SCOPED_TRACE(cat(sequence ? "sequence parallel" : "whole rows", overlap ? ", overlap" : ""));
-      for (const Case& c : {Case{}, Case{.family = Family::kLlama, .dropout = 0.1},
-                            Case{.family = Family::kQwen3, .dtype = at::kBFloat16, .batch = 1}})
+      std::vector<Case> cases = {{}, {.family = Family::kLlama, .dropout = 0.1},
+                                 {.family = Family::kQwen3, .dtype = at::kBFloat16, .batch = 1}};
+      for (const auto& blocks : testing::other_blocks()) cases.push_back({.family = Family::kLlama, .blocks = blocks});
+      for (const Case& c : cases)
         for (const Recompute choice : kChoices) expect_same_bits(c, choice, &group);
     });
 }

@@ -1,5 +1,7 @@
 #include "lockstep/nn/attention.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -13,27 +15,39 @@ Attention::Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rot
       out_(std::move(out)),
       head_norm_(std::move(head_norm)) {}
 
-at::Tensor Attention::forward(const at::Tensor& x, Saved* saved) {
-  return forward(x, saved, {.count = x.size(0), .length = x.size(1)});
+at::Tensor Attention::forward(const at::Tensor& x, Branch::Saved* saved, const Sequences& sequences) {
+  auto* kept = static_cast<Saved*>(saved);
+  const at::Tensor projected = project(x, kept, sequences);
+  const at::Tensor mixed = mix(projected, kept);
+  return out_->forward(mixed, kept ? &kept->out : nullptr);
 }
 
-at::Tensor Attention::forward(const at::Tensor& x, Saved* saved, const Sequences& sequences) {
-  const at::Tensor projected = qkv_->forward(x, saved ? &saved->qkv : nullptr, sequences.count * sequences.length)
-                                   .view({sequences.count, sequences.length, -1});
+at::Tensor Attention::project(const at::Tensor& x, Saved* saved, const Sequences& sequences) {
+  return qkv_->forward(x, saved ? &saved->qkv : nullptr).view({sequences.count, sequences.length, -1});
+}
+
+at::Tensor Attention::mix(const at::Tensor& projected, Saved* saved) {
   place(projected, saved);
   const auto [q, k, v] = split(projected);
-  const at::Tensor mixed = attention_core_forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                                  /*causal=*/true, saved ? &saved->core : nullptr);
+  at::Tensor mixed = attention_core_forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                            /*causal=*/true, saved ? &saved->core : nullptr);
   if (saved) saved->projected = projected;
-  return out_->forward(mixed, saved ? &saved->out : nullptr);
+  return mixed;
 }
 
-at::Tensor Attention::backward_input(const at::Tensor& dy, Saved& saved) {
-  return qkv_->backward_input(core_backward(dy, saved), saved.qkv);
+void Attention::recompute(const at::Tensor& x, Branch::Saved& saved, const Sequences& sequences) {
+  auto& kept = static_cast<Saved&>(saved);
+  kept.out.x = mix(project(x, &kept, sequences), &kept);
 }
 
-Pending Attention::start_backward_input(const at::Tensor& dy, Saved& saved) {
-  return qkv_->start_backward_input(core_backward(dy, saved), saved.qkv);
+at::Tensor Attention::backward_input(const at::Tensor& dy, Branch::Saved& saved) {
+  auto& kept = static_cast<Saved&>(saved);
+  return qkv_->backward_input(core_backward(dy, kept), kept.qkv);
+}
+
+Pending Attention::start_backward_input(const at::Tensor& dy, Branch::Saved& saved) {
+  auto& kept = static_cast<Saved&>(saved);
+  return qkv_->start_backward_input(core_backward(dy, kept), kept.qkv);
 }
 
 at::Tensor Attention::core_backward(const at::Tensor& dy, Saved& saved) {
@@ -46,16 +60,18 @@ at::Tensor Attention::core_backward(const at::Tensor& dy, Saved& saved) {
   return dprojected;
 }
 
-void Attention::forget(Saved& saved) {
-  saved.qkv.x.reset();
+void Attention::forget(Branch::Saved& saved) {
+  auto& kept = static_cast<Saved&>(saved);
+  kept.qkv.x.reset();
   if (!head_norm_) return;  // what was only rotated stays so
-  const auto [q, k, v] = split(saved.projected);
-  head_norm_->forget(q, k, saved.head_norm);
+  const auto [q, k, v] = split(kept.projected);
+  head_norm_->forget(q, k, kept.head_norm);
 }
 
-void Attention::restore(const at::Tensor& x, Saved& saved) {
-  saved.qkv.x = x;
-  if (head_norm_) place(saved.projected, &saved);
+void Attention::restore(const at::Tensor& x, Branch::Saved& saved) {
+  auto& kept = static_cast<Saved&>(saved);
+  kept.qkv.x = x;
+  if (head_norm_) place(kept.projected, &kept);
 }
 
 void Attention::place(const at::Tensor& projected, Saved* saved) {
@@ -69,10 +85,16 @@ void Attention::normalise(const at::Tensor& projected, Saved* saved) {
   head_norm_->forward(q, k, saved ? &saved->head_norm : nullptr);
 }
 
-void Attention::backward_weight(Saved& saved) {
-  out_->backward_weight(saved.out);
-  if (head_norm_) head_norm_->backward_weight(saved.head_norm);
-  qkv_->backward_weight(saved.qkv);
+void Attention::backward_weight(Branch::Saved& saved) {
+  auto& kept = static_cast<Saved&>(saved);
+  out_->backward_weight(kept.out);
+  if (head_norm_) head_norm_->backward_weight(kept.head_norm);
+  qkv_->backward_weight(kept.qkv);
+}
+
+KvCacheLayer Attention::new_cache(int64_t slots, int64_t capacity, const at::TensorOptions& options) const {
+  const auto empty = [&] { return at::empty({slots, shape_.kv_heads, capacity, shape_.head_size}, options); };
+  return {.k = empty(), .v = empty()};
 }
 
 at::Tensor Attention::decode(const at::Tensor& x, const KvCacheLayer& cache, std::span<const CacheSpan> spans) {

@@ -10,27 +10,20 @@
 #include <span>
 
 #include "lockstep/nn/attention_core.h"
-#include "lockstep/nn/attention_decode.h"
+#include "lockstep/nn/branch.h"
 #include "lockstep/nn/head_norm.h"
-#include "lockstep/nn/linear.h"
 #include "lockstep/nn/rotary.h"
 
 namespace lockstep::nn {
 
-// Of a whole microbatch: B sequences of S tokens.
-struct Sequences {
-  int64_t count = 0;
-  int64_t length = 0;
-};
-
-class Attention {
+class Attention : public Branch {
  public:
   struct Shape {
-    int64_t heads = 0;     // H, of this rank
+    int64_t heads = 0;     // H
     int64_t kv_heads = 0;  // KV, divides H
     int64_t head_size = 0;
   };
-  struct Saved {
+  struct Saved : Branch::Saved {
     Linear::Saved qkv;
     at::Tensor projected;     // [B, S, (H + 2 KV) K]: q | k | v, rotated. Backward overwrites it with its gradient.
     HeadNorm::Saved head_norm;
@@ -42,26 +35,30 @@ class Attention {
   Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary, std::unique_ptr<Linear> out,
             std::unique_ptr<HeadNorm> head_norm = nullptr);
 
-  at::Tensor forward(const at::Tensor& x, Saved* saved);  // [B, S, D] -> [B, S, D]
-  // The same where x may hold a part of the rows: [B S / tp, D] -> [B S / tp, D].
-  at::Tensor forward(const at::Tensor& x, Saved* saved, const Sequences& sequences);
-  at::Tensor backward_input(const at::Tensor& dy, Saved& saved);
-  Pending start_backward_input(const at::Tensor& dy, Saved& saved);  // see Linear
-  void backward_weight(Saved& saved);
+  std::unique_ptr<Branch::Saved> new_saved() const override { return std::make_unique<Saved>(); }
+  using Branch::forward;
+  // `qkv` makes all rows of the sequences, whatever x has of them.
+  at::Tensor forward(const at::Tensor& x, Branch::Saved* saved, const Sequences& sequences) override;
+  at::Tensor backward_input(const at::Tensor& dy, Branch::Saved& saved) override;
+  Pending start_backward_input(const at::Tensor& dy, Branch::Saved& saved) override;
+  void backward_weight(Branch::Saved& saved) override;
 
-  // Selective recomputation: forget drops the input of `qkv` and takes normalised heads back to what they were; restore
-  // is given that input again and normalises and rotates anew. Projections and the core's output stay.
-  void forget(Saved& saved);
-  void restore(const at::Tensor& x, Saved& saved);
+  void recompute(const at::Tensor& x, Branch::Saved& saved, const Sequences& sequences) override;
+  // The input of `qkv` is dropped, and normalised heads are taken back to what they were; restore normalises and rotates
+  // anew. Projections and the core's output stay.
+  void forget(Branch::Saved& saved) override;
+  void restore(const at::Tensor& x, Branch::Saved& saved) override;
 
-  // Generation: x [B, T, D], sequence b at spans[b], is appended to the cache and sees what is there.
-  at::Tensor decode(const at::Tensor& x, const KvCacheLayer& cache, std::span<const CacheSpan> spans);
+  KvCacheLayer new_cache(int64_t slots, int64_t capacity, const at::TensorOptions& options) const override;
+  at::Tensor decode(const at::Tensor& x, const KvCacheLayer& cache, std::span<const CacheSpan> spans) override;
 
  private:
   struct Heads {
     at::Tensor q, k, v;  // [B, S, heads, K], views
   };
   Heads split(const at::Tensor& projected) const;
+  at::Tensor project(const at::Tensor& x, Saved* saved, const Sequences& sequences);
+  at::Tensor mix(const at::Tensor& projected, Saved* saved);  // what `out` takes
   at::Tensor rotated(const at::Tensor& projected) const;  // the part rotary positions act on: q | k as one view
   // Of query and key heads, in place: their norms, then the rotation, each where the model has it.
   void place(const at::Tensor& projected, Saved* saved);

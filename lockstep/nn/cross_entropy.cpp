@@ -6,49 +6,24 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <type_traits>
 
 #include "lockstep/base/check.h"
 #include "lockstep/nn/cuda_kernels.h"
-#include "lockstep/nn/vector_math.h"
+#include "lockstep/nn/softmax_row.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace lockstep::nn {
 namespace {
 
-// One row stays in the core's cache from its first pass to its last.
 template <typename T>
 LOCKSTEP_INLINE float row_loss(T* row, int64_t size, int64_t target) {
-  constexpr float kNone = -std::numeric_limits<float>::infinity();
-  constexpr bool kKept = std::is_same_v<T, float>;  // the exponentials; bf16 would round them once more
-  vec::Floats most = vec::splat(kNone);
-  for (int64_t i = 0; i < size; i += vec::kLanes) {
-    vec::Floats x = vec::splat(kNone);
-    vec::load(row + i, size - i, x);
-    most = x > most ? x : most;
-  }
-  const float highest = vec::max(most);
   const float of_target = static_cast<float>(row[target]);
-  vec::Floats total{};
-  for (int64_t i = 0; i < size; i += vec::kLanes) {
-    vec::Floats x = vec::splat(kNone);
-    vec::load(row + i, size - i, x);
-    const vec::Floats e = vec::exp(x - highest);
-    // Lanes past the end hold e^-87, far below the last bit of a sum that is at least 1.
-    total += e;
-    if constexpr (kKept) vec::store(row + i, size - i, e);
-  }
-  const float sum = vec::sum(total);
-  const float log_sum = highest + std::log(sum);
-  const float scale = 1 / sum;
-  for (int64_t i = 0; i < size; i += vec::kLanes) {
-    vec::Floats x = vec::splat(kNone);
-    vec::load(row + i, size - i, x);
-    vec::store(row + i, size - i, (kKept ? x : vec::exp(x - highest)) * scale);
-  }
-  row[target] = static_cast<T>(std::exp(of_target - highest) * scale - 1);
+  const RowSum of_row = sum_row(row, size);
+  const float log_sum = of_row.largest + std::log(of_row.sum);
+  const float scale = 1 / of_row.sum;
+  scale_row(row, size, of_row.largest, scale);
+  row[target] = static_cast<T>(std::exp(of_target - of_row.largest) * scale - 1);
   return log_sum - of_target;
 }
 

@@ -7,7 +7,6 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
-#include "lockstep/mesh/placement.h"
 #include "lockstep/nn/cuda_kernels.h"
 #include "lockstep/nn/dropout_mask.h"
 
@@ -17,9 +16,9 @@ namespace {
 // Of the rows that are here, `shape` together.
 MaskDraw draw_of(const DropoutOptions& options, const Microbatch& microbatch, at::IntArrayRef shape) {
   const int64_t rows = microbatch.tokens.numel(), width = shape.back();
-  const mesh::Range part = mesh::padded_range(rows, options.row_parts, options.row_part);
-  LOCKSTEP_CHECK_EQ(c10::multiply_integers(shape), part.size() * width, "the rows of ", options.site);
-  const int64_t first = (microbatch.first_sample * microbatch.tokens.size(1) + part.begin) * width;
+  const mesh::Range here = options.rows_here ? options.rows_here(rows) : mesh::Range{0, rows};
+  LOCKSTEP_CHECK_EQ(c10::multiply_integers(shape), here.size() * width, "the rows of ", options.site);
+  const int64_t first = (microbatch.first_sample * microbatch.tokens.size(1) + here.begin) * width;
   return {.numbers = philox_stream(options.seed, cat("dropout/step ", microbatch.step, "/", options.site)),
           .first = static_cast<uint64_t>(first),
           .probability = options.probability};

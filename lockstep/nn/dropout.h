@@ -1,12 +1,14 @@
 // Dropout (Srivastava et al. 2014) whose mask does not depend on the layout: element i of the step's global batch is
-// kept or not by a counter-based draw at i, whichever rank and microbatch holds it.
+// kept or not by a counter-based draw at i, whoever holds it in whichever microbatch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
+#include "lockstep/mesh/placement.h"
 #include "lockstep/nn/layer.h"
 
 namespace lockstep::nn {
@@ -16,9 +18,7 @@ struct DropoutOptions {
   double probability = 0;
   uint64_t seed = 0;
   std::string site{};  // "blocks.3.attention"
-  // x holds part `row_part` of the microbatch's B S rows, as mesh::padded_range cuts them (sequence parallelism).
-  int row_parts = 1;
-  int row_part = 0;
+  std::function<mesh::Range(int64_t rows)> rows_here{};  // which of the microbatch's B S rows x holds; unset: all
 };
 
 class Dropout {

@@ -76,10 +76,9 @@ TEST(Dropout, MaskIsAFunctionOfTheGlobalIndexAlone) {
   // 20 rows in three parts: 7, 7 and 6.
   for (int part = 0; part < 3; ++part) {
     DropoutOptions of_part = options;
-    of_part.row_parts = 3;
-    of_part.row_part = part;
-    const int64_t rows = part < 2 ? 7 : 6;
-    EXPECT_TRUE(mask.view({20, 6}).narrow(0, 7 * part, rows).equal(Dropout(of_part).mask(whole, {rows, 6}))) << part;
+    of_part.rows_here = [part](int64_t rows) { return mesh::padded_range(rows, 3, part); };
+    const int64_t size = part < 2 ? 7 : 6;
+    EXPECT_TRUE(mask.view({20, 6}).narrow(0, 7 * part, size).equal(Dropout(of_part).mask(whole, {size, 6}))) << part;
   }
   const double share = dropout.mask(place(8, 100, 8), {8, 100, 100}).to(at::kFloat).mean().item<double>();
   EXPECT_NEAR(share, 0.7, 0.01);  // standard deviation 0.0016

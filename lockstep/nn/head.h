@@ -33,8 +33,8 @@ class Head : public Layer {
   virtual at::Tensor logits(const at::Tensor& x);  // [..., D] -> [..., V] fp32; for generation
 
  protected:
-  // Where the vocabulary is cut over ranks (parallel/tensor/head.h): h as [M, D], of all M rows; dh of those as that of h;
-  // the loss of a chunk, whose logits become their gradient.
+  // What a head that derives may do in another way: h as [M, D], M targets; the gradient of these rows as that of h; the loss
+  // of a chunk, whose logits become their gradient.
   virtual at::Tensor all_rows(const at::Tensor& h, int64_t rows);
   virtual at::Tensor own_rows(const at::Tensor& dh);
   virtual at::Tensor chunk_loss(const at::Tensor& logits, const at::Tensor& targets);

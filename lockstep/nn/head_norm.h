@@ -8,8 +8,8 @@
 
 namespace lockstep::nn {
 
-// q [B, S, H, K] and k [B, S, KV, K]: views with any strides but that of K, which is 1, changed in place. Of the heads
-// that a rank holds: the weights' gradients are sums over them, partial where heads are split over ranks.
+// q [B, S, H, K] and k [B, S, KV, K]: views with any strides but that of K, which is 1, changed in place. The
+// weights' gradients are sums over the heads that are given.
 class HeadNorm {
  public:
   struct Saved {

@@ -50,8 +50,8 @@ struct Saved {
   at::Tensor loss;  // of the head, from its backward_input on: the sum of the losses of valid targets, fp32, 0-d
 };
 
-// A whole layer of the program: embedding, block, or head with loss. x and y: [B, S, D] in the compute dtype; with
-// sequence parallelism this rank's rows of the microbatch, [B S / tp, D].
+// A whole layer of the program: embedding, block, or head with loss. x and y: [B, S, D] in the compute dtype; a
+// layer that derives may take and return some of the B S rows alone, [rows, D].
 // The embedding ignores x (undefined). The head returns the sum of the losses of valid targets, fp32, 0-d; when it keeps, it
 // returns nothing: its backward makes the loss as well (Saved::loss), and all of W's gradient is there after I (head.h).
 // All gradients are of that sum; the one division by the global token count happens in the engine's NORM.
@@ -73,7 +73,7 @@ class Layer {
   // have nothing of the kind do nothing.
   virtual void forget(Saved&) {}
   virtual void restore(Saved&) {}
-  // Both (action B). A layer that communicates runs its weight gradients beside the reduction of dx.
+  // Both (action B). A layer whose dx has to be waited for may run its weight gradients meanwhile.
   virtual at::Tensor backward(const at::Tensor& dy, Saved& saved) {
     at::Tensor dx = backward_input(dy, saved);
     backward_weight(saved);

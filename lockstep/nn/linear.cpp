@@ -20,7 +20,7 @@ at::Tensor unflatten_rows(const at::Tensor& rows, const at::Tensor& like) {
 
 Linear::Linear(Parameter weight, Parameter bias) : weight_(std::move(weight)), bias_(std::move(bias)) {}
 
-at::Tensor Linear::forward_rows(const at::Tensor& x, int64_t, Saved* saved) {
+at::Tensor Linear::forward(const at::Tensor& x, Saved* saved) {
   if (saved) saved->x = x;
   return unflatten_rows(multiply(flatten_rows(x), weight_.value.t(), bias_.value), x);
 }

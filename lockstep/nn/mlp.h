@@ -6,13 +6,13 @@
 #include <memory>
 
 #include "lockstep/nn/activation.h"
-#include "lockstep/nn/linear.h"
+#include "lockstep/nn/branch.h"
 
 namespace lockstep::nn {
 
-class Mlp {
+class Mlp : public Branch {
  public:
-  struct Saved {
+  struct Saved : Branch::Saved {
     Linear::Saved up;
     at::Tensor h;  // [B, S, F], gated [B, S, 2F]: before the nonlinearity. Backward overwrites it with its gradient.
     Linear::Saved down;
@@ -21,18 +21,17 @@ class Mlp {
   // up: [D] -> [F], for a gated activation [D] -> [2F]; down: [F] -> [D].
   Mlp(std::unique_ptr<Linear> up, std::unique_ptr<Activation> activation, std::unique_ptr<Linear> down);
 
-  // [B, S, D] -> [B, S, D]; `rows` as in Linear::forward.
-  at::Tensor forward(const at::Tensor& x, Saved* saved, int64_t rows = Linear::kAllRows);
-  at::Tensor backward_input(const at::Tensor& dy, Saved& saved);
-  Pending start_backward_input(const at::Tensor& dy, Saved& saved);  // see Linear
-  void backward_weight(Saved& saved);
+  std::unique_ptr<Branch::Saved> new_saved() const override { return std::make_unique<Saved>(); }
+  using Branch::forward;
+  at::Tensor forward(const at::Tensor& x, Branch::Saved* saved, const Sequences& sequences) override;
+  at::Tensor backward_input(const at::Tensor& dy, Branch::Saved& saved) override;
+  Pending start_backward_input(const at::Tensor& dy, Branch::Saved& saved) override;
+  void backward_weight(Branch::Saved& saved) override;
 
-  // Full recomputation: what forward(x, &saved, rows) keeps, without running `down`, whose output nobody needs.
-  void recompute(const at::Tensor& x, Saved& saved, int64_t rows = Linear::kAllRows);
-  // Selective recomputation: forget drops the inputs of both linear maps; restore is given that of `up` again and takes
-  // that of `down` from h.
-  void forget(Saved& saved);
-  void restore(const at::Tensor& x, Saved& saved);
+  void recompute(const at::Tensor& x, Branch::Saved& saved, const Sequences& sequences) override;
+  // The inputs of both linear maps are dropped; that of `down` comes of h.
+  void forget(Branch::Saved& saved) override;
+  void restore(const at::Tensor& x, Branch::Saved& saved) override;
 
  private:
   at::Tensor activation_backward(const at::Tensor& dy, Saved& saved);

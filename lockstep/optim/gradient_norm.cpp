@@ -1,5 +1,3 @@
-#include "lockstep/optim/gradient_norm.h"
-
 #include <ATen/Parallel.h>
 #include <ATen/ops/stack.h>
 
@@ -9,6 +7,8 @@
 #include "lockstep/base/check.h"
 #include "lockstep/nn/cuda_kernels.h"
 #include "lockstep/nn/vector_math.h"
+#include "lockstep/optim/optimizer.h"
+#include "lockstep/program/summation.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"
 
@@ -48,9 +48,7 @@ double sum_of_squares_cpu(const at::Tensor& values) {
     for (int64_t i = begin; i < end; ++i)
       sums[static_cast<size_t>(i)] = squares_of(data + i * kPiece, std::min(kPiece, size - i * kPiece));
   });
-  double total = 0;
-  for (const double sum : sums) total += sum;
-  return total;
+  return program::sum_on_rank(program::Summed::kNorm, sums);
 }
 
 // On one device; what lies side by side, as the gradients of a layer do, is one: kernels are launched for each.
@@ -59,12 +57,10 @@ std::vector<at::Tensor> joined(const std::vector<at::Tensor>& gradients) {
   for (const at::Tensor& gradient : gradients) {
     const bool follows = !all.empty() && gradient.is_alias_of(all.back()) &&
                          gradient.storage_offset() == all.back().storage_offset() + all.back().numel();
-    if (!follows) {
+    if (follows)
+      all.back() = all.back().as_strided({all.back().numel() + gradient.numel()}, {1}, all.back().storage_offset());
+    else
       all.push_back(gradient);
-      continue;
-    }
-    at::Tensor& before = all.back();
-    before = before.as_strided({before.numel() + gradient.numel()}, {1}, before.storage_offset());
   }
   return all;
 }
@@ -72,16 +68,16 @@ std::vector<at::Tensor> joined(const std::vector<at::Tensor>& gradients) {
 }  // namespace
 
 double gradient_norm(const std::vector<at::Tensor>& gradients) {
-  double squares = 0;
+  std::vector<double> squares;
   std::vector<at::Tensor> elsewhere, sums;
   for (const at::Tensor& gradient : gradients)
     if (gradient.is_cpu())
-      squares += sum_of_squares_cpu(gradient);
+      squares.push_back(sum_of_squares_cpu(gradient));
     else
       elsewhere.push_back(gradient);
   for (const at::Tensor& gradient : joined(elsewhere)) sums.push_back(nn::cuda::square_sum(gradient));
-  if (!sums.empty()) squares += at::stack(sums).sum().item<double>();  // waited for once
-  return std::sqrt(squares);
+  if (!sums.empty()) squares.push_back(at::stack(sums).sum().item<double>());  // waited for once
+  return std::sqrt(program::sum_on_rank(program::Summed::kNorm, squares));
 }
 
 double clip_factor(double norm, double max_norm) {

@@ -7,10 +7,7 @@
 #include <cmath>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/adamw.h"
-#include "lockstep/optim/gradient_norm.h"
-#include "lockstep/optim/lr_schedule.h"
-#include "lockstep/optim/optimizer.h"
+#include "lockstep/optim/functions.h"
 
 namespace lockstep::optim {
 namespace {
@@ -18,7 +15,7 @@ namespace {
 // The update of the AdamW paper (algorithm 2), one element, in double precision.
 struct ReferenceAdamW {
   double value, exp_avg = 0, exp_avg_sq = 0;
-  void step(double grad, const AdamWOptions& o, bool decay, double lr, int64_t t) {
+  void step(double grad, const config::OptimizerSection& o, bool decay, double lr, int64_t t) {
     if (decay) value -= lr * o.weight_decay * value;
     exp_avg = o.beta1 * exp_avg + (1 - o.beta1) * grad;
     exp_avg_sq = o.beta2 * exp_avg_sq + (1 - o.beta2) * grad * grad;
@@ -30,7 +27,7 @@ struct ReferenceAdamW {
 
 // More elements than a vector holds, and a rest.
 TEST(AdamW, FollowsTheFormulaForSeveralSteps) {
-  const AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  const config::OptimizerSection options{.weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
   constexpr int64_t kSize = 37;
   for (const bool decay : {true, false}) {
     Parameter parameter{.value = at::zeros({kSize}),
@@ -54,7 +51,7 @@ TEST(AdamW, FollowsTheFormulaForSeveralSteps) {
         parameter.grad[i].fill_(gradient(i));
         reference[static_cast<size_t>(i)].step(gradient(i) * scale, options, decay, lr, step);
       }
-      adamw_step({parameter}, options, {.lr = lr, .number = step, .grad_scale = scale});
+      kAdamW.step({parameter}, options, {.lr = lr, .number = step, .grad_scale = scale});
       for (int64_t i = 0; i < kSize; ++i) {
         EXPECT_NEAR(parameter.value[i].item<double>(), reference[static_cast<size_t>(i)].value, 2e-6) << i;
         EXPECT_EQ(parameter.grad[i].item<float>(), static_cast<float>(gradient(i))) << i;
@@ -66,9 +63,9 @@ TEST(AdamW, FollowsTheFormulaForSeveralSteps) {
 
 // The bound is one of rounding: fp32 arithmetic keeps it, and it is no wider than a few bits.
 TEST(AdamWFormula, BoundsTheRoundingOfFp32) {
-  const AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  const config::OptimizerSection options{.weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
   const StepPoint point{.lr = 1e-3, .number = 3, .grad_scale = 0.25};
-  const UpdateFormula formula = adamw_formula(options, point, /*decay=*/true);
+  const UpdateFormula formula = kAdamW.formula(options, point, /*decay=*/true);
   const auto rate = static_cast<float>(1e-3 / (1 - std::pow(0.9, 3))),
              root = static_cast<float>(1 / std::sqrt(1 - std::pow(0.95, 3)));
   for (int i = 0; i < 200; ++i) {
@@ -90,14 +87,14 @@ TEST(AdamWFormula, BoundsTheRoundingOfFp32) {
 }
 
 TEST(AdamWFormula, IsThatOfThePaper) {
-  const AdamWOptions options{.beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.3};
+  const config::OptimizerSection options{.weight_decay = 0.3, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3};
   for (const bool decay : {true, false}) {
     ReferenceAdamW reference{.value = 1.5};
     for (int64_t step = 1; step <= 3; ++step) {
       const std::array<double, 3> before = {reference.value, reference.exp_avg, reference.exp_avg_sq};
       std::array<double, 3> after{}, rounding{};
       const StepPoint point{.lr = 0.02, .number = step, .grad_scale = 0.5};
-      adamw_formula(options, point, decay)(before, 3, after, rounding);
+      kAdamW.formula(options, point, decay)(before, 3, after, rounding);
       reference.step(1.5, options, decay, point.lr, step);
       EXPECT_NEAR(after[0], reference.value, 1e-14);
       EXPECT_NEAR(after[1], reference.exp_avg, 1e-14);
@@ -108,27 +105,24 @@ TEST(AdamWFormula, IsThatOfThePaper) {
 
 // The options are those of the section, and the slots those of the spec.
 TEST(Optimizer, IsChosenByItsSpec) {
-  config::OptimizerSection section;
-  section.beta1 = 0.8;
-  section.beta2 = 0.9;
-  section.eps = 1e-3;
-  section.weight_decay = 0.3;
+  const config::OptimizerSection options{.weight_decay = 0.3, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3};
   const StepPoint point{.lr = 0.02, .number = 2, .grad_scale = 0.5};
-  const AdamWOptions options{.beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.3};
   const auto parameter = [] {
     return Parameter{.value = at::full({3}, 2.0), .grad = at::full({3}, 0.5), .slots = {at::zeros({3}), at::zeros({3})}, .decay = true};
   };
   const Parameter chosen = parameter(), direct = parameter();
-  step(arch::optimizer_spec(), {chosen}, section, point);
-  adamw_step({direct}, options, point);
+  step({chosen}, options, point);
+  kAdamW.step({direct}, options, point);
   EXPECT_TRUE(chosen.value.equal(direct.value));
   EXPECT_TRUE(chosen.slots[1].equal(direct.slots[1]));
   const std::array<double, 3> before = {2, 0, 0};
   std::array<double, 3> after{}, rounding{}, expected{};
-  update_formula(arch::optimizer_spec(), section, point, true)(before, 0.5, after, rounding);
-  adamw_formula(options, point, true)(before, 0.5, expected, rounding);
+  update_formula({}, options, point, true)(before, 0.5, after, rounding);
+  kAdamW.formula(options, point, true)(before, 0.5, expected, rounding);
   EXPECT_EQ(after, expected);
-  EXPECT_THROW(step(arch::optimizer_spec("muon"), {chosen}, section, point), InternalError);
+  Parameter other = parameter();
+  other.rule.optimizer = &arch::optimizer_spec("muon");
+  EXPECT_THROW(step({other}, options, point), InternalError);
 }
 
 TEST(GradientNorm, CountsEveryElementOnce) {

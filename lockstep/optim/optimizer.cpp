@@ -1,72 +1,19 @@
 #include "lockstep/optim/optimizer.h"
 
 #include <algorithm>
-#include <array>
+#include <cmath>
+#include <numbers>
 #include <string_view>
 
 #include "lockstep/base/check.h"
-#include "lockstep/optim/adamw.h"
-#include "lockstep/optim/muon.h"
+#include "lockstep/optim/functions.h"
 
 namespace lockstep::optim {
 namespace {
 
-using Section = config::OptimizerSection;
-
-AdamWOptions adamw_options(const Section& section) {
-  return {.beta1 = section.beta1, .beta2 = section.beta2, .eps = section.eps, .weight_decay = section.weight_decay};
-}
-
-MuonOptions muon_options(const Section& section) {
-  return {.momentum = section.momentum,
-          .nesterov = section.nesterov,
-          .weight_decay = section.muon_weight_decay.value_or(section.weight_decay),
-          .iterations = section.ns_steps,
-          .iterate_in = section.ns_precision == config::Precision::kBf16 ? at::kBFloat16 : at::kFloat,
-          .scale = section.muon_scale};
-}
-
-// Its own peak on the way of the other's.
-StepPoint muon_point(const Section& section, StepPoint point) {
-  if (section.muon_lr) point.lr *= *section.muon_lr / section.lr;
-  return point;
-}
-
-// What is registered in arch/optimizer.cpp, as functions.
-struct Functions {
-  std::string_view id;
-  void (*step)(const std::vector<Parameter>&, const Section&, const StepPoint&) = nullptr;
-  UpdateFormula (*formula)(const Section&, const StepPoint&, bool decay) = nullptr;
-  // Null: element by element.
-  at::Tensor (*direction)(const Parameter&, const Section&, const StepPoint&) = nullptr;
-  at::Tensor (*orthogonal)(const at::Tensor&, const Section&) = nullptr;
-  void (*apply)(const Parameter&, const at::Tensor&, const MatrixShape&, const Section&, const StepPoint&) = nullptr;
-};
-
-constexpr std::array kFunctions = {
-    Functions{.id = "adamw",
-              .step = [](const std::vector<Parameter>& parameters, const Section& section,
-                         const StepPoint& point) { adamw_step(parameters, adamw_options(section), point); },
-              .formula = [](const Section& section, const StepPoint& point,
-                            bool decay) { return adamw_formula(adamw_options(section), point, decay); }},
-    Functions{.id = "muon",
-              .step = [](const std::vector<Parameter>& parameters, const Section& section,
-                         const StepPoint& point) { muon_step(parameters, muon_options(section), muon_point(section, point)); },
-              .formula = [](const Section& section, const StepPoint& point,
-                            bool) { return muon_formula(muon_options(section), point); },
-              .direction = [](const Parameter& piece, const Section& section,
-                              const StepPoint& point) { return muon_direction(piece, muon_options(section), point); },
-              .orthogonal = [](const at::Tensor& matrix,
-                               const Section& section) { return newton_schulz(matrix, muon_options(section)); },
-              .apply = [](const Parameter& piece, const at::Tensor& of_piece, const MatrixShape& shape, const Section& section,
-                          const StepPoint& point) {
-                muon_apply(piece, of_piece, shape.rows, shape.columns, muon_options(section), muon_point(section, point));
-              }},
-};
-
 const Functions& functions_of(const arch::OptimizerSpec& optimizer) {
-  for (const Functions& functions : kFunctions)
-    if (functions.id == optimizer.id) return functions;
+  for (const Functions* functions : {&kAdamW, &kMuon})
+    if (functions->id == optimizer.id) return *functions;
   throw InternalError(cat("no step function of ", optimizer.id));
 }
 
@@ -76,49 +23,45 @@ const Functions& whole_matrix(const arch::OptimizerSpec& optimizer) {
   return functions;
 }
 
+// What a rule makes of the section and of the point of its step.
+Section options_of(const arch::UpdateRule& rule, Section options) {
+  options.weight_decay = rule.weight_decay.value_or(options.weight_decay);
+  if (rule.weight_decay) options.muon_weight_decay = rule.weight_decay;
+  return options;
+}
+
+StepPoint point_of(const arch::UpdateRule& rule, StepPoint point) {
+  point.lr *= rule.lr_factor;
+  return point;
+}
+
+// Where `step` stands between `first` (0) and `last` (1).
+double fraction(int64_t step, int64_t first, int64_t last) {
+  if (last <= first) return step >= last ? 1.0 : 0.0;
+  return std::clamp(static_cast<double>(step - first) / static_cast<double>(last - first), 0.0, 1.0);
+}
+
 }  // namespace
 
-void step(const arch::OptimizerSpec& optimizer, const std::vector<Parameter>& parameters, const Section& options,
-          const StepPoint& point) {
-  for (const Parameter& parameter : parameters)
-    LOCKSTEP_CHECK_EQ(parameter.slots.size(), optimizer.slots.size(), "slots of ", optimizer.id);
-  functions_of(optimizer).step(parameters, options, point);
-}
-
-Section options_of(const arch::UpdateRule& rule, const Section& options) {
-  Section own = options;
-  if (rule.weight_decay) {
-    own.weight_decay = *rule.weight_decay;
-    own.muon_weight_decay = rule.weight_decay;
+double learning_rate(const Section& optimizer, int64_t step, int64_t steps) {
+  const int64_t warmup = optimizer.warmup_steps;
+  if (step < warmup) return optimizer.lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
+  const double span = optimizer.lr - optimizer.min_lr;
+  const double x = fraction(step, warmup, steps - 1);
+  switch (optimizer.schedule) {
+    case config::LrSchedule::kConstant:
+      return optimizer.lr;
+    case config::LrSchedule::kLinear:
+      return optimizer.lr - span * x;
+    case config::LrSchedule::kCosine:
+      return optimizer.min_lr + span * 0.5 * (1 + std::cos(std::numbers::pi * x));
+    case config::LrSchedule::kWsd: {
+      const int64_t decay_begin = std::max(warmup, steps - std::max<int64_t>(1, steps / 5));
+      if (step < decay_begin) return optimizer.lr;
+      return optimizer.min_lr + span * (1 - std::sqrt(fraction(step, decay_begin, steps - 1)));
+    }
   }
-  return own;
-}
-
-StepPoint point_of(const arch::UpdateRule& rule, const StepPoint& point) {
-  StepPoint own = point;
-  if (rule.lr_factor != 1) own.lr *= rule.lr_factor;
-  return own;
-}
-
-// Those of one rule together, in their order.
-void step(const std::vector<Parameter>& parameters, const Section& options, const StepPoint& point) {
-  const auto run = [&](const std::vector<Parameter>& alike) {
-    const arch::UpdateRule& rule = alike.front().rule;
-    step(*rule.optimizer, alike, options_of(rule, options), point_of(rule, point));
-  };
-  if (parameters.empty()) return;
-  const auto other = [&](const Parameter& parameter) { return parameter.rule != parameters.front().rule; };
-  if (std::none_of(parameters.begin(), parameters.end(), other)) return run(parameters);
-  std::vector<std::vector<Parameter>> groups;
-  for (const Parameter& parameter : parameters) {
-    const auto group = std::find_if(groups.begin(), groups.end(),
-                                    [&](const std::vector<Parameter>& alike) { return alike.front().rule == parameter.rule; });
-    if (group == groups.end())
-      groups.push_back({parameter});
-    else
-      group->push_back(parameter);
-  }
-  for (const std::vector<Parameter>& alike : groups) run(alike);
+  LOCKSTEP_CHECK(false, "unknown schedule");
 }
 
 at::Tensor direction(const Parameter& piece, const Section& options, const StepPoint& point) {
@@ -129,14 +72,40 @@ at::Tensor orthogonal(const arch::OptimizerSpec& optimizer, const at::Tensor& ma
   return whole_matrix(optimizer).orthogonal(matrix, options);
 }
 
-void apply(const Parameter& piece, const at::Tensor& orthogonal_piece, const MatrixShape& shape, const Section& options,
+void apply(const Parameter& piece, const at::Tensor& orthogonal_piece, at::IntArrayRef shape, const Section& options,
            const StepPoint& point) {
   whole_matrix(*piece.rule.optimizer)
       .apply(piece, orthogonal_piece, shape, options_of(piece.rule, options), point_of(piece.rule, point));
 }
 
-UpdateFormula update_formula(const arch::OptimizerSpec& optimizer, const Section& options, const StepPoint& point, bool decay) {
-  return functions_of(optimizer).formula(options, point, decay);
+// Those of one rule together, in their order.
+void step(const std::vector<Parameter>& parameters, const Section& options, const StepPoint& point) {
+  const auto run = [&](const std::vector<Parameter>& alike) {
+    const arch::UpdateRule& rule = alike.front().rule;
+    for (const Parameter& parameter : alike)
+      LOCKSTEP_CHECK_EQ(parameter.slots.size(), rule.optimizer->slots.size(), "slots of ", rule.optimizer->id);
+    const Functions& functions = functions_of(*rule.optimizer);
+    if (functions.step) return functions.step(alike, options_of(rule, options), point_of(rule, point));
+    for (const Parameter& matrix : alike) {
+      LOCKSTEP_CHECK_EQ(matrix.value.dim(), 2, rule.optimizer->id, " updates matrices");
+      const at::Tensor update = orthogonal(*rule.optimizer, direction(matrix, options, point), options);
+      apply(matrix, update, matrix.value.sizes(), options, point);
+    }
+  };
+  if (parameters.empty()) return;
+  const auto other = [&](const Parameter& parameter) { return parameter.rule != parameters.front().rule; };
+  if (std::none_of(parameters.begin(), parameters.end(), other)) return run(parameters);
+  for (std::vector<Parameter> left = parameters; !left.empty();) {
+    const auto next = std::stable_partition(left.begin(), left.end(), [rule = left.front().rule](const Parameter& parameter) {
+      return parameter.rule == rule;
+    });
+    run({left.begin(), next});
+    left.erase(left.begin(), next);
+  }
+}
+
+UpdateFormula update_formula(const arch::UpdateRule& rule, const Section& options, const StepPoint& point, bool decay) {
+  return functions_of(*rule.optimizer).formula(options_of(rule, options), point_of(rule, point), decay);
 }
 
 }  // namespace lockstep::optim

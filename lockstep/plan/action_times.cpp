@@ -1,14 +1,12 @@
-#include "lockstep/plan/action_times.h"
-
+// How long each action takes.
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <tuple>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 #include "lockstep/plan/cost_file.h"
-#include "lockstep/plan/matching.h"
+#include "lockstep/plan/simulate.h"
 #include "lockstep/plan/step_cost.h"
 #include "lockstep/program/pending.h"
 
@@ -16,9 +14,9 @@ namespace lockstep::plan {
 namespace {
 
 using program::Action;
-using program::ActionKind;
 using program::Layout;
 using program::Program;
+using program::Work;
 
 template <typename Function>
 ActionTimes times_of(const Program& program, const Function& seconds) {
@@ -33,27 +31,13 @@ ActionTimes times_of(const Program& program, const Function& seconds) {
 
 // Of what an action asks for (step_cost.h).
 double seconds_of(const Action& action, const Price& price, const Layout& layout, const StepCosts& costs) {
-  const auto work = [&](const WorkCost& cost) { return action.layer >= 0 ? cost.of(layout, action.layer) : cost.of_stage(layout, action.stage); };
+  const auto work = [&](const WorkCost& cost) { return cost.of(layout, action.layer); };
+  const auto is = [&](Work kind) { return price.work == kind; };
   double sum = (price.norm ? costs.norm : 0) + costs.step * price.updated / price.parameters;
-  switch (price.work) {
-    case program::Work::kForward:
-      sum += work(costs.forward);
-      break;
-    case program::Work::kInput:
-      sum += work(costs.input);
-      break;
-    case program::Work::kWeight:
-      sum += work(costs.weight);
-      break;
-    case program::Work::kInputAndWeight:
-      sum += work(costs.input) + work(costs.weight);
-      break;
-    case program::Work::kAgain:
-      sum += work(costs.recompute);
-      break;
-    case program::Work::kNone:
-      break;
-  }
+  if (is(Work::kForward)) sum += work(costs.forward);
+  if (is(Work::kInput) || is(Work::kInputAndWeight)) sum += work(costs.input);
+  if (is(Work::kWeight) || is(Work::kInputAndWeight)) sum += work(costs.weight);
+  if (is(Work::kAgain)) sum += work(costs.recompute);
   double calls = 0;
   for (const double bytes : price.calls) calls += costs.collective.seconds(bytes);
   for (const double bytes : price.moves) sum += costs.copy.seconds(bytes);
@@ -65,7 +49,7 @@ double seconds_of(const Action& action, const Price& price, const Layout& layout
 std::vector<double> transfer_ends(const Program& program, const Layout& layout, const Spans& measured, const Matching& matching) {
   std::vector<double> ends;
   for (const Transfer& transfer : matching.transfers)
-    ends.push_back(measured[static_cast<size_t>(transfer.recv.rank)][static_cast<size_t>(transfer.recv.index)].end);
+    ends.push_back(of_action(measured, transfer.recv).end);
   for (size_t rank = 0; rank < measured.size(); ++rank) {
     program::EffectTable effects(layout, program.buckets, static_cast<int>(rank));
     program::Pending<size_t> pending;  // RECVs, by their positions
@@ -97,7 +81,7 @@ ActionTimes unit_times(const Program& program, const Layout& layout) {
   }
   ActionTimes times = times_of(program, [&](int, const Action& action) {
     if (!program::computes(action.kind)) return 0.0;
-    const double whole = program::work_of(action.kind) == program::Work::kInputAndWeight ? 2 : 1;
+    const double whole = program::work_of(action.kind) == Work::kInputAndWeight ? 2 : 1;
     return action.layer < 0 ? whole : whole * share[static_cast<size_t>(action.layer)];
   });
   times.in_units = true;
@@ -124,46 +108,38 @@ ActionTimes measured_times(const Program& program, const Layout& layout, const S
     std::vector<double>& seconds = times.seconds.emplace_back();
     for (const Span& span : row) seconds.push_back(span.seconds());
   }
-  const auto span = [&](const ActionRef& ref) {
-    return measured[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
-  };
-  const auto set = [&](const ActionRef& ref, double value) {
-    times.seconds[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = value;
-  };
   const Matching matching = match(program, layout);
   const std::vector<double> arrivals = transfer_ends(program, layout, measured, matching);
   for (size_t i = 0; i < matching.transfers.size(); ++i) {
     const Transfer& transfer = matching.transfers[i];
-    const Span send = span(transfer.send), recv = span(transfer.recv);
-    set(transfer.send, std::max(0.0, arrivals[i] - std::max(send.start, recv.start)));
-    set(transfer.recv, 0);
+    const double both = std::max(of_action(measured, transfer.send).start, of_action(measured, transfer.recv).start);
+    of_action(times.seconds, transfer.send) = std::max(0.0, arrivals[i] - both);
+    of_action(times.seconds, transfer.recv) = 0;
   }
   for (const Meeting& meeting : matching.meetings) {
     double begin = 0, end = 0;
     for (const ActionRef& ref : meeting.actions) {
-      begin = std::max(begin, span(ref).start);
-      end = std::max(end, span(ref).end);
+      begin = std::max(begin, of_action(measured, ref).start);
+      end = std::max(end, of_action(measured, ref).end);
     }
-    for (const ActionRef& ref : meeting.actions) set(ref, std::max(0.0, end - begin));
+    for (const ActionRef& ref : meeting.actions) of_action(times.seconds, ref) = std::max(0.0, end - begin);
   }
   times.source = "measured";
   return times;
 }
 
 ActionTimes typical_times(const Program& program, const std::vector<ActionTimes>& steps) {
-  const auto key = [](const Action& action) {
-    return std::tuple(action.kind, action.stage, action.layer, action.bucket, action.unit, static_cast<int>(action.moved));
-  };
   ActionTimes times;
   for (int rank = 0; rank < program.world_size(); ++rank) {
     const std::vector<Action>& actions = program.list(rank);
-    std::map<std::tuple<ActionKind, int, int, int, int, int>, std::vector<double>> found;
+    std::map<Action, std::vector<double>> found;
     for (const ActionTimes& step : steps)
-      for (size_t i = 0; i < actions.size(); ++i) found[key(actions[i])].push_back(step.seconds.at(static_cast<size_t>(rank)).at(i));
-    std::map<std::tuple<ActionKind, int, int, int, int, int>, double> typical;
-    for (auto& [what, seconds] : found) typical[what] = median(std::move(seconds));
+      for (size_t i = 0; i < actions.size(); ++i)
+        found[without_microbatch(actions[i])].push_back(step.seconds.at(static_cast<size_t>(rank)).at(i));
+    std::map<Action, double> typical;
+    for (auto& [action, seconds] : found) typical[action] = median(std::move(seconds));
     std::vector<double>& row = times.seconds.emplace_back();
-    for (const Action& action : actions) row.push_back(typical.at(key(action)));
+    for (const Action& action : actions) row.push_back(typical.at(without_microbatch(action)));
   }
   times.source = cat("medians over ", steps.size(), steps.size() == 1 ? " step" : " steps");
   return times;

@@ -3,70 +3,25 @@
 #include <algorithm>
 #include <optional>
 
-#include "lockstep/base/error.h"
-
 namespace lockstep::plan {
 namespace {
 
 using program::Action;
 using program::ActionKind;
-using program::Work;
 
 // Nothing for what only waits or gives memory back.
 std::optional<BoxKind> kind_of(ActionKind kind, const program::Effects& effects) {
   const auto all = [&](program::Access how) { return std::ranges::all_of(effects.touches, [&](const program::Touch& touch) { return touch.how == how; }); };
-  switch (program::work_of(kind)) {
-    case Work::kForward:
-      return BoxKind::kForward;
-    case Work::kInputAndWeight:
-      return BoxKind::kBackward;
-    case Work::kInput:
-      return BoxKind::kInput;
-    case Work::kWeight:
-      return BoxKind::kWeight;
-    case Work::kAgain:
-      return BoxKind::kRecompute;
-    case Work::kNone:
-      break;
-  }
+  if (program::computes(kind)) return std::ranges::find(kBoxKinds, program::work_of(kind), &BoxWords::work)->kind;
   if (effects.lane == program::Lane::kCopies) return BoxKind::kCopy;
   if (all(effects.lane == program::Lane::kChannel ? program::Access::kCreate : program::Access::kDrop)) return std::nullopt;
   return effects.collective || effects.lane != program::Lane::kCompute ? BoxKind::kNetwork : BoxKind::kUpdate;
 }
 
-Box box_of(const Action& action, const program::Layout& layout, BoxKind kind, const Span& span, int index) {
-  const int stage = action.layer >= 0 ? layout.pipeline.stage_of(action.layer) : action.stage;
-  return {.kind = kind,
-          .stage = stage,
-          .microbatch = action.microbatch,
-          .start = span.start,
-          .end = span.end,
-          .first = index,
-          .last = index};
-}
-
 }  // namespace
 
-const char* box_name(BoxKind kind) {
-  switch (kind) {
-    case BoxKind::kForward:
-      return "F";
-    case BoxKind::kBackward:
-      return "B";
-    case BoxKind::kInput:
-      return "I";
-    case BoxKind::kWeight:
-      return "W";
-    case BoxKind::kRecompute:
-      return "RECOMPUTE";
-    case BoxKind::kUpdate:
-      return "update";
-    case BoxKind::kNetwork:
-      return "network";
-    case BoxKind::kCopy:
-      return "copy";
-  }
-  throw InternalError("no such box");
+int stage_of(const Action& action, const program::Layout& layout) {
+  return action.layer >= 0 ? layout.pipeline.stage_of(action.layer) : action.stage;
 }
 
 std::vector<std::vector<Box>> boxes(const program::Program& program, const program::Layout& layout, const Spans& spans,
@@ -75,7 +30,7 @@ std::vector<std::vector<Box>> boxes(const program::Program& program, const progr
   for (const std::vector<Span>& row : spans) critical.emplace_back(row.size());
   if (options.critical_path)
     for (const ActionRef& ref : *options.critical_path)
-      critical[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = true;
+      of_action(critical, ref) = true;
   std::vector<std::vector<Box>> result;
   for (size_t rank = 0; rank < spans.size(); ++rank) {
     std::vector<Box>& row = result.emplace_back();
@@ -85,14 +40,18 @@ std::vector<std::vector<Box>> boxes(const program::Program& program, const progr
       const Action& action = program.list(static_cast<int>(rank))[i];
       const std::optional<BoxKind> kind = kind_of(action.kind, effects.of(action));
       if (!kind || spans[rank][i].seconds() <= 0) continue;
-      Box box = box_of(action, layout, *kind, spans[rank][i], static_cast<int>(i));
-      box.critical = critical[rank][i];
+      const Box box{.kind = *kind,
+                    .stage = stage_of(action, layout),
+                    .microbatch = action.microbatch,
+                    .start = spans[rank][i].start,
+                    .end = spans[rank][i].end,
+                    .first = static_cast<int>(i),
+                    .critical = critical[rank][i]};
       if (box.computes() && computing >= 0) {
         Box& before = row[static_cast<size_t>(computing)];
         const bool same = before.kind == box.kind && before.stage == box.stage && before.microbatch == box.microbatch;
         if (same && box.start - before.end <= options.gap) {
           before.end = box.end;
-          before.last = box.last;
           before.critical = before.critical || box.critical;
           continue;
         }

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <iterator>
+#include <string_view>
 
-#include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/plan/simulate.h"
 #include "lockstep/program/render/render_text.h"
@@ -16,9 +17,41 @@ using program::ActionKind;
 using program::ScheduleInput;
 using program::ScheduleKind;
 
-constexpr std::array<ScheduleKind, 8> kKinds = {ScheduleKind::kNaive, ScheduleKind::kGPipe, ScheduleKind::kOneFOneB,
-                                                ScheduleKind::kInterleaved, ScheduleKind::kZbH1, ScheduleKind::kZbH2,
-                                                ScheduleKind::kZbV, ScheduleKind::kDualPipeV};
+// What the papers say of a schedule, of p ranks, v stages each, and m microbatches.
+struct ClosedForms {
+  ScheduleKind kind;
+  std::string_view bubble;                     // its share at F = I = W
+  double weight;                               // idle time: (p - 1) (F + I + weight W); of naive m times that
+  int (*fewest)(int p);                        // microbatches from which on both hold
+  int (*held)(int p, int v, int m, int rank);  // most in flight
+};
+constexpr ClosedForms kForms[] = {
+    {ScheduleKind::kNaive, "(p-1)/p", 1, [](int) { return 1; }, [](int, int, int, int) { return 1; }},
+    {ScheduleKind::kGPipe, "(p-1)/(m+p-1)", 1, [](int) { return 1; }, [](int, int, int m, int) { return m; }},
+    {ScheduleKind::kOneFOneB, "(p-1)/(m+p-1)", 1, [](int) { return 1; },
+     [](int p, int, int m, int rank) { return std::min(m, p - rank); }},
+    {ScheduleKind::kInterleaved, "(p-1)/(mv+p-1)", 1, [](int p) { return p; },
+     [](int p, int v, int m, int rank) { return std::min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1); }},
+    {ScheduleKind::kZbH1, "(p-1)/(3m+p-1)", -1, [](int p) { return p; }, [](int p, int, int m, int) { return std::min(m, p); }},
+    {ScheduleKind::kZbH2, "0", -2, [](int p) { return 2 * p - 1; }, [](int p, int, int m, int) { return std::min(m, 2 * p - 1); }},
+    {ScheduleKind::kZbV, "0", -2, [](int p) { return 2 * p; }, [](int p, int, int m, int) { return std::min(2 * m, 2 * p); }},
+    {ScheduleKind::kDualPipeV, "(p-1)/(6m+p-1)", -1, [](int p) { return 2 * p; },
+     [](int p, int, int m, int) { return std::min(2 * m, 2 * p + 1); }},
+};
+
+// None of a schedule in a file.
+const ClosedForms* forms_of(ScheduleKind kind) {
+  const auto* const found = std::ranges::find(kForms, kind, &ClosedForms::kind);
+  return found == std::end(kForms) ? nullptr : found;
+}
+
+double idle_time(const ClosedForms& forms, const ScheduleInput& input, const StageTimes& times) {
+  const int turns = forms.kind == ScheduleKind::kNaive ? input.microbatches : 1;
+  const double before = input.ranks - 1;
+  return std::max(0.0, turns * before * (times.forward + times.input + forms.weight * times.weight));
+}
+
+double work_time(const ScheduleInput& input, const StageTimes& times) { return input.microbatches * input.virtual_stages * times.all(); }
 
 std::string percent(double share) {
   std::array<char, 16> text{};
@@ -26,32 +59,14 @@ std::string percent(double share) {
   return text.data();
 }
 
-// From how many on the formulas hold.
-int fewest_microbatches(const ScheduleInput& input) {
-  switch (input.kind) {
-    case ScheduleKind::kInterleaved:
-    case ScheduleKind::kZbH1:
-      return input.ranks;
-    case ScheduleKind::kZbH2:
-      return 2 * input.ranks - 1;
-    case ScheduleKind::kZbV:
-    case ScheduleKind::kDualPipeV:
-      return 2 * input.ranks;
-    default:
-      return 1;
-  }
-}
-
 // A layout that has these stages, for what asks for one; nothing of its model plays a part.
 program::Layout layout_of(const ScheduleInput& input) {
   mesh::PerAxis degrees = mesh::PerAxis::ones();
   degrees[mesh::Axis::kPp] = input.ranks;
-  program::Layout layout{.model = {}, .mesh = mesh::Mesh(degrees)};
-  layout.pipeline.kind = input.kind;
-  layout.pipeline.ranks = input.ranks;
-  layout.pipeline.virtual_stages = input.virtual_stages;
-  layout.global_batch = input.microbatches;
-  return layout;
+  return {.model = {},
+          .mesh = mesh::Mesh(degrees),
+          .pipeline = {.kind = input.kind, .ranks = input.ranks, .virtual_stages = input.virtual_stages},
+          .global_batch = input.microbatches};
 }
 
 program::Row row_of(const ScheduleInput& input) {
@@ -73,99 +88,33 @@ program::Row row_of(const ScheduleInput& input) {
 }  // namespace
 
 std::optional<double> bubble_time(const ScheduleInput& input, const StageTimes& times) {
-  const double before = input.ranks - 1, all = times.all();
-  if (input.microbatches < fewest_microbatches(input)) return std::nullopt;
-  switch (input.kind) {
-    case ScheduleKind::kNaive:
-      return input.microbatches * before * all;
-    case ScheduleKind::kGPipe:
-    case ScheduleKind::kOneFOneB:
-    case ScheduleKind::kInterleaved:
-      return before * all;
-    case ScheduleKind::kZbH1:
-    case ScheduleKind::kDualPipeV:
-      return std::max(0.0, before * (times.forward + times.input - times.weight));
-    case ScheduleKind::kZbH2:
-      return std::max(0.0, before * (times.forward + times.input - 2 * times.weight));
-    case ScheduleKind::kZbV:
-      if (times.forward != times.input || times.input != times.weight) return std::nullopt;
-      return 0;
-    case ScheduleKind::kFile:
-      return std::nullopt;
-  }
-  throw InternalError("no such schedule");
+  const ClosedForms* forms = forms_of(input.kind);
+  if (!forms || input.microbatches < forms->fewest(input.ranks)) return std::nullopt;
+  const bool equal = times.forward == times.input && times.input == times.weight;
+  if (input.kind == ScheduleKind::kZbV && !equal) return std::nullopt;
+  return idle_time(*forms, input, times);
 }
 
 std::optional<double> bubble_share(const ScheduleInput& input, const StageTimes& times) {
   const std::optional<double> idle = bubble_time(input, times);
   if (!idle) return std::nullopt;
-  return *idle / (*idle + input.microbatches * input.virtual_stages * times.all());
+  return *idle / (*idle + work_time(input, times));
+}
+
+double fill_share(const ScheduleInput& input) {
+  const ClosedForms* forms = forms_of(input.kind);
+  return idle_time(forms ? *forms : *forms_of(ScheduleKind::kOneFOneB), input, {}) / work_time(input, {});
 }
 
 std::string bubble_formula(ScheduleKind kind) {
-  switch (kind) {
-    case ScheduleKind::kNaive:
-      return "(p-1)/p";
-    case ScheduleKind::kGPipe:
-    case ScheduleKind::kOneFOneB:
-      return "(p-1)/(m+p-1)";
-    case ScheduleKind::kInterleaved:
-      return "(p-1)/(mv+p-1)";
-    case ScheduleKind::kZbH1:
-      return "(p-1)/(3m+p-1)";
-    case ScheduleKind::kZbH2:
-    case ScheduleKind::kZbV:
-      return "0";
-    case ScheduleKind::kDualPipeV:
-      return "(p-1)/(6m+p-1)";
-    case ScheduleKind::kFile:
-      return "-";
-  }
-  throw InternalError("no such schedule");
+  const ClosedForms* forms = forms_of(kind);
+  return std::string(forms ? forms->bubble : "-");
 }
 
 std::optional<int> most_in_flight(const ScheduleInput& input, int rank) {
-  const int p = input.ranks, v = input.virtual_stages, m = input.microbatches;
-  switch (input.kind) {
-    case ScheduleKind::kNaive:
-      return 1;
-    case ScheduleKind::kGPipe:
-      return m;
-    case ScheduleKind::kOneFOneB:
-      return std::min(m, p - rank);
-    case ScheduleKind::kInterleaved:
-      return std::min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1);
-    case ScheduleKind::kZbH1:
-      return std::min(m, p);
-    case ScheduleKind::kZbH2:
-      return std::min(m, 2 * p - 1);
-    case ScheduleKind::kZbV:
-      return std::min(2 * m, 2 * p);
-    case ScheduleKind::kDualPipeV:
-      return std::min(2 * m, 2 * p + 1);
-    case ScheduleKind::kFile:
-      return std::nullopt;
-  }
-  throw InternalError("no such schedule");
-}
-
-std::string in_flight_formula(ScheduleKind kind) {
-  switch (kind) {
-    case ScheduleKind::kNaive:
-      return "1";
-    case ScheduleKind::kGPipe:
-      return "m";
-    case ScheduleKind::kInterleaved:
-      return "p (1 + (p-1)/(pv))";
-    case ScheduleKind::kZbH2:
-      return "2p - 1";
-    case ScheduleKind::kDualPipeV:
-      return "p + 1/2";
-    case ScheduleKind::kFile:
-      return "-";
-    default:
-      return "p";
-  }
+  const ClosedForms* forms = forms_of(input.kind);
+  if (!forms) return std::nullopt;
+  return forms->held(input.ranks, input.virtual_stages, input.microbatches, rank);
 }
 
 int count_in_flight(const std::vector<program::Action>& actions) {
@@ -179,7 +128,8 @@ int count_in_flight(const std::vector<program::Action>& actions) {
 
 std::string schedule_table(int ranks, int microbatches, int virtual_stages) {
   std::vector<program::Row> rows = {{"schedule", "stages a rank", "step", "bubble", "formula", "idle", "in flight", "formula"}};
-  for (const ScheduleKind kind : kKinds) {
+  for (const ClosedForms& forms : kForms) {
+    const ScheduleKind kind = forms.kind;
     const bool several = kind == ScheduleKind::kInterleaved || program::v_shaped(kind);
     const ScheduleInput input{.kind = kind,
                               .ranks = ranks,

@@ -29,13 +29,14 @@ struct StageTimes {
 std::optional<double> bubble_time(const program::ScheduleInput& input, const StageTimes& times = {});
 // That time / (m v (F + I + W) + that time).
 std::optional<double> bubble_share(const program::ScheduleInput& input, const StageTimes& times = {});
+// That time / (m v (F + I + W)) at F = I = W, by the same forms where there are fewer microbatches too; of a file that of 1f1b.
+double fill_share(const program::ScheduleInput& input);
 // "(p-1)/(m+p-1)": the share at F = I = W.
 std::string bubble_formula(program::ScheduleKind kind);
 
 // The most stages x microbatches of a rank whose F has run and whose B, or W, has not: what it keeps activations of. The same
 // papers; a bound where m is small. Nothing for a file.
 std::optional<int> most_in_flight(const program::ScheduleInput& input, int rank);
-std::string in_flight_formula(program::ScheduleKind kind);  // "p", of the rank that has most
 // Counted in a list of stages.
 int count_in_flight(const std::vector<program::Action>& actions);
 

@@ -2,7 +2,7 @@
 
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
-#include "lockstep/plan/matching.h"
+#include "lockstep/plan/boxes.h"
 #include "lockstep/program/names.h"
 #include "lockstep/program/pending.h"
 
@@ -12,6 +12,7 @@ namespace {
 using program::Action;
 
 enum Thread { kCompute, kNetwork, kCopies };
+constexpr const char* kThreads[] = {"compute", "network", "copies"};
 
 Thread thread_of(const program::Effects& effects) {
   if (effects.lane == program::Lane::kCopies) return kCopies;
@@ -27,9 +28,7 @@ class Events {
     for (int rank = 0; rank < static_cast<int>(spans_.size()); ++rank) {
       name("process_name", rank, kCompute, cat("rank ", rank, layout_.mesh.world_size() > 1 ? " " + layout_.mesh.describe(rank) : ""));
       events_.push_back({{"ph", "M"}, {"name", "process_sort_index"}, {"pid", rank}, {"tid", 0}, {"args", {{"sort_index", rank}}}});
-      name("thread_name", rank, kCompute, "compute");
-      name("thread_name", rank, kNetwork, "network");
-      name("thread_name", rank, kCopies, "copies");
+      for (const Thread thread : {kCompute, kNetwork, kCopies}) name("thread_name", rank, thread, kThreads[thread]);
       effects_.emplace_back(layout_, program_.buckets, rank);
       for (int i = 0; i < static_cast<int>(spans_[static_cast<size_t>(rank)].size()); ++i) complete({rank, i});
     }
@@ -42,7 +41,7 @@ class Events {
   const Action& action(const ActionRef& ref) const {
     return program_.list(ref.rank)[static_cast<size_t>(ref.index)];
   }
-  const Span& span(const ActionRef& ref) const { return spans_[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)]; }
+  const Span& span(const ActionRef& ref) const { return of_action(spans_, ref); }
 
   void name(const char* what, int rank, Thread thread, const std::string& name) {
     events_.push_back({{"ph", "M"}, {"name", what}, {"pid", rank}, {"tid", static_cast<int>(thread)}, {"args", {{"name", name}}}});
@@ -53,7 +52,7 @@ class Events {
     const program::Effects& of = effects(ref.rank, done);
     const bool receives = of.lane == program::Lane::kChannel && of.touches.front().how == program::Access::kCreate;
     if (span(ref).seconds() <= 0 || receives) return;
-    const int stage = done.layer >= 0 ? layout_.pipeline.stage_of(done.layer) : done.stage;
+    const int stage = stage_of(done, layout_);
     OrderedJson args = OrderedJson::object();
     if (stage >= 0) args["stage"] = stage;
     if (done.microbatch >= 0) args["microbatch"] = done.microbatch;
@@ -68,7 +67,7 @@ class Events {
   }
   // An arrow binds to the event that encloses its end: from what was computed last before the SEND to what uses it first.
   void arrow(size_t id, const Transfer& transfer) {
-    const int source = computing(transfer.send, -1), target = user(transfer.recv);
+    const int source = computed(transfer.send), target = user(transfer.recv);
     if (source < 0 || target < 0) return;
     const Span& from = span({transfer.send.rank, source});
     const Span& to = span({transfer.recv.rank, target});
@@ -80,19 +79,18 @@ class Events {
     end("s", transfer.send.rank, from.start + from.seconds() * 0.999);
     end("f", transfer.recv.rank, to.start + to.seconds() * 0.001);
   }
-  int computing(const ActionRef& ref, int step) const {
-    const std::vector<Action>& actions = program_.list(ref.rank);
+  int computed(const ActionRef& ref) const {
     int i = ref.index;
-    while (i >= 0 && i < static_cast<int>(actions.size()) && !program::computes(actions[static_cast<size_t>(i)].kind)) i += step;
-    return i < static_cast<int>(actions.size()) ? i : -1;
+    while (i >= 0 && !program::computes(action({ref.rank, i}).kind)) --i;
+    return i;
   }
   // What takes what the RECV brings.
   int user(const ActionRef& ref) {
     program::Pending<bool> coming;
     coming.start(effects(ref.rank, action(ref)), action(ref), true);
-    const std::vector<Action>& actions = program_.list(ref.rank);
-    for (int i = ref.index + 1; i < static_cast<int>(actions.size()); ++i) {
-      const Action& next = actions[static_cast<size_t>(i)];
+    const int count = static_cast<int>(program_.list(ref.rank).size());
+    for (int i = ref.index + 1; i < count; ++i) {
+      const Action& next = action({ref.rank, i});
       if (program::computes(next.kind) && !coming.of(effects(ref.rank, next), next).empty()) return i;
     }
     return -1;

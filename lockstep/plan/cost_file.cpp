@@ -11,6 +11,12 @@
 namespace lockstep::plan {
 namespace {
 
+// Of a table: where what is said of each key goes.
+struct Keys {
+  std::map<std::string, double*> numbers{};
+  WorkCost* work = nullptr;  // its lists of layers and stages, where it has them
+};
+
 class Reader {
  public:
   Reader(std::string_view origin, const program::Layout& layout) : origin_(origin), layout_(layout) {}
@@ -18,26 +24,23 @@ class Reader {
   StepCosts read(const toml::table& root) {
     StepCosts costs;
     costs.source = std::string(origin_);
-    const std::map<std::string, std::map<std::string, double*>> numbers = {
-        {"transfer", link(costs.transfer)},
-        {"collective", link(costs.collective)},
-        {"copy", link(costs.copy)},
-        {"update", {{"norm", &costs.norm}, {"step", &costs.step}}}};
-    const std::map<std::string, WorkCost*> works = {
-        {"forward", &costs.forward}, {"input", &costs.input}, {"weight", &costs.weight}, {"recompute", &costs.recompute}};
+    const auto work = [](WorkCost& cost) {
+      return Keys{{{"embedding", &cost.embedding}, {"block", &cost.block}, {"head", &cost.head}}, &cost};
+    };
+    const auto link = [](LinkCost& cost) { return Keys{{{"bandwidth", &cost.bandwidth}, {"latency", &cost.latency}}, nullptr}; };
+    const std::map<std::string, Keys> tables = {
+        {"forward", work(costs.forward)},   {"input", work(costs.input)},
+        {"weight", work(costs.weight)},     {"recompute", work(costs.recompute)},
+        {"transfer", link(costs.transfer)}, {"collective", link(costs.collective)},
+        {"copy", link(costs.copy)},         {"update", Keys{{{"norm", &costs.norm}, {"step", &costs.step}}, nullptr}}};
     for (const auto& [key, node] : root) {
       const std::string name(key.str());
       const toml::table* table = node.as_table();
-      const auto work = works.find(name);
-      const auto other = numbers.find(name);
-      if (!table || (work == works.end() && other == numbers.end())) {
+      const auto keys = tables.find(name);
+      if (!table || keys == tables.end())
         refuse(cat("'", name, "' is no table of a cost file"), key.source(),
                "the tables are forward, input, weight, recompute, transfer, collective, copy, update");
-      }
-      if (work != works.end())
-        read_work(name, *table, *work->second);
-      else
-        for (const auto& [inner, value] : *table) *field(name, inner, other->second) = number(name, inner, value);
+      read_table(name, *table, keys->second);
     }
     return costs;
   }
@@ -50,34 +53,29 @@ class Reader {
   }
 
  private:
-  static std::map<std::string, double*> link(LinkCost& cost) {
-    return {{"bandwidth", &cost.bandwidth}, {"latency", &cost.latency}};
-  }
-
-  void read_work(const std::string& name, const toml::table& table, WorkCost& work) {
-    const std::map<std::string, double*> kinds = {
-        {"embedding", &work.embedding}, {"block", &work.block}, {"head", &work.head}};
+  void read_table(const std::string& name, const toml::table& table, const Keys& keys) {
     for (const auto& [key, value] : table) {
-      if (key.str() == "layers")
-        work.layers = list(name, key, value, layout_.num_layers());
-      else if (key.str() == "stages")
-        work.stages = list(name, key, value, layout_.pipeline.stages());
+      if (keys.work && key.str() == "layers")
+        keys.work->layers = list(name, key, value, layout_.num_layers());
+      else if (keys.work && key.str() == "stages")
+        keys.work->stages = list(name, key, value, layout_.pipeline.stages());
       else
-        *field(name, key, kinds, ", layers, stages") = number(name, key, value);
+        *field(name, key, keys) = number(name, key, value);
     }
-    const int ways = !work.layers.empty() + !work.stages.empty();
+    if (!keys.work) return;
+    const int ways = !keys.work->layers.empty() + !keys.work->stages.empty();
     if (ways > 1 || (ways == 1 && table.size() > 1))
       refuse(cat("[", name, "] says its costs in several ways"), table.source(),
              "by layers, or by stages, or by embedding, block and head");
   }
 
-  double* field(const std::string& table, const toml::key& key, const std::map<std::string, double*>& fields,
-                const char* more = "") const {
-    const auto found = fields.find(std::string(key.str()));
-    if (found != fields.end()) return found->second;
+  double* field(const std::string& table, const toml::key& key, const Keys& keys) const {
+    const auto found = keys.numbers.find(std::string(key.str()));
+    if (found != keys.numbers.end()) return found->second;
     std::vector<std::string> names;
-    for (const auto& [name, value] : fields) names.push_back(name);
-    refuse(cat("unknown key '", table, ".", key.str(), "'"), key.source(), cat("the keys are ", join(names, ", "), more));
+    for (const auto& [name, value] : keys.numbers) names.push_back(name);
+    refuse(cat("unknown key '", table, ".", key.str(), "'"), key.source(),
+           cat("the keys are ", join(names, ", "), keys.work ? ", layers, stages" : ""));
   }
 
   double number(const std::string& table, const toml::key& key, const toml::node& node) const {
@@ -115,17 +113,7 @@ double WorkCost::of(const program::Layout& layout, int layer) const {
   return layer == 0 ? embedding : layer == layout.num_layers() - 1 ? head : block;
 }
 
-double WorkCost::of_stage(const program::Layout& layout, int stage) const {
-  if (!stages.empty()) return stages.at(static_cast<size_t>(stage));
-  const auto [begin, end] = layout.stage_layers(stage);
-  double sum = 0;
-  for (int layer = begin; layer < end; ++layer) sum += of(layout, layer);
-  return sum;
-}
-
-double LinkCost::seconds(double bytes, double messages) const {
-  return messages * latency + (bandwidth > 0 ? bytes / bandwidth : 0);
-}
+double LinkCost::seconds(double bytes) const { return latency + (bandwidth > 0 ? bytes / bandwidth : 0); }
 
 StepCosts parse_costs(std::string_view text, std::string_view origin, const program::Layout& layout) {
   Reader reader(origin, layout);

@@ -16,14 +16,13 @@ struct WorkCost {
   std::vector<double> layers{};  // of every layer instead
   std::vector<double> stages{};  // or of every stage, its layers taking equal parts
   double of(const program::Layout& layout, int layer) const;
-  double of_stage(const program::Layout& layout, int stage) const;
 };
 
 // latency + bytes / bandwidth; without a bandwidth the bytes take no time.
 struct LinkCost {
   double bandwidth = 0;  // bytes per second; 0 = without limit
-  double latency = 0;    // seconds, of each message
-  double seconds(double bytes, double messages = 1) const;
+  double latency = 0;    // seconds
+  double seconds(double bytes) const;
 };
 
 // A TOML file with the tables forward, input, weight, recompute (keys embedding, block, head; or layers; or stages), transfer,

@@ -1,7 +1,9 @@
-// A step as a picture, as text and for Perfetto: all of the same spans.
+// A step as a picture, as text and for Perfetto: all of the same spans. Numbers as they show them.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/plan/matching.h"
@@ -47,5 +49,16 @@ std::string grid_text(const program::Program& program, const program::Layout& la
 // copies; a complete event (X) for every action that takes time, and an arrow (s to f) from each SEND to what takes it in. Times in
 // microseconds; units count as milliseconds.
 std::string chrome_trace(const program::Program& program, const program::Layout& layout, const Spans& spans, bool in_units);
+
+// What these and the page of a step (report_html.h) are put together from.
+std::string escaped(std::string_view text);   // & < > "
+std::string decimal(double value, int digits = 1);  // fixed, without zeros at its end
+std::string percent_text(double share);       // "27.3 %"
+// "12.3 ms", or "12.3 units"; in the unit that fits `scale`, so that the marks of an axis agree, else that fits `seconds`.
+std::string time_text(double seconds, bool in_units, std::optional<double> scale = std::nullopt);
+// A round step that cuts `range` into at most `parts`.
+double round_step(double range, int parts);
+
+int64_t peak_bytes(const program::MemoryTimeline& timeline);  // of the device
 
 }  // namespace lockstep::plan

@@ -10,9 +10,8 @@
 #include "lockstep/plan/boxes.h"
 #include "lockstep/plan/drawing.h"
 #include "lockstep/plan/report_html.h"
-#include "lockstep/plan/svg.h"
 #include "lockstep/plan/test_layouts.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/verify/verify.h"
 
 namespace lockstep::plan {
 namespace {

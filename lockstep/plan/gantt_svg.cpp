@@ -6,7 +6,6 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/plan/boxes.h"
-#include "lockstep/plan/svg.h"
 #include "lockstep/program/render/render_text.h"
 
 namespace lockstep::plan {
@@ -36,9 +35,27 @@ constexpr std::string_view kStyle = R"(
 
 std::string class_of(const Box& box, const program::Pipeline& pipeline) {
   const bool lighter = pipeline.virtual_stages > 1 && box.stage >= 0 && box.stage / pipeline.ranks % 2 == 1;
-  constexpr std::array<const char*, 8> kNames = {"F", "B", "I", "W", "R", "U", "C", "H"};
-  const std::string name = kNames.at(static_cast<size_t>(box.kind));
+  const std::string name(letter_of(box.kind));
   return lighter && box.kind <= BoxKind::kRecompute ? name + "2" : name;
+}
+
+// What a rank holds in a column of pixels, at the time of it at which that is most.
+struct Column {
+  int64_t states = 0, all = 0;  // parameters, gradients and optimizer state; and all
+  void take(const program::MemoryArray& bytes) {
+    using program::MemoryCategory;
+    const int64_t total = program::device_total(bytes);
+    if (total < all) return;
+    all = total;
+    states = 0;
+    for (const MemoryCategory category : {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kOptimizer})
+      states += bytes[static_cast<size_t>(category)];
+  }
+};
+
+template <typename X, typename Y>
+std::string label(const char* style, const X& x, const Y& y, const std::string& text) {
+  return cat("<text class=\"", style, "\" x=\"", x, "\" y=\"", y, "\">", text, "</text>");
 }
 
 class Gantt {
@@ -74,10 +91,9 @@ class Gantt {
                           "-hatch\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">"
                           "<rect class=\"hb\" width=\"7\" height=\"7\"/><line class=\"hl\" x1=\"0\" y1=\"0\" x2=\"0\" y2=\"7\"/>"
                           "</pattern></defs>\n<rect class=\"bg\" width=\"", options_.width, "\" height=\"", decimal(height), "\"/>\n");
-    svg += cat("<text class=\"h\" x=\"", kLeft, "\" y=\"20\">", escaped(options_.title), "</text>\n") + entries + axis(top_ + rows);
+    svg += label("h", kLeft, 20, escaped(options_.title)) + "\n" + entries + axis(top_ + rows);
     for (size_t rank = 0; rank < shown_; ++rank) svg += row(rank);
-    if (note)
-      svg += cat("<text class=\"q\" x=\"", kLeft, "\" y=\"", decimal(height - 6), "\">", boxes_.size() - shown_, " more ranks</text>\n");
+    if (note) svg += label("q", kLeft, decimal(height - 6), cat(boxes_.size() - shown_, " more ranks")) + "\n";
     return svg + "</svg>\n";
   }
 
@@ -88,7 +104,7 @@ class Gantt {
   std::string legend() {
     std::string svg;
     double at = kLeft, line = kLegend;
-    const auto entry = [&](const std::string& sample, const std::string& name) {
+    const auto entry = [&](const std::string& sample, std::string_view name) {
       const double width = 19 + 6.8 * static_cast<double>(name.size());
       if (at + width > options_.width - kRight) {
         at = kLeft;
@@ -97,16 +113,9 @@ class Gantt {
       svg += cat("<g transform=\"translate(", decimal(at), ",", line, ")\">", sample, "<text x=\"19\" y=\"10\">", name, "</text></g>\n");
       at += width + 14;
     };
-    const auto box = [&](const std::string& name) { return cat("<rect class=\"", name, "\" width=\"14\" height=\"12\" rx=\"1.5\"/>"); };
-    const auto has = [&](BoxKind kind) { return present_[static_cast<size_t>(kind)]; };
-    entry(box("F"), "F forward");
-    if (has(BoxKind::kBackward)) entry(box("B"), "B backward");
-    if (has(BoxKind::kInput)) entry(box("I"), "I input gradient");
-    if (has(BoxKind::kWeight)) entry(box("W"), "W weight gradient");
-    if (has(BoxKind::kRecompute)) entry(box("R"), "RECOMPUTE");
-    if (has(BoxKind::kUpdate)) entry(box("U"), "optimizer");
-    if (has(BoxKind::kNetwork)) entry(box("C"), "communication");
-    if (has(BoxKind::kCopy)) entry(box("H"), "host copy");
+    const auto box = [&](std::string_view name) { return cat("<rect class=\"", name, "\" width=\"14\" height=\"12\" rx=\"1.5\"/>"); };
+    for (const BoxWords& words : kBoxKinds)
+      if (words.kind == BoxKind::kForward || present_[static_cast<size_t>(words.kind)]) entry(box(words.letter), words.legend);
     entry(cat("<rect fill=\"url(#", options_.id, "-hatch)\" width=\"14\" height=\"12\"/>"), "waiting");
     if (options_.critical_path) entry("<rect class=\"hb c\" x=\"1\" y=\"1\" width=\"12\" height=\"10\"/>", "critical path");
     if (layout_.pipeline.virtual_stages > 1) entry(box("F2"), "second stage of the rank");
@@ -123,18 +132,18 @@ class Gantt {
     const double step = round_step(seconds_, 12);
     for (int i = 0; i * step <= seconds_ * (1 + 1e-9); ++i) {
       const std::string at = decimal(x(i * step), 2);
-      svg += cat("<line class=\"t\" x1=\"", at, "\" y1=\"", top_ - 6, "\" x2=\"", at, "\" y2=\"", decimal(bottom), "\"/><text class=\"q m\" x=\"",
-                 at, "\" y=\"", decimal(bottom + 14), "\">", options_.in_units ? decimal(i * step, 2) : time_text(i * step, false, seconds_), "</text>\n");
+      const std::string mark = options_.in_units ? decimal(i * step, 2) : time_text(i * step, false, seconds_);
+      svg += cat("<line class=\"t\" x1=\"", at, "\" y1=\"", top_ - 6, "\" x2=\"", at, "\" y2=\"", decimal(bottom), "\"/>",
+                 label("q m", at, decimal(bottom + 14), mark), "\n");
     }
-    if (options_.in_units)
-      svg += cat("<text class=\"q r\" x=\"", kLeft - 12, "\" y=\"", decimal(bottom + 14), "\">units</text>\n");
+    if (options_.in_units) svg += label("q r", kLeft - 12, decimal(bottom + 14), "units") + "\n";
     return svg;
   }
 
   std::string row(size_t rank) const {
     const double top = top_ + row_height_ * static_cast<double>(rank);
-    std::string svg = cat("<g transform=\"translate(0,", decimal(top), ")\">\n<text class=\"r\" x=\"", kLeft - 12, "\" y=\"",
-                          kCompute / 2 + 4, "\">rank ", rank, "</text>\n<rect fill=\"url(#", options_.id, "-hatch)\" x=\"", kLeft,
+    std::string svg = cat("<g transform=\"translate(0,", decimal(top), ")\">\n",
+                          label("r", kLeft - 12, kCompute / 2 + 4, cat("rank ", rank)), "\n<rect fill=\"url(#", options_.id, "-hatch)\" x=\"", kLeft,
                           "\" width=\"", decimal(x(seconds_) - kLeft, 2), "\" height=\"", kCompute, "\"/>\n");
     // Outlined ones last, so that no neighbour covers their outline.
     for (const bool critical : {false, true})
@@ -154,7 +163,7 @@ class Gantt {
     if (box.computes() && box.microbatch >= 0) {
       const std::string number = cat(box.microbatch);
       if (width >= kDigit * static_cast<double>(number.size()) + kPadding)
-        svg += cat("<text class=\"n\" x=\"", decimal(left + width / 2, 2), "\" y=\"", kCompute / 2 + 4, "\">", number, "</text>");
+        svg += label("n", decimal(left + width / 2, 2), kCompute / 2 + 4, number);
     }
     return svg + "\n";
   }
@@ -169,11 +178,44 @@ class Gantt {
 
   std::string memory(size_t rank) const {
     const double top = kCompute + (network_ ? kNetwork + 2 : 0) + 3;
+    const std::vector<Column> columns = columns_of(rank);
+    return cat("<g transform=\"translate(0,", top, ")\">", area("a", columns, &Column::all), area("s", columns, &Column::states),
+               label("q r", kLeft - 12, kMemory / 2 + 4, program::bytes_text(peak_bytes(options_.memory.at(rank)))), "</g>\n");
+  }
+
+  // What an action holds counts from the moment the rank comes to it in its list.
+  std::vector<Column> columns_of(size_t rank) const {
+    const std::vector<program::Action>& actions = program_.list(static_cast<int>(rank));
     const program::MemoryTimeline& timeline = options_.memory.at(rank);
-    const MemoryStrip strip{.left = kLeft, .right = x(seconds_), .height = kMemory, .seconds = seconds_, .most = memory_scale_};
-    return cat("<g transform=\"translate(0,", top, ")\">", strip.svg(program_.list(static_cast<int>(rank)), spans_[rank], timeline),
-               "<text class=\"q r\" x=\"", kLeft - 12, "\" y=\"", kMemory / 2 + 4, "\">", program::bytes_text(peak_bytes(timeline)),
-               "</text></g>\n");
+    std::vector<Column> columns(static_cast<size_t>(std::max(1.0, x(seconds_) - kLeft)) + 1);
+    const auto column = [&](double time) {
+      return static_cast<size_t>(std::clamp(time / seconds_, 0.0, 1.0) * static_cast<double>(columns.size() - 1));
+    };
+    double now = 0;
+    const auto until = [&](double time, const program::MemoryArray& bytes) {
+      for (size_t i = column(now); i <= column(std::max(now, time)); ++i) columns[i].take(bytes);
+      now = std::max(now, time);
+    };
+    program::MemoryArray held = timeline.before;
+    for (size_t i = 0; i < actions.size(); ++i) {
+      if (program::computes(actions[i].kind)) until(spans_[rank][i].start, held);
+      until(program::computes(actions[i].kind) ? spans_[rank][i].end : now, timeline.points.at(i).within);
+      held = timeline.points[i].after;
+    }
+    until(seconds_, held);
+    return columns;
+  }
+
+  std::string area(const char* name, const std::vector<Column>& columns, int64_t Column::*bytes) const {
+    std::string path = cat("<path class=\"", name, "\" d=\"M", decimal(kLeft), " ", decimal(kMemory));
+    int64_t before = -1;
+    for (size_t i = 0; i < columns.size(); ++i) {
+      if (columns[i].*bytes == before) continue;
+      before = columns[i].*bytes;
+      path += cat("H", decimal(kLeft + static_cast<double>(i)), "V",
+                  decimal(kMemory * (1 - static_cast<double>(before) / static_cast<double>(memory_scale_)), 2));
+    }
+    return cat(path, "H", decimal(x(seconds_)), "V", decimal(kMemory), "Z\"/>");
   }
 
   const program::Program& program_;
@@ -181,7 +223,7 @@ class Gantt {
   const Spans& spans_;
   const GanttOptions& options_;
   std::vector<std::vector<Box>> boxes_;
-  std::array<bool, 8> present_{};
+  std::array<bool, std::size(kBoxKinds)> present_{};
   double seconds_ = 1;
   size_t shown_ = 0;
   bool network_ = false, titles_ = true;

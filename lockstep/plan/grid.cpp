@@ -10,8 +10,8 @@ namespace lockstep::plan {
 namespace {
 
 std::string label(const Box& box, const program::Pipeline& pipeline) {
-  if (box.kind == BoxKind::kUpdate) return "U";
-  const std::string text = cat(box.kind == BoxKind::kRecompute ? "R" : box_name(box.kind), box.microbatch);
+  if (box.kind == BoxKind::kUpdate) return std::string(letter_of(box.kind));
+  const std::string text = cat(letter_of(box.kind), box.microbatch);
   if (pipeline.virtual_stages == 1) return text;
   return cat(text, static_cast<char>('a' + box.stage / pipeline.ranks % 26));
 }

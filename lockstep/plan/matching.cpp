@@ -1,6 +1,7 @@
 #include "lockstep/plan/matching.h"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -12,7 +13,6 @@ namespace lockstep::plan {
 namespace {
 
 using program::Action;
-using program::ActionKind;
 
 class Matcher {
  public:
@@ -43,6 +43,8 @@ class Matcher {
   }
 
  private:
+  using Meetings = std::pair<const std::vector<int>, std::vector<int>>;  // a group, and its own in their order
+
   void transfer(const ActionRef& ref, const Action& action) {
     const auto [send, forward, neighbour] = program::transfer_of(action);
     const int peer = layout_.rank_at(ref.rank, neighbour);
@@ -55,36 +57,31 @@ class Matcher {
     }
     Transfer& found = result_.transfers[static_cast<size_t>(ids[nth])];
     (send ? found.send : found.recv) = ref;
-    result_.transfer_of[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = ids[nth];
+    of_action(result_.transfer_of, ref) = ids[nth];
   }
 
   void meeting(const ActionRef& ref, const Action& action) {
-    const int group = group_of(ref.rank, action);
-    if (group < 0) return;
-    std::vector<int>& calls = calls_[static_cast<size_t>(group)];
-    const size_t nth = called_[group]++;
-    if (nth == calls.size()) {
-      calls.push_back(static_cast<int>(result_.meetings.size()));
-      result_.meetings.push_back({.group = groups_[static_cast<size_t>(group)], .actions = {}});
+    Meetings* const meetings = meetings_of(ref.rank, action);
+    if (meetings == nullptr) return;
+    auto& [group, ids] = *meetings;
+    const size_t nth = called_[meetings]++;
+    if (nth == ids.size()) {
+      ids.push_back(static_cast<int>(result_.meetings.size()));
+      result_.meetings.push_back({.group = group, .actions = {}});
     }
-    result_.meetings[static_cast<size_t>(calls[nth])].actions.push_back(ref);
-    result_.meeting_of[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = calls[nth];
+    result_.meetings[static_cast<size_t>(ids[nth])].actions.push_back(ref);
+    of_action(result_.meeting_of, ref) = ids[nth];
   }
 
   // Planning a call looks at tables of parameters: once for calls that differ in the microbatch alone.
-  int group_of(int rank, const Action& action) {
-    const auto [entry, fresh] = known_.try_emplace(std::tuple(action.kind, action.bucket, action.unit), -1);
-    if (!fresh) return entry->second;
+  Meetings* meetings_of(int rank, const Action& action) {
+    const auto [known, fresh] = known_.try_emplace(program::without_microbatch(action), nullptr);
+    if (!fresh) return known->second;
     const std::vector<program::CallOfRank> calls = program::calls_of_rank(layout_, program_, rank, action);
-    if (calls.empty()) return entry->second;
+    if (calls.empty()) return nullptr;
     std::vector<int> group = calls.back().call.group;
     std::sort(group.begin(), group.end());
-    const auto [found, first] = group_ids_.try_emplace(group, static_cast<int>(groups_.size()));
-    if (first) {
-      groups_.push_back(group);
-      calls_.emplace_back();
-    }
-    return entry->second = found->second;
+    return known->second = &*meetings_.try_emplace(std::move(group)).first;
   }
 
   void check() const {
@@ -104,10 +101,9 @@ class Matcher {
     size_t sent = 0, received = 0;
   };
   std::map<std::tuple<int, int, bool>, Channel> channels_;
-  std::vector<std::vector<int>> groups_, calls_;  // by group
-  std::map<std::vector<int>, int> group_ids_;
-  std::map<std::tuple<ActionKind, int, int>, int> known_;  // of the rank at hand: action -> group, or -1
-  std::map<int, size_t> called_;                           // the same: group -> calls so far
+  std::map<std::vector<int>, std::vector<int>> meetings_;  // by group, ascending
+  std::map<Action, Meetings*> known_;                      // of the rank at hand; null: none
+  std::map<const Meetings*, size_t> called_;               // the same: calls so far
 };
 
 }  // namespace

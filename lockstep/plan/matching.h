@@ -1,7 +1,6 @@
 // Which actions of different ranks belong together.
 #pragma once
 
-#include <map>
 #include <vector>
 
 #include "lockstep/program/program.h"
@@ -13,6 +12,12 @@ struct ActionRef {
   int index = -1;  // in the rank's list
   bool operator==(const ActionRef&) const = default;
 };
+
+// Of a table by rank and index.
+template <typename Table>
+decltype(auto) of_action(Table& table, const ActionRef& ref) {
+  return table[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+}
 
 // A SEND and its RECV: the k-th of each on a channel. There is one for every ordered pair of ranks and direction.
 struct Transfer {

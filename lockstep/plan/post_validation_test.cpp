@@ -4,7 +4,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/plan/simulate.h"
 #include "lockstep/plan/test_layouts.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/verify/verify.h"
 
 namespace lockstep::plan {
 namespace {

@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
-#include "lockstep/plan/boxes.h"
 #include "lockstep/plan/bubble.h"
 #include "lockstep/plan/drawing.h"
-#include "lockstep/plan/svg.h"
 #include "lockstep/program/render/render_text.h"
 
 namespace lockstep::plan {
@@ -42,15 +39,6 @@ details{margin:14px 0}summary{cursor:pointer}
 <body>
 )";
 
-std::string percent(double share) { return decimal(100 * share, 1) + " %"; }
-
-program::ScheduleInput schedule_of(const program::Layout& layout) {
-  return {.kind = layout.pipeline.kind,
-          .ranks = layout.pipeline.ranks,
-          .virtual_stages = layout.pipeline.virtual_stages,
-          .microbatches = static_cast<int>(layout.num_microbatches())};
-}
-
 OrderedJson use_json(const Utilisation& use) {
   return {{"step", use.step_seconds}, {"bubble", use.bubble()}, {"idle", use.idle()}, {"busy", use.busy}};
 }
@@ -73,7 +61,7 @@ class Report {
  private:
   const Utilisation& use() const { return in_.simulation.use; }
   std::string time(double seconds) const { return time_text(seconds, in_.times.in_units); }
-  program::ScheduleInput schedule() const { return schedule_of(in_.layout); }
+  program::ScheduleInput schedule() const { return program::schedule_of(in_.layout); }
 
   std::string cards() const {
     std::string html = "<div class=\"cards\">";
@@ -83,10 +71,10 @@ class Report {
     card(time(use().step_seconds), "step, simulated");
     if (in_.layout.pipeline.post_validation) card(time(in_.simulation.period), "where one follows the other");
     if (in_.measured) card(time_text(measured_.step_seconds, false), cat("step ", in_.measured->step, ", measured"));
-    card(percent(use().bubble()), "bubble, simulated");
+    card(percent_text(use().bubble()), "bubble, simulated");
     if (const auto formula = bubble_share(schedule()))
-      card(percent(*formula), cat("bubble, ", bubble_formula(in_.layout.pipeline.kind), " of equal stages"));
-    if (in_.measured) card(percent(measured_.bubble()), "bubble, measured");
+      card(percent_text(*formula), cat("bubble, ", bubble_formula(in_.layout.pipeline.kind), " of equal stages"));
+    if (in_.measured) card(percent_text(measured_.bubble()), "bubble, measured");
     if (in_.measured && in_.measured->overhead && in_.measured->overhead->actions > 0)
       card(time_text(in_.measured->overhead->mean, false), "of the engine per action");
     int64_t most = 0;
@@ -109,8 +97,8 @@ class Report {
     const auto share = bubble_share(now), less = bubble_share(more);
     if (!share || !less) return text;
     if (*less < *share)
-      text += cat("Of the time between its first and last action a rank waits ", percent(use().bubble()), "; with ", more.microbatches,
-                  " microbatches instead of ", now.microbatches, " the formula says ", percent(*less), " instead of ", percent(*share), ".");
+      text += cat("Of the time between its first and last action a rank waits ", percent_text(use().bubble()), "; with ", more.microbatches,
+                  " microbatches instead of ", now.microbatches, " the formula says ", percent_text(*less), " instead of ", percent_text(*share), ".");
     return text;
   }
 
@@ -139,8 +127,8 @@ class Report {
       const auto index = static_cast<size_t>(rank);
       html += cat("<tr><td>", rank, "</td>");
       if (coordinates) html += cat("<td class=\"l\">", escaped(in_.layout.mesh.describe(rank)), "</td>");
-      html += cat("<td>", time(use().busy[index]), "</td><td>", percent(use().idle(rank)), "</td>");
-      if (in_.measured) html += cat("<td>", time_text(measured_.busy[index], false), "</td><td>", percent(measured_.idle(rank)), "</td>");
+      html += cat("<td>", time(use().busy[index]), "</td><td>", percent_text(use().idle(rank)), "</td>");
+      if (in_.measured) html += cat("<td>", time_text(measured_.busy[index], false), "</td><td>", percent_text(measured_.idle(rank)), "</td>");
       html += cat("<td>", program::bytes_text(peak_bytes(memory_[index])), "</td></tr>\n");
     }
     return html + "</table>\n";
@@ -168,7 +156,7 @@ class Report {
 }  // namespace
 
 OrderedJson step_numbers(const ReportInput& input) {
-  const program::ScheduleInput schedule = schedule_of(input.layout);
+  const program::ScheduleInput schedule = program::schedule_of(input.layout);
   OrderedJson json = {{"layout", program::describe(input.layout)},
                       {"schedule", program::schedule_name(schedule.kind)},
                       {"ranks", schedule.ranks},

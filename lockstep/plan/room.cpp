@@ -3,31 +3,27 @@
 #include <algorithm>
 #include <map>
 
-#include "lockstep/arch/slot_layout.h"
+#include "lockstep/arch/params.h"
 #include "lockstep/base/text.h"
 #include "lockstep/launch/compute_threads.h"
 #include "lockstep/launch/host_memory.h"
 #include "lockstep/plan/ways_out.h"
+#include "lockstep/program/passes/build.h"
 #include "lockstep/program/render/render_text.h"
-#include "lockstep/program/verify/build.h"
 
 namespace lockstep::plan {
 
 using program::Layout;
 using program::MemoryBytes;
 using program::MemoryCategory;
-using program::Program;
 using program::RankMemory;
-using program::build_program;
 using program::bytes_text;
-using program::predict_memory;
-using program::reference_layout;
 
 namespace {
 
 int64_t saved_bytes(const Layout& layout, int rank) {
   const std::vector<arch::ParamSpec> table = layout.param_table(rank);
-  return arch::update_bytes(table, arch::flat_layout(table, layout.shards()));
+  return arch::update_bytes(table, layout.flat_layout(table));
 }
 
 // Replicas of a parameter share out the writing of it: bytes of a rank, by its coordinate on pp, in `known`.
@@ -39,12 +35,7 @@ int64_t saved_copy(const Layout& layout, int rank, std::map<int, int64_t>& known
 
 int64_t twin_bytes(const Layout& layout) {
   const Layout twin = reference_layout(layout);
-  return predict_memory(twin, build_program(twin), 0).peak;
-}
-
-void add_rank(const Room& room, bool on_cpu, const MemoryBytes& bytes, Need& need) {
-  if (room.kind == Room::Kind::kDevice || on_cpu) need.device += bytes.peak;
-  if (room.kind == Room::Kind::kHost) need.host += bytes[MemoryCategory::kHost];
+  return predict_memory(twin, make_program(twin), 0).peak;
 }
 
 std::string parts_text(const Need& need) {
@@ -66,22 +57,27 @@ Room limit_of(const config::RunConfig& config) {
   return {.kind = Room::Kind::kLimit, .bytes = config.memory.device_limit.count, .source = "memory.device_limit"};
 }
 
-Need need_of(const config::RunConfig& config, const Layout& layout, const Program& program, const Room& room) {
+Need need_of(const config::RunConfig& config, const Layout& layout, const program::Program& program, const Room& room) {
+  RankMemory bytes(layout, program);
+  return need_of(config, layout, bytes, room);
+}
+
+Need need_of(const config::RunConfig& config, const Layout& layout, RankMemory& bytes, const Room& room) {
   const bool all = room.kind == Room::Kind::kLimit || room.kind == Room::Kind::kUnbounded;
   const bool on_cpu = config.train.device == config::Device::kCpu;
   const int world_size = layout.mesh.world_size();
   const int begin = all ? 0 : std::min(room.first_rank, world_size - 1);
   const int end = all ? world_size : std::min(begin + room.ranks, world_size);
-  RankMemory bytes(layout, program);
+  const bool saves = room.kind == Room::Kind::kHost && !room.twin && config.checkpoint.asynchronous;
   std::map<int, int64_t> copies;
   Need need{.worst = begin};
-  for (int rank = begin; rank < end; ++rank) {
+  for (const auto& [rank, ranks] : bytes.among(begin, end)) {
     const MemoryBytes& of_rank = bytes.of(rank);
     if (of_rank.peak > need.peak) need.worst = rank, need.peak = of_rank.peak;
     if (all) continue;
-    add_rank(room, on_cpu, of_rank, need);
-    const bool saves = room.kind == Room::Kind::kHost && !room.twin && config.checkpoint.asynchronous;
-    if (saves) need.saved += saved_copy(layout, rank, copies);
+    if (room.kind == Room::Kind::kDevice || on_cpu) need.device += ranks * of_rank.peak;
+    if (room.kind == Room::Kind::kHost) need.host += ranks * of_rank[MemoryCategory::kHost];
+    if (saves) need.saved += ranks * saved_copy(layout, rank, copies);
   }
   const bool has_twin = room.twin && begin == 0 && !all && (on_cpu || room.kind == Room::Kind::kDevice);
   if (has_twin) need.twin = twin_bytes(layout);

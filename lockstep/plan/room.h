@@ -41,6 +41,8 @@ struct Need {
   int64_t peak = 0;    // of it
 };
 Need need_of(const config::RunConfig& config, const program::Layout& layout, const program::Program& program, const Room& room);
+// Of whatever `bytes` says of the layout's ranks.
+Need need_of(const config::RunConfig& config, const program::Layout& layout, program::RankMemory& bytes, const Room& room);
 
 bool fits(const Need& need, const Room& room);  // always where the room is kUnbounded
 

@@ -4,7 +4,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/plan/ways_out.h"
 #include "lockstep/program/render/render_text.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/verify/verify.h"
 
 namespace lockstep::plan {
 
@@ -12,11 +12,8 @@ using program::Layout;
 using program::MemoryBytes;
 using program::MemoryCategory;
 using program::Row;
-using program::build_program;
 using program::bytes_text;
-using program::category_name;
 using program::kNumMemoryCategories;
-using program::predict_memory;
 using program::table;
 
 namespace {
@@ -65,7 +62,7 @@ std::string ways_text(const std::vector<WayOut>& ways, const Room& room) {
 
 std::string shortage_text(const config::RunConfig& config, const Layout& layout, const Shortage& shortage,
                           const std::optional<MemoryBytes>& measured) {
-  const MemoryBytes predicted = predict_memory(layout, build_program(layout), shortage.rank);
+  const MemoryBytes predicted = predict_memory(layout, program::make_program(layout), shortage.rank);
   const bool several = shortage.room.ranks > 1;
   return indented((several ? cat("rank ", shortage.rank, "\n") : "") + bytes_table(predicted, measured)) +
          indented(ways_text(ways_out(config, layout, shortage), shortage.room));

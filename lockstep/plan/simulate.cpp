@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -46,13 +48,12 @@ class Simulator {
       ready_.push_back(rank);
     }
     for (int coordinate = 0; coordinate < layout.pipeline.ranks; ++coordinate)
-      effects_.emplace_back(layout, program.buckets, coordinate * static_cast<int>(copies()));
+      effects_.emplace_back(layout, program.buckets, coordinate * layout.pipelines());
     sent_.resize(matching_.transfers.size());
     receiver_.resize(matching_.transfers.size(), -1);
     calls_.resize(matching_.meetings.size());
     for (const Meeting& meeting : matching_.meetings) groups_.try_emplace(meeting.group);
-    for (std::vector<Stage>* stages : {&forward_, &backward_})
-      stages->resize(static_cast<size_t>(layout.pipeline.stages() * layout.num_microbatches()) * copies());
+    handed_.resize(static_cast<size_t>(2 * layout.pipeline.stages() * layout.num_microbatches() * layout.pipelines()));
   }
 
   Simulation run() {
@@ -70,10 +71,8 @@ class Simulator {
 
  private:
   const std::vector<Action>& actions(int rank) const { return program_.list(rank); }
-  Span& span(const ActionRef& ref) { return result_.spans[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)]; }
-  double seconds(const ActionRef& ref) const {
-    return times_.seconds[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
-  }
+  Span& span(const ActionRef& ref) { return of_action(result_.spans, ref); }
+  double seconds(const ActionRef& ref) const { return of_action(times_.seconds, ref); }
   Moment end_of(const ActionRef& ref) { return {span(ref).end, ref}; }
   static void after(Moment& moment, const Moment& other) {
     if (other.time > moment.time) moment = other;
@@ -81,7 +80,7 @@ class Simulator {
   // Notes when it runs; its end.
   Moment record(const ActionRef& ref, const Moment& begin, double takes) {
     span(ref) = {begin.time, begin.time + takes};
-    causes_[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = begin.cause;
+    of_action(causes_, ref) = begin.cause;
     return end_of(ref);
   }
 
@@ -89,7 +88,7 @@ class Simulator {
   bool step(int rank, Walker& walker) {
     const ActionRef ref{rank, static_cast<int>(walker.next)};
     const Action& action = actions(rank)[walker.next];
-    if (const int transfer = id(matching_.transfer_of, ref); transfer >= 0) {
+    if (const int transfer = of_action(matching_.transfer_of, ref); transfer >= 0) {
       if (ref == matching_.transfers[static_cast<size_t>(transfer)].send) {
         send(ref, walker);
       } else {
@@ -98,18 +97,23 @@ class Simulator {
       }
       return true;
     }
-    if (effects(ref).lane == Lane::kCopies) return copy(ref, action, walker);
-    return id(matching_.meeting_of, ref) >= 0 ? collective(ref, action, walker) : local(ref, action, walker);
+    return of_action(matching_.meeting_of, ref) >= 0 ? collective(ref, action, walker) : local(ref, action, walker);
   }
   const Effects& effects(const ActionRef& ref) {
     return effects_[static_cast<size_t>(layout_.pipeline_rank(ref.rank))].of(actions(ref.rank)[static_cast<size_t>(ref.index)]);
   }
 
   bool local(const ActionRef& ref, const Action& action, Walker& walker) {
+    const bool moves = effects(ref).lane == Lane::kCopies;
+    Moment& lane = moves ? walker.copies : walker.clock;
     Moment begin = walker.clock;
     if (!wait(ref, action, walker, begin)) return false;
-    walker.clock = record(ref, begin, seconds(ref));
-    walker.pending.join(effects(ref), action);
+    after(begin, lane);
+    lane = record(ref, begin, seconds(ref));
+    if (moves)
+      walker.pending.start(effects(ref), action, ref);
+    else
+      walker.pending.join(effects(ref), action);
     if (action.layer < 0 && action.stage >= 0) finish_stage(ref, action);
     return true;
   }
@@ -117,7 +121,7 @@ class Simulator {
   // Moves `begin` behind all that the action uses. False: something of it is not there yet.
   bool wait(const ActionRef& ref, const Action& action, Walker& walker, Moment& begin) {
     for (const ActionRef& used : walker.pending.of(effects(ref), action)) {
-      if (const int transfer = id(matching_.transfer_of, used); transfer >= 0) {
+      if (const int transfer = of_action(matching_.transfer_of, used); transfer >= 0) {
         if (!arrive(transfer, used)) {
           receiver_[static_cast<size_t>(transfer)] = ref.rank;
           return false;
@@ -125,7 +129,7 @@ class Simulator {
         after(begin, {span(used).end, matching_.transfers[static_cast<size_t>(transfer)].send});
         continue;
       }
-      if (const int meeting = id(matching_.meeting_of, used); meeting >= 0 && !call(meeting).done) {
+      if (const int meeting = of_action(matching_.meeting_of, used); meeting >= 0 && !call(meeting).done) {
         call(meeting).waiting.push_back(ref.rank);
         return false;
       }
@@ -134,13 +138,9 @@ class Simulator {
     return action.layer >= 0 || action.stage < 0 || wait_stage(ref, action, begin);
   }
 
-  static int id(const std::vector<std::vector<int>>& of, const ActionRef& ref) {
-    return of[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
-  }
-
   // Transfers.
   void send(const ActionRef& ref, Walker& walker) {
-    const int transfer = id(matching_.transfer_of, ref);
+    const int transfer = of_action(matching_.transfer_of, ref);
     const ActionRef& recv = matching_.transfers[static_cast<size_t>(transfer)].recv;
     std::deque<Moment>& channel = channels_[{ref.rank, recv.rank, actions(ref.rank)[static_cast<size_t>(ref.index)].kind}];
     if (static_cast<int>(channel.size()) == program_.channel_depth) {
@@ -161,7 +161,7 @@ class Simulator {
     const Span& send = span(ends.send);
     Span& recv = span(ref);
     recv = {std::max(recv.start, send.start), std::max(recv.end, send.end)};
-    causes_[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)] = ends.send;
+    of_action(causes_, ref) = ends.send;
     return true;
   }
 
@@ -175,7 +175,7 @@ class Simulator {
   Call& call(int meeting) { return calls_[static_cast<size_t>(meeting)]; }
 
   bool collective(const ActionRef& ref, const Action& action, Walker& walker) {
-    const int meeting = id(matching_.meeting_of, ref);
+    const int meeting = of_action(matching_.meeting_of, ref);
     const bool waits = effects(ref).join == Join::kAtOnce, stands = waits || effects(ref).host_reads;  // until it can begin
     if (!walker.arrived) {
       Moment begin = walker.clock;
@@ -209,31 +209,21 @@ class Simulator {
     for (const int rank : call(meeting).waiting) wake(rank);
   }
 
-  bool copy(const ActionRef& ref, const Action& action, Walker& walker) {
-    Moment begin = walker.clock;
-    if (!wait(ref, action, walker, begin)) return false;
-    after(begin, walker.copies);
-    walker.copies = record(ref, begin, seconds(ref));
-    walker.pending.start(effects(ref), action, ref);
-    return true;
-  }
-
-  // Programs of whole stages: what F hands to the next stage, B or I to the one before, for each copy of the pipeline.
-  struct Stage {
+  // Programs of whole stages: what F hands to the next stage, B or I to the one before.
+  struct Handed {
     ActionRef done{};
     int waiting = -1;
   };
-  size_t copies() const { return program_.list_of.size() / static_cast<size_t>(layout_.pipeline.ranks); }
-  Stage& stage_at(std::vector<Stage>& stages, int rank, int stage, int microbatch) {
-    const size_t copy = static_cast<size_t>(rank) % copies();  // pp is the slowest axis
-    const auto row = static_cast<size_t>(stage) * static_cast<size_t>(layout_.num_microbatches());
-    return stages.at((row + static_cast<size_t>(microbatch)) * copies() + copy);
+  Handed& handed(const ActionRef& ref, const Action& action, int stage) {
+    const int row = action.kind == ActionKind::kForward ? stage : layout_.pipeline.stages() + stage;
+    const int64_t column = row * layout_.num_microbatches() + action.microbatch;
+    return handed_.at(static_cast<size_t>(column * layout_.pipelines() + ref.rank % layout_.pipelines()));
   }
   bool wait_stage(const ActionRef& ref, const Action& action, Moment& begin) {
     const bool forward = action.kind == ActionKind::kForward;
-    const bool last = action.stage == layout_.pipeline.stages() - 1;
-    if (action.kind == ActionKind::kBackwardWeight || (forward ? action.stage == 0 : last)) return true;
-    Stage& source = stage_at(forward ? forward_ : backward_, ref.rank, action.stage + (forward ? -1 : 1), action.microbatch);
+    const int first = forward ? 0 : layout_.pipeline.stages() - 1;
+    if (action.kind == ActionKind::kBackwardWeight || action.stage == first) return true;
+    Handed& source = handed(ref, action, action.stage + (forward ? -1 : 1));
     if (source.done.rank < 0) {
       source.waiting = ref.rank;
       return false;
@@ -243,7 +233,7 @@ class Simulator {
   }
   void finish_stage(const ActionRef& ref, const Action& action) {
     if (action.kind == ActionKind::kBackwardWeight) return;
-    Stage& own = stage_at(action.kind == ActionKind::kForward ? forward_ : backward_, ref.rank, action.stage, action.microbatch);
+    Handed& own = handed(ref, action, action.stage);
     own.done = ref;
     wake(own.waiting);
   }
@@ -270,7 +260,7 @@ class Simulator {
       }
     }
     std::vector<ActionRef> path;
-    for (; last.rank >= 0; last = causes_[static_cast<size_t>(last.rank)][static_cast<size_t>(last.index)]) path.push_back(last);
+    for (; last.rank >= 0; last = of_action(causes_, last)) path.push_back(last);
     std::reverse(path.begin(), path.end());
     return path;
   }
@@ -289,7 +279,7 @@ class Simulator {
   std::vector<Call> calls_;     // by meeting
   std::map<std::vector<int>, Moment> groups_;
   std::map<std::tuple<int, int, ActionKind>, std::deque<Moment>> channels_;  // the ends of what is on its way
-  std::vector<Stage> forward_, backward_;
+  std::vector<Handed> handed_;  // by direction, stage, microbatch and copy of the pipeline
 };
 
 // The lists several times, one after the other.

@@ -10,7 +10,8 @@
 #include "lockstep/plan/cost_file.h"
 #include "lockstep/plan/test_layouts.h"
 #include "lockstep/program/passes/passes.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/test_program.h"
+#include "lockstep/program/verify/verify.h"
 
 namespace lockstep::plan {
 namespace {
@@ -71,7 +72,8 @@ TEST(Simulate, ByHand) {
 TEST(Simulate, TheSlowestStageSetsThePace) {
   const PipelineCase of{.ranks = 3, .microbatches = 16};
   const program::Layout layout = pipeline_layout(of);
-  const program::Program program = stage_program(of);
+  const program::Program program =
+      program::transfer_activations(program::expand_layers(program::schedule(layout), layout), layout);
   const StepCosts costs = parse_costs("[forward]\nstages = [1, 2, 1]\n[input]\nstages = [1, 2, 1]\n[weight]\nstages = [1, 2, 1]\n",
                                       "costs", layout);
   const Simulation simulation = simulate(program, layout, cost_times(program, layout, costs));
@@ -135,7 +137,7 @@ TEST(Simulate, ACircleIsNamed) {
   const PipelineCase of{.ranks = 2, .microbatches = 1};
   program::Program program = stage_program(of);
   const auto swap_first = [&](int rank) {
-    std::vector<program::Action>& list = program.own_list(rank);
+    std::vector<program::Action>& list = own_list(program, rank);
     std::swap(list[0], list[1]);
   };
   swap_first(1);  // B before its F: rank 0 waits for it, it for nobody

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "lockstep/base/check.h"
-#include "lockstep/program/effects.h"
 
 namespace lockstep::plan {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "lockstep/program/predict/memory.h"
+#include "lockstep/plan/bubble.h"
 #include "lockstep/program/predict/traffic.h"
 
 namespace lockstep::plan {
@@ -10,14 +10,10 @@ namespace lockstep::plan {
 using program::Access;
 using program::Action;
 using program::Layout;
-using program::Pipeline;
 using program::Program;
 using program::Resource;
-using program::ScheduleKind;
 using program::Touch;
 using program::Work;
-using program::layer_costs;
-using program::stage_ranks;
 
 namespace {
 
@@ -39,26 +35,18 @@ double owned_flops(const program::MatrixPlan& matrices, int unit, int iterations
 double whole_flops(const Layout& layout, int rank, int unit) {
   double flops = 0;
   for (const arch::ParamSpec& spec : layout.param_table(rank))
-    if ((unit < 0 || spec.layer == unit) && spec.update.optimizer->whole_matrix && !arch::is_scattered_matrix(spec, layout.shards()))
-      flops += layout.optimizer.iterations * arch::iteration_flops(spec.shape[0], spec.shape[1]);
+    if ((unit < 0 || spec.unit == unit) && spec.update.optimizer->whole_matrix && !arch::is_scattered_matrix(spec, layout.shards()))
+      flops += layout.optimizer.ns_steps * arch::iteration_flops(spec.shape[0], spec.shape[1]);
   return flops;
-}
-
-// Of the time of a stage, beside it.
-double fill(const Layout& layout) {
-  const Pipeline& pipeline = layout.pipeline;
-  const double share = static_cast<double>(pipeline.ranks - 1) /
-                       static_cast<double>(pipeline.virtual_stages * layout.num_microbatches());
-  if (pipeline.kind == ScheduleKind::kZbH1) return share / 3;
-  return pipeline.kind == ScheduleKind::kZbH2 || pipeline.kind == ScheduleKind::kZbV ? 0 : share;
 }
 
 }  // namespace
 
-Prices::Prices(const Layout& layout, const Program& program, int rank)
+Prices::Prices(const Layout& layout, const Program& program, int rank, bool with_calls)
     : layout_(layout),
-      program_(program),
       rank_(rank),
+      with_calls_(with_calls),
+      calls_(layout, program, rank),
       costs_(layer_costs(layout, rank)),
       flat_(layout.flat_layout(rank)),
       effects_(layout, program.buckets, rank),
@@ -66,7 +54,7 @@ Prices::Prices(const Layout& layout, const Program& program, int rank)
       matrices_(layout, rank) {}
 
 const Price& Prices::of(const Action& action) {
-  const auto [entry, fresh] = known_.try_emplace(Key(action.kind, action.stage, action.layer, action.bucket, action.unit, action.moved));
+  const auto [entry, fresh] = known_.try_emplace(without_microbatch(action));
   if (fresh) entry->second = make(action);
   return entry->second;
 }
@@ -83,26 +71,23 @@ Price Prices::make(const Action& action) {
 void Prices::add_work(const Action& action, Price& price) const {
   if (action.layer < 0 || price.work == Work::kNone) return;
   const arch::LayerCost& cost = costs_.at(static_cast<size_t>(action.layer));
-  if (price.work == Work::kForward) price.flops = cost.forward_flops();
-  if (price.work == Work::kInputAndWeight) price.flops = cost.backward_flops();
+  if (price.work == Work::kForward) price.flops = cost.forward_flops;
+  if (price.work == Work::kInputAndWeight) price.flops = cost.backward_flops;
   if (price.work == Work::kInput) price.flops = cost.input_flops();
-  if (price.work == Work::kWeight) price.flops = cost.weight_flops();
+  if (price.work == Work::kWeight) price.flops = cost.weight_flops;
   if (price.work != Work::kAgain) return;
   price.pointwise = static_cast<double>(cost.memory_traffic);
-  if (layout_.recompute_of(action.layer) == arch::Recompute::kFull) price.flops = cost.forward_flops();
+  if (layout_.recompute_of(action.layer) == arch::Recompute::kFull) price.flops = cost.forward_flops;
 }
 
-void Prices::add_calls(const Action& action, Price& price) const {
-  const bool between_stages = program::is_transfer(action.kind);
-  for (const program::CallOfRank& planned : program::calls_of_rank(layout_, program_, rank_, action)) {
-    price.sent += static_cast<double>(program::sent_bytes(planned));
-    if (between_stages) continue;
+void Prices::add_calls(const Action& action, Price& price) {
+  for (const program::PlannedCall& planned : calls_.of(action)) {
+    const program::CallOfRank of_rank = program::call_of_rank(layout_, rank_, planned);
+    price.sent += static_cast<double>(program::sent_bytes(of_rank));
+    if (!with_calls_ || program::is_transfer(action.kind)) continue;
     int64_t most = 0;
-    for (int i = 0; i < static_cast<int>(planned.call.group.size()); ++i) {
-      int64_t sent = 0;
-      for (const auto& [peer, bytes] : program::predicted_sends(planned.call, i)) sent += bytes;
-      most = std::max(most, sent);
-    }
+    for (int i = 0; i < static_cast<int>(of_rank.call.group.size()); ++i)
+      most = std::max(most, program::predicted_bytes(of_rank.call, i));
     price.calls.push_back(static_cast<double>(most));
   }
 }
@@ -115,7 +100,7 @@ void Prices::add_touched(const program::Effects& effects, Price& price) const {
     }
     if (touch.what == Resource::kNorm && touch.how == Access::kCreate) price.norm = true;
     if (touch.what == Resource::kDirections && touch.how == Access::kUpdate)
-      price.flops += owned_flops(matrices_, touch.index, layout_.optimizer.iterations);
+      price.flops += owned_flops(matrices_, touch.index, layout_.optimizer.ns_steps);
     if (touch.what != Resource::kStates || effects.lane != program::Lane::kCompute) continue;
     add_update(touch.index, price);
     price.flops += whole_flops(layout_, rank_, touch.index);
@@ -125,16 +110,12 @@ void Prices::add_touched(const program::Effects& effects, Price& price) const {
 void Prices::add_update(int unit, Price& price) const {
   price.updated = 1;
   if (unit == program::kEvery) return;
-  price.updated = price.parameters = 0;
-  for (const arch::FlatUnit& found : flat_.units) {
-    const double part = static_cast<double>(found.numel()) / flat_.shards;
-    price.parameters += part;
-    if (found.layer == unit) price.updated = part;
-  }
+  price.updated = static_cast<double>(flat_.units[flat_.index_of(unit)].part());
+  price.parameters = static_cast<double>(flat_.parts);
 }
 
 StepCost step_cost(const Layout& layout, const Program& program, int rank) {
-  Prices prices(layout, program, rank);
+  Prices prices(layout, program, rank, /*with_calls=*/false);
   StepCost sum;
   for (const Action& action : program.list(rank)) {
     const Price& price = prices.of(action);
@@ -153,12 +134,14 @@ double seconds(const StepCost& cost, config::Device device) {
          cost.host / machine.host + cost.actions * machine.action;
 }
 
-double step_seconds(const Layout& layout, const Program& program, int rank, config::Device device) {
-  if (layout.pipeline.ranks == 1) return seconds(step_cost(layout, program, rank), device);
+double step_seconds(const Layout& layout, const program::JudgedSteps& steps, int rank, config::Device device) {
+  const auto seconds_of = [&](int of) {
+    return steps.sum_of_step([&](const program::MadeStep& step) { return seconds(step_cost(step.layout, step.program, of), device); });
+  };
+  if (layout.pipeline.ranks == 1) return seconds_of(rank);
   double slowest = 0;
-  for (const int of_stage : stage_ranks(layout))
-    slowest = std::max(slowest, seconds(step_cost(layout, program, of_stage), device));
-  return slowest * (1 + fill(layout));
+  for (const int of_stage : stage_ranks(layout)) slowest = std::max(slowest, seconds_of(of_stage));
+  return slowest * (1 + fill_share(program::schedule_of(layout)));
 }
 
 }  // namespace lockstep::plan

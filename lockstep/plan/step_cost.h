@@ -1,26 +1,27 @@
 // What an action asks of a machine: the one place that prices it. A simulation makes seconds of it by a cost file
-// (action_times.h); here it makes a rough time of a step, to order layouts of one job by: nothing overlaps in that.
+// (simulate.h); here it makes a rough time of a step, to order layouts of one job by: nothing overlaps in that.
 #pragma once
 
 #include <map>
-#include <tuple>
 #include <vector>
 
 #include "lockstep/config/run_config.h"
 #include "lockstep/program/matrices.h"
 #include "lockstep/program/planned_calls.h"
 #include "lockstep/program/predict/moves.h"
+#include "lockstep/program/predict/steps.h"
 
 namespace lockstep::plan {
 
 // Of one action on one rank; bytes.
 struct Price {
-  program::Work work = program::Work::kNone;  // of the layer, or of the stage in a program of stages
+  program::Work work = program::Work::kNone;  // of the layer
   double flops = 0;                           // of matrix products, those computed again included; of layers, and of matrices that are updated whole
   double pointwise = 0;                       // memory that recomputation reads and writes once more
   double sent = 0;                            // by this rank, in all calls
   double handed_over = 0;                     // SEND: activations or their gradient
-  std::vector<double> calls{};                // of each collective what the rank sends that sends most: it keeps the others waiting
+  std::vector<double> calls{};                // of each collective what the rank sends that sends most: it keeps the others waiting;
+                                              // where they are asked for
   std::vector<double> moves{};                // each between device, host and disk (predict/moves.h)
   bool norm = false;                          // it makes the gradient norm
   double updated = 0, parameters = 1;         // elements that it updates, of all that the rank does
@@ -29,27 +30,27 @@ struct Price {
 // Of a rank. Layout and program outlive it.
 class Prices {
  public:
-  Prices(const program::Layout& layout, const program::Program& program, int rank);
+  Prices(const program::Layout& layout, const program::Program& program, int rank, bool with_calls = true);
   // Of actions that differ in the microbatch alone it is one.
   const Price& of(const program::Action& action);
 
  private:
-  using Key = std::tuple<program::ActionKind, int, int, int, int, program::Moved>;
   Price make(const program::Action& action);
   void add_work(const program::Action& action, Price& price) const;
-  void add_calls(const program::Action& action, Price& price) const;
+  void add_calls(const program::Action& action, Price& price);
   void add_touched(const program::Effects& effects, Price& price) const;
   void add_update(int unit, Price& price) const;
 
   const program::Layout& layout_;
-  const program::Program& program_;
   int rank_;
+  bool with_calls_;
+  program::CallTable calls_;
   std::vector<arch::LayerCost> costs_;
   arch::FlatLayout flat_;
   program::EffectTable effects_;
   program::ActionMoves moves_;
   program::MatrixPlan matrices_;
-  std::map<Key, Price> known_;
+  std::map<program::Action, Price> known_;
 };
 
 // What a rank does in a step: the sums.
@@ -68,8 +69,8 @@ StepCost step_cost(const program::Layout& layout, const program::Program& progra
 //   cuda    300e12        2e12         50e9       25e9        10 us
 double seconds(const StepCost& cost, config::Device device);
 
-// A whole step: that of `rank`; in a pipeline of its slowest stage, and (p - 1) / (v m) of that while it fills and drains
-// (Narayanan et al. 2021, section 2.2), a third where W fills two thirds (ZB-H1, Qi et al. 2024), nothing where it fills all.
-double step_seconds(const program::Layout& layout, const program::Program& program, int rank, config::Device device);
+// A whole step: that of `rank`; in a pipeline that of its slowest stage, and the fill_share (bubble.h) of that while it fills and
+// drains.
+double step_seconds(const program::Layout& layout, const program::JudgedSteps& steps, int rank, config::Device device);
 
 }  // namespace lockstep::plan

@@ -1,13 +1,13 @@
 #include "lockstep/plan/step_trace.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
+#include "lockstep/base/text.h"
 #include "lockstep/plan/matching.h"
 
 namespace lockstep::plan {
@@ -116,11 +116,10 @@ std::vector<int64_t> traced_steps(const std::filesystem::path& folder) {
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
     const std::string name = entry.path().filename().string();
-    int64_t step = -1;
+    if (!name.starts_with("step-")) continue;
     const size_t digits = std::string_view("step-").size();
-    if (name.size() <= digits || !name.starts_with("step-")) continue;
-    std::from_chars(name.data() + digits, name.data() + name.size(), step);
-    if (step >= 0 && name == step_trace_name(step, 0)) steps.push_back(step);
+    const auto step = parse_number<int64_t>(std::string_view(name).substr(digits, name.find('-', digits) - digits));
+    if (step && name == step_trace_name(*step, 0)) steps.push_back(*step);
   }
   std::sort(steps.begin(), steps.end());
   return steps;
@@ -143,18 +142,14 @@ Spans measured_spans(const program::Program& program, const program::Layout& lay
   }
   begin_at_zero(spans);
   const Matching matching = match(program, layout);
-  const auto at = [&](const ActionRef& ref) -> Span& {
-    return spans[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
-  };
   for (const Transfer& transfer : matching.transfers) {
-    const Span& send = at(transfer.send);
-    Span& recv = at(transfer.recv);
-    recv.start = std::min(recv.end, std::max(recv.start, send.start));
+    Span& recv = of_action(spans, transfer.recv);
+    recv.start = std::min(recv.end, std::max(recv.start, of_action(spans, transfer.send).start));
   }
   for (const Meeting& meeting : matching.meetings) {
     double begin = 0;
-    for (const ActionRef& ref : meeting.actions) begin = std::max(begin, at(ref).start);
-    for (const ActionRef& ref : meeting.actions) at(ref).start = std::min(begin, at(ref).end);
+    for (const ActionRef& ref : meeting.actions) begin = std::max(begin, of_action(spans, ref).start);
+    for (const ActionRef& ref : meeting.actions) of_action(spans, ref).start = std::min(begin, of_action(spans, ref).end);
   }
   return spans;
 }

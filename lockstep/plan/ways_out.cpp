@@ -13,25 +13,25 @@
 #include "lockstep/config/suggestion.h"
 #include "lockstep/plan/step_cost.h"
 #include "lockstep/program/passes/make_layout.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/placement.h"
-#include "lockstep/program/verify/build.h"
 
 namespace lockstep::plan {
 
+using program::Action;
+using program::JudgedSteps;
 using program::Layout;
 using program::Program;
-using program::build_program;
-using program::host_limit_problem;
+using program::RankMemory;
 using program::layout_problems;
 using program::make_layout;
-using program::predict_memory;
 
 namespace {
 
 using config::RunConfig;
 
 constexpr int kMostTogether = 3;               // changes
-constexpr int64_t kLargeProgram = 100'000;  // actions of all ranks: longer ones take seconds to plan in every way
+constexpr double kLargeProgram = 100'000;  // actions of all ranks: beyond them changes are not tried together
 
 struct Change {
   std::vector<config::Override> set{};
@@ -163,49 +163,62 @@ std::vector<Change> changes_of(const RunConfig& config, int world_size, const Ro
   return changes;
 }
 
-// A configuration that can be run, and what it takes.
+// A configuration that can be run.
 struct Plan {
   RunConfig config;
   Layout layout;
-  Program program;
 };
 
 std::optional<Plan> plan_of(const RunConfig& config, const Layout& before, int world_size) {
   if (!layout_problems(config, before.model, world_size).empty()) return std::nullopt;
-  Plan plan{.config = config, .layout = make_layout(config, before.model, world_size), .program = {}};
+  Plan plan{.config = config, .layout = make_layout(config, before.model, world_size)};
   plan.layout.threads = before.threads;
   if (host_limit_problem(plan.layout)) return std::nullopt;
-  plan.program = build_program(plan.layout);
   return plan;
 }
 
-// What is to be lowered: of each rank by itself its peak, of a host or a GPU all that its ranks take.
+// What a plan takes of what is to be lowered: of each rank by itself its peak, of a host or a GPU all that its ranks take.
+struct Taken {
+  int64_t bytes = 0;
+  bool fits = false;
+};
+
 class Judge {
  public:
-  Judge(const Plan& now, const Shortage& shortage) : now_(now), shortage_(shortage) {
-    before_ = measure(now);
-    seconds_ = step_seconds(now.layout, now.program, shortage.rank, now.config.train.device);
+  Judge(const Plan& now, const JudgedSteps& steps, const Shortage& shortage) : now_(now), shortage_(shortage) {
+    RankMemory memory(now.layout, steps);
+    before_ = taken(now, memory).bytes;
+    seconds_ = step_seconds(now.layout, steps, shortage.rank, now.config.train.device);
   }
 
-  WayOut way(const Change& change, const Plan& plan) const {
-    const int64_t needed = measure(plan);
-    WayOut way{.change = text_of(now_.config, change), .set = change.set, .ranks = change.ranks, .peak = needed};
-    way.saved = before_ - needed;
+  Taken taken(const Plan& plan, RankMemory& memory) const {
+    const Need need = need_of(plan.config, plan.layout, memory, shortage_.room);
+    const bool same_stages = plan.layout.pipeline.ranks == now_.layout.pipeline.ranks;
+    return {.bytes = of_each_rank() && same_stages ? memory.of(shortage_.rank).peak : need.total,
+            .fits = fits(need, shortage_.room)};
+  }
+  // What the ranks hold between two steps, less than which no step takes.
+  Taken at_least(const Plan& plan) const {
+    std::vector<std::vector<Action>> lists(static_cast<size_t>(plan.layout.pipeline.ranks));
+    const Program idle = program::by_pipeline_rank(plan.layout, std::move(lists));
+    RankMemory memory(plan.layout, idle);
+    return taken(plan, memory);
+  }
+  bool saves(const Taken& what) const { return what.bytes < before_; }
+
+  // Without its time.
+  WayOut way(const Change& change, const Taken& what) const {
+    return {.change = text_of(now_.config, change), .set = change.set, .ranks = change.ranks, .peak = what.bytes,
+            .saved = before_ - what.bytes, .same_numbers = change.same_numbers, .fits = what.fits};
+  }
+  double slower(const Plan& plan, const JudgedSteps& steps) const {
     const int rank = std::min(shortage_.rank, plan.layout.mesh.world_size() - 1);
-    way.slower = step_seconds(plan.layout, plan.program, rank, plan.config.train.device) / seconds_ - 1;
-    way.same_numbers = change.same_numbers;
-    way.fits = fits(need_of(plan.config, plan.layout, plan.program, shortage_.room), shortage_.room);
-    return way;
+    return step_seconds(plan.layout, steps, rank, plan.config.train.device) / seconds_ - 1;
   }
 
  private:
   bool of_each_rank() const {
     return shortage_.room.kind == Room::Kind::kLimit || shortage_.room.kind == Room::Kind::kUnbounded;
-  }
-  int64_t measure(const Plan& plan) const {
-    const bool same_stages = plan.layout.pipeline.ranks == now_.layout.pipeline.ranks;
-    if (of_each_rank() && same_stages) return predict_memory(plan.layout, plan.program, shortage_.rank).peak;
-    return need_of(plan.config, plan.layout, plan.program, shortage_.room).total;
   }
 
   const Plan& now_;
@@ -233,23 +246,56 @@ Change joined(Change first, const Change& second) {
   return first;
 }
 
+// `least` is known of each change; the rest of those that may be named.
 struct Tried {
   Change change;
   Plan plan;
-  WayOut way;
+  Taken least{};
+  size_t order = 0;  // of the change
+  WayOut way{};
 };
 
-// All that lower what is needed, the best first; beyond what `start` has changed already.
-std::vector<Tried> try_changes(const Plan& from, const Change& start, const Judge& judge, const Room& room) {
-  std::vector<Tried> tried;
+// Beyond what `start` has changed already, by what they take at least: those that may fit first.
+std::vector<Tried> candidates(const Plan& from, const Change& start, const Judge& judge, const Room& room) {
+  std::vector<Tried> found;
   for (const Change& next : changes_of(from.config, from.layout.mesh.world_size(), room)) {
-    const Change change = joined(start, next);
     const int ranks = next.ranks > 0 ? next.ranks : from.layout.mesh.world_size();
     std::optional<Plan> plan = plan_of(changed(from.config, next), from.layout, ranks);
     if (!plan) continue;
-    WayOut way = judge.way(change, *plan);
-    if (way.saved > 0) tried.push_back({.change = change, .plan = *std::move(plan), .way = std::move(way)});
+    const Taken least = judge.at_least(*plan);
+    if (judge.saves(least))
+      found.push_back({.change = joined(start, next), .plan = *std::move(plan), .least = least, .order = found.size()});
   }
+  const auto key = [](const Tried& one) { return std::tuple(!one.least.fits, one.least.bytes); };
+  std::stable_sort(found.begin(), found.end(), [&](const Tried& a, const Tried& b) { return key(a) < key(b); });
+  return found;
+}
+
+// It is neither among the first `most` nor, of those that keep the numbers, the one that saves most: it does not fit, and so many
+// others take less than it takes at least.
+bool is_behind(const Tried& one, const std::vector<Tried>& tried, size_t most) {
+  if (one.least.fits) return false;
+  const auto ahead = [&](const Tried& other) { return other.way.fits || other.way.peak < one.least.bytes; };
+  const auto and_same = [&](const Tried& other) { return ahead(other) && other.change.same_numbers; };
+  return static_cast<size_t>(std::ranges::count_if(tried, ahead)) >= most &&
+         (!one.change.same_numbers || std::ranges::any_of(tried, and_same));
+}
+
+// Those that lower what is needed, the best first: at least the first `most` of them and the best that keeps the numbers. Only
+// what may be among these is planned.
+std::vector<Tried> try_changes(const Plan& from, const Change& start, const Judge& judge, const Room& room, size_t most) {
+  std::vector<Tried> tried;
+  for (Tried& one : candidates(from, start, judge, room)) {
+    if (is_behind(one, tried, most)) continue;
+    const JudgedSteps steps = judged_steps(one.plan.layout);
+    RankMemory memory(one.plan.layout, steps);
+    const Taken taken = judge.taken(one.plan, memory);
+    if (!judge.saves(taken)) continue;
+    one.way = judge.way(one.change, taken);
+    if (taken.fits) one.way.slower = judge.slower(one.plan, steps);
+    tried.push_back(std::move(one));
+  }
+  std::ranges::sort(tried, {}, &Tried::order);
   std::stable_sort(tried.begin(), tried.end(), [](const Tried& a, const Tried& b) { return is_better(a.way, b.way); });
   return tried;
 }
@@ -264,25 +310,35 @@ const Tried& best_start(const std::vector<Tried>& tried) {
 std::optional<WayOut> together(std::vector<Tried> tried, const Judge& judge, const Room& room) {
   for (int changes = 2; changes <= kMostTogether && !tried.empty(); ++changes) {
     const Tried start = best_start(tried);
-    tried = try_changes(start.plan, start.change, judge, room);
+    tried = try_changes(start.plan, start.change, judge, room, 1);
     std::erase_if(tried, [&](const Tried& one) { return one.way.saved <= start.way.saved; });
     if (!tried.empty() && tried.front().way.fits) return tried.front().way;
   }
   return std::nullopt;
 }
 
+// On all ranks.
+double actions_in(const program::MadeStep& step) {
+  int64_t actions = 0;
+  for (const auto& [rank, ranks] : program::RankClasses(step.program, step.layout).among(0, step.program.world_size()))
+    actions += ranks * std::ssize(step.program.list(rank));
+  return static_cast<double>(actions);
+}
+
 }  // namespace
 
 std::vector<WayOut> ways_out(const config::RunConfig& config, const Layout& layout, const Shortage& shortage) {
-  const Plan now{.config = config, .layout = layout, .program = build_program(layout)};
-  const Judge judge(now, shortage);
-  const std::vector<Tried> tried = try_changes(now, {}, judge, shortage.room);
+  const Plan now{.config = config, .layout = layout};
+  const JudgedSteps steps = judged_steps(layout);
+  const Judge judge(now, steps, shortage);
+  std::vector<Tried> tried = try_changes(now, {}, judge, shortage.room, shortage.most);
   std::vector<WayOut> ways;
-  for (const Tried& one : tried) ways.push_back(one.way);
-  int64_t actions = 0;
-  for (int rank = 0; rank < now.program.world_size(); ++rank) actions += std::ssize(now.program.list(rank));
-  if (!tried.empty() && !ways.front().fits && actions < kLargeProgram)
-    if (auto several = together(tried, judge, shortage.room)) ways.insert(ways.begin(), *std::move(several));
+  for (size_t i = 0; i < std::min(shortage.most, tried.size()); ++i) {
+    ways.push_back(tried[i].way);
+    if (!ways.back().fits) ways.back().slower = judge.slower(tried[i].plan, judged_steps(tried[i].plan.layout));
+  }
+  if (!ways.empty() && !ways.front().fits && steps.sum_of_step(actions_in) < kLargeProgram)
+    if (auto several = together(std::move(tried), judge, shortage.room)) ways.insert(ways.begin(), *std::move(several));
   ways.resize(std::min(shortage.most, ways.size()));
   return ways;
 }

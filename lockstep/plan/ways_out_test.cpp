@@ -5,20 +5,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "lockstep/base/text.h"
-#include "lockstep/plan/step_cost.h"
 #include "lockstep/program/passes/make_layout.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/verify/verify.h"
 
 namespace lockstep::plan {
 
-using program::ActionKind;
 using program::Layout;
 using program::MemoryCategory;
 using program::Program;
 using program::build_program;
-using program::layer_costs;
 using program::make_layout;
 using program::predict_memory;
 
@@ -342,66 +340,47 @@ TEST(WaysOut, SeveralTogetherWhereNoneFitsAlone) {
   for (size_t i = 1; i < ways.size(); ++i) EXPECT_FALSE(ways[i].fits) << ways[i].change;
 }
 
-// The slowest stage, and (p - 1) / m of it.
-TEST(StepCost, OfAPipelineHasTheTimeInWhichItFills) {
+// What is not planned because it cannot be named would not have been named.
+TEST(WaysOut, TheFirstOfThemAreThoseOfAll) {
   config::RunConfig config = configuration();
-  config.parallel.pp = 2;
-  config.train.micro_batch = 1;
-  const auto cpu = config::Device::kCpu;
-  using Kind = program::ScheduleKind;
-  for (const auto& [schedule, fill] : {std::pair{Kind::kOneFOneB, 1.0 / 8}, {Kind::kZbH1, 1.0 / 24}, {Kind::kZbH2, 0.0}}) {
-    config.parallel.schedule.kind = schedule;
-    const Layout layout = layout_of(config, 2);
-    const Program program = build_program(layout);
-    const double slowest = std::max(seconds(step_cost(layout, program, 0), cpu), seconds(step_cost(layout, program, 1), cpu));
-    EXPECT_DOUBLE_EQ(step_seconds(layout, program, 0, cpu), slowest * (1 + fill)) << program::schedule_name(schedule);
-  }
-  config = configuration();
-  const Layout alone = layout_of(config, 2);
-  const Program program = build_program(alone);
-  EXPECT_EQ(step_seconds(alone, program, 1, cpu), seconds(step_cost(alone, program, 1), cpu));
+  config.model.layers = 6;
+  config.train.global_batch = 64;
+  config.train.micro_batch = 16;
+  for (const int pp : {1, 2})
+    for (const int64_t mebibytes : {0, 1, 2, 4, 8, 16, 64}) {
+      config.parallel.pp = pp;
+      const Layout layout = layout_of(config, 4);
+      for (Room room : {Room{.kind = Room::Kind::kLimit}, Room{.kind = Room::Kind::kUnbounded}, host(0, 4), host(0, 1)}) {
+        room.bytes = mebibytes << 20;
+        SCOPED_TRACE(::testing::PrintToString(std::tuple(pp, mebibytes, static_cast<int>(room.kind), room.ranks)));
+        const std::vector<WayOut> all = ways_out(config, layout, {.room = room, .most = 100});
+        for (const size_t most : {size_t{1}, size_t{3}}) {
+          const std::vector<WayOut> first = ways_out(config, layout, {.room = room, .most = most});
+          ASSERT_EQ(first.size(), std::min(most, all.size()));
+          for (size_t i = 0; i < first.size(); ++i) {
+            EXPECT_EQ(first[i].change, all[i].change);
+            EXPECT_EQ(first[i].peak, all[i].peak);
+            EXPECT_EQ(first[i].saved, all[i].saved);
+            EXPECT_EQ(first[i].slower, all[i].slower);
+            EXPECT_EQ(first[i].fits, all[i].fits);
+          }
+        }
+      }
+    }
 }
 
-// All of it, and no cost model counts it again.
-TEST(StepCost, CountsWhatMovesBetweenDeviceHostAndDisk) {
-  config::RunConfig config = configuration();
-  config.memory.offload.list = {config::Offloaded::kOptimizer};
-  const Layout layout = layout_of(config, 2);
-  const Program program = build_program(layout);
-  double moved = 0;
-  for (const auto& [key, totals] : program::predict_moves(layout, program, 0)) moved += static_cast<double>(totals.bytes);
-  EXPECT_GT(moved, 0);
-  EXPECT_EQ(step_cost(layout, program, 0).host, moved);
-}
-
-TEST(StepCost, CountsProductsTrafficAndWhatIsComputedAgain) {
-  config::RunConfig config = configuration();
-  const Layout plain = layout_of(config, 2);
-  double forward = 0, backward = 0, blocks = 0, pointwise = 0;
-  const std::vector<arch::LayerCost> costs = layer_costs(plain, 0);
-  for (size_t i = 0; i < costs.size(); ++i) {
-    forward += costs[i].forward_flops();
-    backward += costs[i].backward_flops();
-    if (i == 0 || i + 1 == costs.size()) continue;
-    blocks += costs[i].forward_flops();
-    pointwise += static_cast<double>(costs[i].memory_traffic);
-  }
-  const StepCost cost = step_cost(plain, build_program(plain), 0);
-  EXPECT_EQ(cost.flops, forward + backward);
-  EXPECT_EQ(cost.pointwise, 0);
-  // The ring sends 2 (n - 1) / n of the gradients; loss beside it.
-  EXPECT_NEAR(cost.network, 4.0 * static_cast<double>(plain.flat_layout(0).numel), 100);
-  Program again = build_program(plain);
-  Layout full = plain;
-  full.recompute.assign(costs.size() - 2, arch::Recompute::kFull);
-  auto& actions = again.own_list(0);
-  for (size_t layer = 1; layer + 1 < costs.size(); ++layer)
-    actions.insert(actions.begin(), {.kind = ActionKind::kRecompute, .layer = static_cast<int>(layer), .microbatch = 0});
-  const StepCost more = step_cost(full, again, 0);
-  EXPECT_EQ(more.flops, cost.flops + blocks);
-  EXPECT_EQ(more.pointwise, pointwise);
-  EXPECT_GT(seconds(more, config::Device::kCpu), seconds(cost, config::Device::kCpu));
-  EXPECT_GT(seconds(cost, config::Device::kCpu), seconds(cost, config::Device::kCuda));
+// With a million ranks of one host fewer of them save most: a copy of the model has 64, whose step is then very long.
+TEST(WaysOut, OfAMillionRanks) {
+  config::RunConfig config;
+  config.model.preset = "llama3-8b";
+  config.parallel.tp = config.parallel.pp = 8;
+  config.parallel.zero = 1;
+  config.train.micro_batch = 8;
+  config.train.global_batch = 8 * 16'384;
+  config.train.seq_len = 256;
+  constexpr int kRanks = 1 << 20;
+  const std::vector<WayOut> ways = ways_out(config, layout_of(config, kRanks), {.room = host(int64_t{16} << 30, kRanks)});
+  EXPECT_THAT(changes(ways), ::testing::ElementsAre("-n 64", "-n 128", "-n 256"));
 }
 
 }  // namespace

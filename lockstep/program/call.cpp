@@ -15,10 +15,7 @@ int16_t index_of(int number) {
 }
 
 CallId owned(Purpose purpose, Owner owner, int number) {
-  CallId id{.purpose = purpose};
-  id.owner = owner;
-  id.index = index_of(number);
-  return id;
+  return {.purpose = purpose, .owner = owner, .index = index_of(number)};
 }
 
 CallId with_name(CallId id, std::string_view name) {
@@ -46,25 +43,8 @@ std::string owner_text(const CallId& id) {
   throw InternalError("no such owner of a call");
 }
 
-std::string_view phase_text(CallPhase phase) {
-  switch (phase) {
-    case CallPhase::kNone:
-      return "";
-    case CallPhase::kForward:
-      return "forward";
-    case CallPhase::kBackward:
-      return "backward";
-    case CallPhase::kGather:
-      return "gather";
-    case CallPhase::kSoftmax:
-      return "softmax";
-    case CallPhase::kLogits:
-      return "logits";
-    case CallPhase::kSize:
-      return "size";
-  }
-  throw InternalError("no such phase of a call");
-}
+constexpr std::array<std::string_view, 7> kPhaseTexts = {"", "forward", "backward", "gather", "softmax", "logits", "size"};
+static_assert(kPhaseTexts[static_cast<size_t>(CallPhase::kSize)] == "size");
 
 }  // namespace
 
@@ -109,7 +89,7 @@ std::string call_text(const CallId& id) {
   };
   add(owner_text(id));
   add({id.name.data(), strnlen(id.name.data(), id.name.size())}, id.purpose == Purpose::kLayer ? "." : " ");
-  add(phase_text(id.phase));
+  add(kPhaseTexts.at(static_cast<size_t>(id.phase)));
   return text;
 }
 

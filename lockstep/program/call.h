@@ -34,58 +34,30 @@ struct PurposeText {
   Purpose purpose;
   std::string_view text;
 };
-inline constexpr PurposeText kPurposes[] = {
-    {Purpose::kOther, ""},
-    {Purpose::kLayer, "tp"},  // in tables of purposes; the text of a call begins with its layer
-    {Purpose::kSendForward, "send_f"},
-    {Purpose::kRecvForward, "recv_f"},
-    {Purpose::kSendBackward, "send_b"},
-    {Purpose::kRecvBackward, "recv_b"},
-    {Purpose::kUnshard, "unshard"},
-    {Purpose::kReduceGrad, "reduce_grad"},
-    {Purpose::kReduceShard, "reduce_shard"},
-    {Purpose::kPush, "push"},
-    {Purpose::kPull, "pull"},
-    {Purpose::kReduceTied, "reduce_tied"},
-    {Purpose::kReducePartial, "reduce_partial"},
-    {Purpose::kLoss, "loss"},
-    {Purpose::kNorm, "norm"},
-    {Purpose::kTokens, "tokens"},
-    {Purpose::kGatherUpdate, "gather_update"},
-    {Purpose::kScatterUpdate, "scatter_update"},
-    {Purpose::kNonFinite, "non-finite"},
-    {Purpose::kWholeParameter, "whole"},
-    {Purpose::kEvaluate, "eval"},
-    {Purpose::kStop, "stop"},
-    {Purpose::kStart, "start"},
-    {Purpose::kMemory, "memory"},
-    {Purpose::kTrace, "trace"},
-    {Purpose::kVerdict, "verdict"},
-    {Purpose::kWorstUpdate, "worst update"},
-    {Purpose::kReplicaCounters, "counters"},
-    {Purpose::kReplicaDigests, "replica digests"},
-    {Purpose::kReplicaVerdict, "replica verdict"},
-    {Purpose::kReplicaTensors, "replica tensors"},
-    {Purpose::kReplicaWords, "how replicas differ"},
-    {Purpose::kRunLock, "run lock"},
-    {Purpose::kBeginning, "beginning"},
-    {Purpose::kSetAside, "set aside"},
-    {Purpose::kCheckpointPrepare, "checkpoint prepare"},
-    {Purpose::kCheckpointWrite, "checkpoint write"},
-    {Purpose::kCheckpointPublish, "checkpoint publish"},
-    {Purpose::kCheckpointBytes, "checkpoint bytes"},
-    {Purpose::kCheckpointInFlight, "checkpoint in flight"},
-    {Purpose::kCheckpointHangs, "checkpoint hangs"},
-    {Purpose::kCheckpointModel, "checkpoint model"},
-    {Purpose::kCheckpointLoad, "checkpoint load"},
-    {Purpose::kCheckpointCount, "checkpoint count"},
-    {Purpose::kCheckpointStep, "checkpoint step"},
-    {Purpose::kJobFacts, "what the ranks were told"},
-    {Purpose::kJobWords, "how the ranks differ"},
-    {Purpose::kJobMet, "the ranks are of one job"},
-    {Purpose::kStorePlace, "where the store is"},
-    {Purpose::kGpuRoom, "all have looked"},
-};
+inline constexpr auto kPurposes = [] {
+  using enum Purpose;
+  return std::to_array<PurposeText>({
+      {kOther, ""},
+      {kLayer, "tp"},  // in tables of purposes; the text of a call begins with its layer
+      {kSendForward, "send_f"}, {kRecvForward, "recv_f"}, {kSendBackward, "send_b"}, {kRecvBackward, "recv_b"},
+      {kUnshard, "unshard"},
+      {kReduceGrad, "reduce_grad"}, {kReduceShard, "reduce_shard"}, {kPush, "push"}, {kPull, "pull"},
+      {kReduceTied, "reduce_tied"}, {kReducePartial, "reduce_partial"}, {kLoss, "loss"}, {kNorm, "norm"}, {kTokens, "tokens"},
+      {kGatherUpdate, "gather_update"}, {kScatterUpdate, "scatter_update"},
+      {kNonFinite, "non-finite"}, {kWholeParameter, "whole"}, {kEvaluate, "eval"}, {kStop, "stop"}, {kStart, "start"},
+      {kMemory, "memory"}, {kTrace, "trace"}, {kVerdict, "verdict"}, {kWorstUpdate, "worst update"},
+      {kReplicaCounters, "counters"}, {kReplicaDigests, "replica digests"}, {kReplicaVerdict, "replica verdict"},
+      {kReplicaTensors, "replica tensors"}, {kReplicaWords, "how replicas differ"},
+      {kRunLock, "run lock"}, {kBeginning, "beginning"}, {kSetAside, "set aside"},
+      {kCheckpointPrepare, "checkpoint prepare"}, {kCheckpointWrite, "checkpoint write"},
+      {kCheckpointPublish, "checkpoint publish"}, {kCheckpointBytes, "checkpoint bytes"},
+      {kCheckpointInFlight, "checkpoint in flight"}, {kCheckpointHangs, "checkpoint hangs"},
+      {kCheckpointModel, "checkpoint model"}, {kCheckpointLoad, "checkpoint load"}, {kCheckpointCount, "checkpoint count"},
+      {kCheckpointStep, "checkpoint step"},
+      {kJobFacts, "what the ranks were told"}, {kJobWords, "how the ranks differ"}, {kJobMet, "the ranks are of one job"},
+      {kStorePlace, "where the store is"}, {kGpuRoom, "all have looked"},
+  });
+}();
 constexpr std::string_view purpose_text(Purpose purpose) { return kPurposes[static_cast<size_t>(purpose)].text; }
 static_assert([] {
   for (size_t i = 0; i < std::size(kPurposes); ++i)

@@ -16,7 +16,7 @@ EffectTable::EffectTable(const Layout& layout, std::span<const Bucket> buckets, 
     : layout_(&layout),
       buckets_(buckets),
       rank_(rank),
-      places_(std::max({static_cast<size_t>(layout.num_layers()), static_cast<size_t>(layout.pipeline.stages()), buckets.size()})) {}
+      places_(std::max({static_cast<size_t>(layout.num_units()), static_cast<size_t>(layout.pipeline.stages()), buckets.size()})) {}
 
 const Effects& EffectTable::of(const Action& action) {
   static const Effects kNothing{};
@@ -34,6 +34,7 @@ State EffectTable::at_rest(Resource what, int unit) {
   if (what == Resource::kParameters) return parameters_at_rest();
   if (what == Resource::kGradients) return unsummed(unit);
   if (what == Resource::kDirections) return kAway;
+  if (what == Resource::kLosses) return layout_->pipeline.post_validation ? 0 : kIncomplete;  // those of the step before, until VALIDATE
   if (what != Resource::kStates || !layout_->offload.optimizer) return 0;
   if (!plan_) plan_ = host_plan(*layout_, rank_);
   return plan_->on_disk(unit) ? kAway : 0;
@@ -47,12 +48,13 @@ State EffectTable::parameters_at_rest() const {
 State EffectTable::unsummed(int unit) {
   const mesh::Mesh& mesh = layout_->mesh;
   const bool transient = layout_->transient_gradients();
+  const Domain domain = layout_->domain(layout_->group_of(unit));
   State state = 0;
-  if (!transient && mesh.degree(layout_->tokens()) > 1) state |= kPartOfTokens;
-  if ((transient || layout_->shards() > 1) && mesh.degree(layout_->dense_domain().copies) > 1) state |= kPartOfCopies;
+  if (!transient && mesh.degree(domain.sum) > 1) state |= kPartOfTokens;
+  if ((transient || layout_->shards() > 1) && mesh.degree(domain.copies) > 1) state |= kPartOfCopies;
   if (!layout_->owns_optimizer(rank_)) return state;
   if (unit == 0 && layout_->tied_peer(rank_) >= 0) state |= kPartOfStages;
-  const auto partial = [&](const arch::ParamSpec& spec) { return spec.layer == unit && spec.partial; };
+  const auto partial = [&](const arch::ParamSpec& spec) { return spec.unit == unit && spec.partial; };
   return std::ranges::any_of(table(), partial) ? state | kPartOfTp : state;
 }
 
@@ -62,7 +64,7 @@ const std::vector<arch::ParamSpec>& EffectTable::table() {
 }
 
 std::span<const int> EffectTable::bucket(const Action& action) const {
-  return buckets_[static_cast<size_t>(action.bucket)].layers;
+  return buckets_[static_cast<size_t>(action.bucket)].units;
 }
 
 // F, RECOMPUTE, B, I and W of a layer.
@@ -70,32 +72,29 @@ void EffectTable::compute(const Action& action, Effects& effects) {
   const int layer = action.layer, last = layout_->num_layers() - 1;
   const Work work = work_of(action.kind);
   const bool forward = work == Work::kForward, input = goes_back(action.kind);
-  const auto touch = [&](Resource what, Access how, int index, State from = 0, State to = 0) {
-    effects.touches.push_back({what, how, index, from, to});
-  };
-  for (const int unit : units_read(action, table())) touch(Resource::kParameters, Access::kRead, unit);
-  if (forward && layer > 0) touch(Resource::kInput, Access::kConsume, layer);
-  if (forward && layer < last) touch(Resource::kInput, Access::kCreate, layer + 1);
-  if (input && layer < last) touch(Resource::kOutputGrad, Access::kConsume, layer);
-  if (input && layer > 0) touch(Resource::kOutputGrad, Access::kCreate, layer - 1);
-  if (input && layer == last) touch(Resource::kLosses, Access::kAdd, 0);
+  for (const int unit : units_read(action, table())) effects.touch(Resource::kParameters, Access::kRead, unit);
+  if (forward && layer > 0) effects.touch(Resource::kInput, Access::kConsume, layer);
+  if (forward && layer < last) effects.touch(Resource::kInput, Access::kCreate, layer + 1);
+  if (input && layer < last) effects.touch(Resource::kOutputGrad, Access::kConsume, layer);
+  if (input && layer > 0) effects.touch(Resource::kOutputGrad, Access::kCreate, layer - 1);
+  if (input && layer == last) effects.touch(Resource::kLosses, Access::kAdd, 0, kIncomplete, kIncomplete);
   const arch::Recompute recompute = layout_->recompute_of(layer);
   const State copied = layout_->offload.activations && recompute == arch::Recompute::kFull ? kCopied : 0;
   switch (work) {
     case Work::kForward:
-      touch(Resource::kSaved, Access::kCreate, layer, 0, recompute == arch::Recompute::kNone ? 0 : kIncomplete);
+      effects.touch(Resource::kSaved, Access::kCreate, layer, 0, recompute == arch::Recompute::kNone ? 0 : kIncomplete);
       break;
     case Work::kAgain:
-      touch(Resource::kSaved, Access::kUpdate, layer, kIncomplete | copied);
+      effects.touch(Resource::kSaved, Access::kUpdate, layer, kIncomplete | copied);
       break;
     case Work::kInput:
-      touch(Resource::kSaved, Access::kUpdate, layer, 0, kForWeights);
+      effects.touch(Resource::kSaved, Access::kUpdate, layer, 0, kForWeights);
       break;
     case Work::kWeight:
-      touch(Resource::kSaved, Access::kConsume, layer, kForWeights);
+      effects.touch(Resource::kSaved, Access::kConsume, layer, kForWeights);
       break;
     case Work::kInputAndWeight:
-      touch(Resource::kSaved, Access::kConsume, layer);
+      effects.touch(Resource::kSaved, Access::kConsume, layer);
       break;
     case Work::kNone:
       break;
@@ -104,17 +103,14 @@ void EffectTable::compute(const Action& action, Effects& effects) {
   if (layout_->transient_gradients()) opens = kOpen | (layout_->shards() > 1 ? kPartOfTokens : 0);
   for (const int unit : units_written(action, table(), last)) {
     const State part = unsummed(unit);
-    touch(Resource::kGradients, Access::kAdd, unit, part, part | opens);
+    effects.touch(Resource::kGradients, Access::kAdd, unit, part, part | opens);
   }
 }
 
 Effects EffectTable::make(const Action& action) {
   Effects effects;
-  const auto touch = [&](Resource what, Access how, int index, State from = 0, State to = 0) {
-    effects.touches.push_back({what, how, index, from, to});
-  };
   const auto touch_bucket = [&](Resource what, State from) {
-    for (const int unit : bucket(action)) touch(what, Access::kUpdate, unit, from);
+    for (const int unit : bucket(action)) effects.touch(what, Access::kUpdate, unit, from);
   };
   const auto starts = [&](Lane lane) {
     effects.lane = lane;
@@ -125,8 +121,6 @@ Effects EffectTable::make(const Action& action) {
     effects.join = layout_->pipeline.post_validation ? Join::kAtTouch : Join::kAtOnce;  // VALIDATE joins them
     effects.collective = effects.host_reads = true;
   };
-  const bool by_stage = action.layer < 0 && action.stage >= 0;
-  const auto [begin, end] = by_stage ? layout_->stage_layers(action.stage) : Layout::Stretch{};
   switch (action.kind) {
     case ActionKind::kForward:
     case ActionKind::kBackward:
@@ -136,27 +130,23 @@ Effects EffectTable::make(const Action& action) {
       compute(action, effects);
       break;
     case ActionKind::kSendForward:
-    case ActionKind::kSendBackward: {
-      const bool forward = transfer_of(action).forward;
+    case ActionKind::kSendBackward:
+    case ActionKind::kRecvForward:
+    case ActionKind::kRecvBackward: {
+      const auto [sends, forward, neighbour] = transfer_of(action);
+      const auto [begin, end] = layout_->stage_layers(action.stage);
+      const int above = sends == forward ? end : begin;  // the layer behind the border to the neighbour
       starts(Lane::kChannel);
-      touch(forward ? Resource::kInput : Resource::kOutputGrad, Access::kConsume, forward ? end : begin - 1);
-      touch(Resource::kSent, Access::kCreate, 2 * action.stage + (forward ? 1 : 0));
+      effects.touch(forward ? Resource::kInput : Resource::kOutputGrad, sends ? Access::kConsume : Access::kCreate, forward ? above : above - 1);
+      if (sends) effects.touch(Resource::kSent, Access::kCreate, 2 * action.stage + (forward ? 1 : 0));
       break;
     }
-    case ActionKind::kRecvForward:
-      starts(Lane::kChannel);
-      touch(Resource::kInput, Access::kCreate, begin);
-      break;
-    case ActionKind::kRecvBackward:
-      starts(Lane::kChannel);
-      touch(Resource::kOutputGrad, Access::kCreate, end - 1);
-      break;
     case ActionKind::kUnshard:
       starts(Lane::kNetwork);
-      touch(Resource::kParameters, Access::kUpdate, action.unit, kShardOnly);
+      effects.touch(Resource::kParameters, Access::kUpdate, action.unit, kShardOnly);
       break;
     case ActionKind::kReshard:
-      touch(Resource::kParameters, Access::kDrop, action.unit, 0, kShardOnly);
+      effects.touch(Resource::kParameters, Access::kDrop, action.unit, 0, kShardOnly);
       break;
     case ActionKind::kFetch:
     case ActionKind::kEvict:
@@ -176,30 +166,35 @@ Effects EffectTable::make(const Action& action) {
       break;
     case ActionKind::kReduceTied:  // behind all other reductions, so that they are in one order on every rank
       starts(Lane::kNetwork);
-      touch(Resource::kGradients, Access::kRead, kEvery, kUnsummed, kUnsummed);
-      touch(Resource::kGradients, Access::kUpdate, action.unit, kPartOfStages);
+      effects.touch(Resource::kGradients, Access::kRead, kEvery, kPartOfStages | kPartOfTp, kPartOfStages | kPartOfTp);
+      effects.touch(Resource::kGradients, Access::kUpdate, action.unit, kPartOfStages);
       break;
-    case ActionKind::kReducePartial:
+    case ActionKind::kReducePartial: {  // the last of the reductions
       effects.lane = Lane::kNetwork;
       effects.collective = true;
-      touch(Resource::kGradients, Access::kUpdate, kEvery, kPartOfTp);
+      effects.touch(Resource::kGradients, Access::kRead, kEvery, kPartOfTp, kPartOfTp);
+      std::set<int> units;
+      for (const arch::ParamSpec& spec : table())
+        if (spec.partial) units.insert(spec.unit);
+      for (const int unit : units) effects.touch(Resource::kGradients, Access::kUpdate, unit, kPartOfTp);
       break;
+    }
     case ActionKind::kTokens:
       starts(Lane::kNetwork);
-      touch(Resource::kTokens, Access::kCreate, 0);
+      effects.touch(Resource::kTokens, Access::kCreate, 0);
       break;
     case ActionKind::kLoss:
       effects.lane = Lane::kNetwork;
       waits_for_all();
-      touch(Resource::kLosses, Access::kUpdate, 0);
-      touch(Resource::kSent, Access::kConsume, kEvery);
+      effects.touch(Resource::kLosses, Access::kUpdate, 0, kIncomplete);
+      effects.touch(Resource::kSent, Access::kConsume, kEvery);
       break;
     case ActionKind::kNorm:
       waits_for_all();
-      touch(Resource::kGradients, Access::kRead, kEvery);
+      effects.touch(Resource::kGradients, Access::kRead, kEvery);
       if (layout_->pipeline.post_validation && layout_->mesh.degree(layout_->tokens()) > 1)  // else LOSS brings them, or they are known
-        touch(Resource::kTokens, Access::kConsume, 0);
-      touch(Resource::kNorm, Access::kCreate, 0);
+        effects.touch(Resource::kTokens, Access::kConsume, 0);
+      effects.touch(Resource::kNorm, Access::kCreate, 0);
       break;
     case ActionKind::kStep:
       step(action, effects);
@@ -207,41 +202,41 @@ Effects EffectTable::make(const Action& action) {
     case ActionKind::kGatherUpdate:  // between some ranks of a group: not all have a part in each
       starts(Lane::kNetwork);
       effects.collective = false;
-      touch(Resource::kGradients, Access::kRead, action.unit);
-      touch(Resource::kNorm, Access::kRead, 0);
-      touch(Resource::kStates, Access::kUpdate, action.unit);
-      touch(Resource::kDirections, Access::kCreate, action.unit, kAway, kIncomplete);
+      effects.touch(Resource::kGradients, Access::kRead, action.unit);
+      effects.touch(Resource::kNorm, Access::kRead, 0);
+      effects.touch(Resource::kStates, Access::kUpdate, action.unit);
+      effects.touch(Resource::kDirections, Access::kCreate, action.unit, kAway, kIncomplete);
       break;
     case ActionKind::kScatterUpdate:
       starts(Lane::kNetwork);
       effects.collective = false;
-      touch(Resource::kDirections, Access::kUpdate, action.unit, kIncomplete);
+      effects.touch(Resource::kDirections, Access::kUpdate, action.unit, kIncomplete);
       break;
     case ActionKind::kPull:
       starts(Lane::kNetwork);
-      touch_bucket(Resource::kParameters, 0);
+      touch_bucket(Resource::kParameters, layout_->owns_optimizer(rank_) ? kShardOnly : 0);
       break;
     case ActionKind::kValidate:
       effects.lane = Lane::kNetwork;
-      touch(Resource::kLosses, Access::kConsume, 0);
-      touch(Resource::kNorm, Access::kConsume, 0);
+      effects.touch(Resource::kLosses, Access::kUpdate, 0, 0, kIncomplete);
+      effects.touch(Resource::kNorm, Access::kConsume, 0);
       break;
   }
   return effects;
 }
 
-// Parameters that the device keeps are brought up to date: by FETCH where the update runs on the host, and by UNSHARD where
-// this rank updates its shard alone.
+// Parameters that the device keeps are brought up to date: by FETCH where the update runs on the host, by UNSHARD where this
+// rank updates its shard alone, and by PULL where it updates for others.
 void EffectTable::step(const Action& action, Effects& effects) const {
   const int unit = action.unit >= 0 ? action.unit : kEvery;
   const State before = parameters_at_rest();
-  State behind = before | (layout_->shards() > 1 ? kShardOnly : 0);
+  State behind = before | (layout_->shards() > 1 || layout_->server_mode() ? kShardOnly : 0);
   if (layout_->offload.optimizer) behind |= kAway;
-  effects.touches = {{Resource::kGradients, Access::kRead, unit},
+  effects.touches = {{Resource::kGradients, Access::kConsume, unit},
                      {Resource::kStates, Access::kUpdate, unit},
                      {Resource::kParameters, Access::kUpdate, unit, before, behind}};
   if (action.unit >= 0 && scatters_matrices(*layout_, rank_, unit))
-    effects.touches.push_back({Resource::kDirections, Access::kConsume, unit, 0, kAway});
+    effects.touch(Resource::kDirections, Access::kConsume, unit, 0, kAway);
 }
 
 // What is dropped because nothing changed it moves nothing.
@@ -254,34 +249,13 @@ void EffectTable::move(const Action& action, Effects& effects) const {
   const State from = fetch ? kAway : 0;
   switch (action.moved) {
     case Moved::kParameters:
-      return effects.touches.push_back({Resource::kParameters, fetch ? Access::kUpdate : Access::kDrop, action.unit, from, kAway & ~from});
+      return effects.touch(Resource::kParameters, fetch ? Access::kUpdate : Access::kDrop, action.unit, from, kAway & ~from);
     case Moved::kOptimizer:
-      return effects.touches.push_back({Resource::kStates, Access::kUpdate, action.unit, from, kAway & ~from});
+      return effects.touch(Resource::kStates, Access::kUpdate, action.unit, from, kAway & ~from);
     case Moved::kActivation:
-      return effects.touches.push_back({Resource::kSaved, Access::kUpdate, action.layer, from, fetch ? kCopied : kAway});
+      return effects.touch(Resource::kSaved, Access::kUpdate, action.layer, from, fetch ? kCopied : kAway);
   }
 }
-
-bool reduces(ActionKind kind) {
-  return kind == ActionKind::kReduceGrad || kind == ActionKind::kShardGrad || kind == ActionKind::kReduceShard ||
-         kind == ActionKind::kPush;
-}
-
-bool of_bucket(ActionKind kind) { return reduces(kind) || kind == ActionKind::kPull; }
-
-bool gathers(ActionKind kind) { return kind == ActionKind::kUnshard; }
-bool drops_gathered(ActionKind kind) { return kind == ActionKind::kReshard; }
-bool updates(ActionKind kind) { return kind == ActionKind::kStep; }
-bool makes_norm(ActionKind kind) { return kind == ActionKind::kNorm; }
-bool sums_tied(ActionKind kind) { return kind == ActionKind::kReduceTied; }
-bool ends_sends(ActionKind kind) { return kind == ActionKind::kLoss; }
-
-bool is_move(ActionKind kind) { return kind == ActionKind::kFetch || kind == ActionKind::kEvict; }
-bool fetches(ActionKind kind) { return kind == ActionKind::kFetch; }
-
-bool moves_matrices(ActionKind kind) { return kind == ActionKind::kGatherUpdate || kind == ActionKind::kScatterUpdate; }
-
-bool sums_partial(ActionKind kind) { return kind == ActionKind::kReducePartial; }
 
 std::vector<int> units_read(const Action& action, const std::vector<arch::ParamSpec>& table) {
   const bool forward = work_of(action.kind) == Work::kForward || work_of(action.kind) == Work::kAgain;
@@ -292,13 +266,14 @@ std::vector<int> units_read(const Action& action, const std::vector<arch::ParamS
   for (const arch::ParamSpec& spec : table)
     if (spec.layer == action.layer ||
         ((forward || input) && std::count(spec.tied_layers.begin(), spec.tied_layers.end(), action.layer) > 0))
-      units.insert(spec.layer);
+      units.insert(spec.unit);
   return {units.begin(), units.end()};
 }
 
 std::vector<int> units_written(const Action& action, const std::vector<arch::ParamSpec>& table, int head) {
   std::set<int> units;
-  if (adds_to_weights(action.kind)) units.insert(action.layer);
+  if (adds_to_weights(action.kind))
+    for (const arch::ParamSpec& spec : std::ranges::equal_range(table, action.layer, {}, &arch::ParamSpec::layer)) units.insert(spec.unit);
   if (goes_back(action.kind) && action.layer == head) {
     int projection = head;
     for (const arch::ParamSpec& spec : table)
@@ -309,11 +284,11 @@ std::vector<int> units_written(const Action& action, const std::vector<arch::Par
 }
 
 std::vector<int> writers(const Bucket& bucket, const std::vector<arch::ParamSpec>& table) {
-  std::set<int> layers(bucket.layers.begin(), bucket.layers.end());
+  std::set<int> layers;
   for (const arch::ParamSpec& spec : table) {
-    if (!spec.tied_layers.empty() && std::count(bucket.layers.begin(), bucket.layers.end(), spec.layer) > 0) {
-      layers.insert(spec.tied_layers.begin(), spec.tied_layers.end());
-    }
+    if (std::ranges::find(bucket.units, spec.unit) == bucket.units.end()) continue;
+    layers.insert(spec.layer);
+    layers.insert(spec.tied_layers.begin(), spec.tied_layers.end());
   }
   return {layers.begin(), layers.end()};
 }

@@ -43,24 +43,25 @@ inline constexpr int kEvery = -1;  // index of a Touch: all there are
 
 // What a resource lacks to be whole, summed and on the device: a set; 0 = nothing.
 using State = uint32_t;
-inline constexpr State kShardOnly = 1 << 0;      // parameters: of the unit only this rank's shard, or that alone up to date
+inline constexpr State kShardOnly = 1 << 0;      // parameters: of the unit only this rank's shard, or that (or its copy) alone up to date
 inline constexpr State kAway = 1 << 1;           // parameters, states, saved: on the host or on disk; directions: nowhere
 inline constexpr State kCopied = 1 << 2;         // saved: back on the device, and until its next use on the host too
-inline constexpr State kIncomplete = 1 << 3;     // saved: RECOMPUTE makes the rest; directions: not orthogonalised
+inline constexpr State kIncomplete = 1 << 3;     // saved: RECOMPUTE makes the rest; directions: not orthogonalised; losses: this rank's alone
 inline constexpr State kForWeights = 1 << 4;     // saved: what W needs
 inline constexpr State kOpen = 1 << 5;           // transient gradients: the whole unit is there, this rank's sum lacks its share
 inline constexpr State kPartOfTokens = 1 << 6;   // gradients: part of a sum over other tokens; with several shards over those alone
 inline constexpr State kPartOfCopies = 1 << 7;   // with shards: over the ranks that hold the same one
 inline constexpr State kPartOfTp = 1 << 8;       // some of the unit's parameters are (arch::ParamSpec::partial)
 inline constexpr State kPartOfStages = 1 << 9;   // another stage uses the parameters too
-inline constexpr State kUnsummed = kOpen | kPartOfTokens | kPartOfCopies | kPartOfTp | kPartOfStages;
+// Sums of a gradient are made in this order.
+inline constexpr State kSums[] = {kPartOfTokens, kOpen, kPartOfCopies, kPartOfStages, kPartOfTp};
 
 struct Touch {
   Resource what = Resource::kInput;
   Access how = Access::kRead;
-  int index = kEvery;  // layer, unit (the layer that owns it) or stage; 0 where there is one. The microbatch is the action's.
+  int index = kEvery;  // layer, unit (arch::ParamSpec::unit) or stage; 0 where there is one. The microbatch is the action's.
   State from{};        // what it lacked before the action, and
-  State to{};          // lacks behind it in place of that; of kEvery what each may lack
+  State to{};          // lacks behind it in place of that; where kEvery is read, what each may lack
   bool operator==(const Touch&) const = default;
 };
 
@@ -78,6 +79,7 @@ struct Effects {
   Join join = Join::kAtOnce;
   bool collective = false;  // all ranks of its group come to it
   bool host_reads = false;  // the rank stands until what the action reads is there, also where it is joined later
+  void touch(Resource what, Access how, int index, State from = 0, State to = 0) { touches.push_back({what, how, index, from, to}); }
 };
 
 // Of one rank; every rank of a pipeline coordinate has the same, but for the sums that a parameter server's workers leave to
@@ -89,7 +91,7 @@ class EffectTable {
   // Of actions that differ in the microbatch alone it is one. Actions of whole stages touch nothing here: what they hand
   // over is known to who runs them against each other.
   const Effects& of(const Action& action);
-  // Of parameters, gradients, states or directions of a unit between two steps.
+  // Of parameters, gradients, states or directions of a unit, or of the losses, between two steps.
   State at_rest(Resource what, int unit);
 
  private:
@@ -111,30 +113,11 @@ class EffectTable {
   std::vector<std::unique_ptr<const Effects>> known_;  // by kind, what is moved and place
 };
 
-// What kinds are known by where what they touch does not matter, as while a program is made.
-// REDUCE_GRAD, SHARD_GRAD, REDUCE_SHARD, PUSH.
-bool reduces(ActionKind kind);
-// Those and PULL.
-bool of_bucket(ActionKind kind);
-bool gathers(ActionKind kind);         // UNSHARD
-bool drops_gathered(ActionKind kind);  // RESHARD
-bool updates(ActionKind kind);         // STEP
-bool makes_norm(ActionKind kind);      // NORM
-bool sums_tied(ActionKind kind);       // REDUCE_TIED
-bool ends_sends(ActionKind kind);      // LOSS
-// FETCH, EVICT: between device and host or disk.
-bool is_move(ActionKind kind);
-bool fetches(ActionKind kind);
-// REDUCE_PARTIAL: what it sums is scattered over the units, so its size follows from what lies in this rank's shard.
-bool sums_partial(ActionKind kind);
-// GATHER_UPDATE, SCATTER_UPDATE: what each rank sends follows from what it holds and owns.
-bool moves_matrices(ActionKind kind);
-
-// The units (layers that own them) whose parameters an action reads: F and RECOMPUTE, B and I of blocks and head their own
+// The units whose parameters an action reads: F and RECOMPUTE, B and I of blocks and head their own
 // and tied ones. W and the embedding's backward read none. The head's F counts although its B or I does all the work while
 // training (nn/head.h): in an evaluation it reads, and what its B needs is so under way one action earlier.
 std::vector<int> units_read(const Action& action, const std::vector<arch::ParamSpec>& table);
-// The units whose gradients it adds to: B and W their own; B and I of the head (layer `head`) that of its projection, which
+// The units whose gradients it adds to: B and W those of their layer; B and I of the head (layer `head`) that of its projection, which
 // may be a tied one.
 std::vector<int> units_written(const Action& action, const std::vector<arch::ParamSpec>& table, int head);
 

@@ -31,6 +31,7 @@ constexpr AxesName kNames[] = {
     {Axis::kEdpReplicate | Axis::kEdpShard, "edp"},
     {Axis::kPp | Axis::kDpReplicate | Axis::kDpShard | Axis::kCp | Axis::kTp, "replica"},
     {Axis::kDpShard | Axis::kTp, "dp_shard_tp"},
+    {Axis::kDpReplicate | Axis::kDpShard | Axis::kTp, "dp_tp"},
 };
 
 }  // namespace
@@ -79,13 +80,15 @@ std::string group_name(const Layout& layout, const GroupRef& group) {
 }
 
 std::vector<GroupRef> groups_of(const Layout& layout, int rank) {
-  const Domain domain = layout.dense_domain();
-  std::vector<GroupRef> groups = {group_over(layout, domain.sum)};
+  std::vector<GroupRef> groups = {group_over(layout, layout.dense_domain().sum)};
   const auto add = [&](const GroupRef& group) {
     if (group_size(layout, group) > 1 && std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
   };
-  add(group_over(layout, domain.shard));
-  add(group_over(layout, domain.copies));
+  for (const arch::ParameterGroup group : arch::kParameterGroups) {
+    if (group != arch::ParameterGroup::kDense && !layout.tensor_shard(rank).row_groups) continue;
+    const Domain domain = layout.domain(group);
+    for (const mesh::View& view : {domain.sum, domain.shard, domain.copies}) add(group_over(layout, view));
+  }
   add(group_over(layout, Axis::kTp));
   if (layout.mesh.degree(Axis::kTp) > 1)
     add(group_over(layout, same_heads(layout, partial_gradients(layout.param_table(rank)).copies)));

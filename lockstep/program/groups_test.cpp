@@ -77,6 +77,28 @@ TEST(Domain, SharesAndCopiesAreTheRanksCoordinates) {
   }
 }
 
+// Rows, of which each rank of tp sees other ones: summed and shared out over tp too, tp fastest.
+TEST(Domain, OfRowsTakesInTensorParallelism) {
+  for (const int zero : {0, 1, 3}) {
+    Layout layout = layout_of({.pp = 2, .replicate = 2, .shard = 3, .tp = 2, .zero = zero});
+    const Domain domain = layout.domain(arch::ParameterGroup::kRows);
+    EXPECT_EQ(domain.sum, mesh::View(Axis::kDpReplicate | Axis::kDpShard | Axis::kCp | Axis::kTp));
+    EXPECT_EQ(layout.shards(arch::ParameterGroup::kRows), zero > 0 ? 6 : 1);
+    EXPECT_EQ(layout.mesh.degree(domain.copies), zero > 0 ? 2 : 12);
+    for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
+      const mesh::PerAxis at = layout.mesh.coordinates(rank);
+      EXPECT_EQ(layout.shard(rank, arch::ParameterGroup::kRows), zero > 0 ? at[Axis::kDpShard] * 2 + at[Axis::kTp] : 0);
+    }
+    EXPECT_EQ(name_of(layout, domain.sum), "dp_tp");
+    layout.row_groups = true;
+    const std::vector<GroupRef> made = groups_of(layout, 0);
+    for (const mesh::View& view : {domain.sum, domain.copies})
+      EXPECT_NE(std::ranges::find(made, group_over(layout, view)), made.end());
+  }
+  const Layout unsharded = layout_of({.tp = 2, .zero = 1});
+  EXPECT_EQ(unsharded.shards(arch::ParameterGroup::kRows), 1) << "nothing is shared out where dense states are not";
+}
+
 // Experts: summed over the ranks that hold the same ones, shared out along edp_shard.
 TEST(Domain, OfExpertsIsTheSameStruct) {
   const Layout layout = layout_of({.replicate = 2, .shard = 2, .tp = 2, .zero = 1});

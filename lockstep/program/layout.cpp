@@ -1,22 +1,32 @@
 #include "lockstep/program/layout.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
+#include "lockstep/arch/layer_description.h"
 #include "lockstep/base/check.h"
 
 namespace lockstep::program {
 namespace {
 
-// Context parallel ranks share out states too, and stand closest (cp varies faster than dp_shard).
-mesh::AxisSet shard_axes(const Layout& layout) {
-  return layout.zero > 0 ? mesh::Axis::kDpShard | mesh::Axis::kCp : mesh::AxisSet{};
+// Rows are summed over tp beside the tokens.
+mesh::AxisSet more_axes(arch::ParameterGroup group) {
+  return group == arch::ParameterGroup::kRows ? mesh::AxisSet(mesh::Axis::kTp) : mesh::AxisSet{};
+}
+
+// Context parallel ranks share out states too, and stand closest (cp varies faster than dp_shard); of rows those of tp, closer still.
+mesh::AxisSet shard_axes(const Layout& layout, arch::ParameterGroup group) {
+  if (layout.zero == 0) return {};
+  const mesh::AxisSet shard = mesh::Axis::kDpShard | mesh::Axis::kCp;
+  return layout.mesh.degree(shard) > 1 ? shard | more_axes(group) : shard;
 }
 
 }  // namespace
 
-Domain Layout::dense_domain() const {
-  const mesh::AxisSet shard = shard_axes(*this);
-  return {.sum = tokens(), .shard = shard, .copies = tokens().without(shard), .owner = server_mode() ? kServerRank : -1};
+Domain Layout::domain(arch::ParameterGroup group) const {
+  const mesh::AxisSet sum = tokens() | more_axes(group), shard = shard_axes(*this, group);
+  return {.sum = sum, .shard = shard, .copies = sum.without(shard), .owner = server_mode() ? kServerRank : -1};
 }
 
 int64_t Layout::num_microbatches() const {
@@ -26,13 +36,24 @@ int64_t Layout::num_microbatches() const {
 }
 
 int64_t Layout::element_size() const {
-  return precision == config::Precision::kBf16 ? 2 : 4;
+  return config::bytes_of(precision);
 }
 
 arch::TensorShard Layout::tensor_shard(int rank) const {
   return {.size = mesh.degree(mesh::Axis::kTp),
           .rank = mesh.coordinates(rank)[mesh::Axis::kTp],
-          .sequence_parallel = sequence_parallel};
+          .sequence_parallel = sequence_parallel,
+          .row_groups = row_groups && !server_mode()};
+}
+
+arch::CostInput Layout::cost_input(int rank, arch::Recompute choice) const {
+  return {.batch = micro_batch,
+          .seq_len = seq_len,
+          .element_size = element_size(),
+          .threads = threads,
+          .tensor = tensor_shard(rank),
+          .recompute = choice,
+          .overlap = overlap};
 }
 
 std::vector<arch::ParamSpec> Layout::param_table(int rank) const {
@@ -71,11 +92,13 @@ int Layout::tied_peer(int rank) const {
   return rank_at(rank, holds(rank, 0) ? pipeline.stages() - 1 : 0);
 }
 
-int Layout::shards() const { return mesh.degree(shard_axes(*this)); }
+int Layout::shards(arch::ParameterGroup group) const { return mesh.degree(shard_axes(*this, group)); }
 
-int Layout::shard(int rank) const { return mesh.group_rank(rank, shard_axes(*this)); }
+int Layout::shard(int rank, arch::ParameterGroup group) const { return mesh.group_rank(rank, shard_axes(*this, group)); }
 
-arch::FlatLayout Layout::flat_layout(int rank) const { return arch::flat_layout(param_table(rank), shards()); }
+arch::FlatLayout Layout::flat_layout(const std::vector<arch::ParamSpec>& table) const {
+  return arch::flat_layout(table, {shards(), shards(arch::ParameterGroup::kRows)});
+}
 
 arch::Recompute Layout::recompute_of(int layer) const {
   const bool block = layer >= 1 && layer <= static_cast<int>(recompute.size());
@@ -89,6 +112,18 @@ bool Layout::server_mode() const {
 bool Layout::owns_optimizer(int rank) const {
   const Domain domain = dense_domain();
   return domain.owner < 0 || mesh.group_rank(rank, domain.copies) == domain.owner;
+}
+
+std::vector<arch::LayerCost> layer_costs(const Layout& layout, int rank) {
+  std::map<std::pair<int, arch::Recompute>, arch::LayerCost> known;  // layers of one pattern that recompute alike cost the same
+  std::vector<arch::LayerCost> costs;
+  for (const arch::LayerSpec& layer : arch::layer_table(layout.model)) {
+    const arch::Recompute recompute = layout.recompute_of(static_cast<int>(costs.size()));
+    const auto [cost, fresh] = known.try_emplace({arch::layer_pattern(layout.model, layer), recompute});
+    if (fresh) cost->second = arch::layer_cost(layout.model, layer, layout.cost_input(rank, recompute));
+    costs.push_back(cost->second);
+  }
+  return costs;
 }
 
 Layout reference_layout(const Layout& layout) {
@@ -141,7 +176,7 @@ std::string describe(const Layout& layout) {
              ", ", layout.precision == config::Precision::kBf16 ? "bf16" : "fp32", recompute_text(layout.recompute));
 }
 
-SampleRange microbatch_samples(const Layout& layout, int rank, int64_t microbatch) {
+mesh::Range microbatch_samples(const Layout& layout, int rank, int64_t microbatch) {
   const int64_t count = layout.num_microbatches();
   LOCKSTEP_CHECK(microbatch >= 0 && microbatch < count, "microbatch ", microbatch, " of ", count);
   const int64_t index = layout.mesh.group_rank(rank, layout.samples()) * count + microbatch;

@@ -37,7 +37,7 @@ struct Layout {
   int64_t micro_batch = 1;       // sequences per microbatch and rank
   int64_t seq_len = 1;
   config::Precision precision = config::Precision::kFp32;
-  arch::OptimizerChoice optimizer{};
+  config::OptimizerSection optimizer{};
   config::DataParallel data_parallel = config::DataParallel::kRing;
   int64_t bucket_bytes = 25 << 20;
   // What the ranks of the axis dp_shard share out (Rajbhandari et al. 2020, ZeRO): 1 optimizer state, 2 also gradients,
@@ -53,6 +53,9 @@ struct Layout {
   int64_t device_limit = 0;  // bytes of a rank; 0 = none
   // Over the axis tp: norms, dropout and sums act on 1/tp of the rows. Means nothing for tp 1.
   bool sequence_parallel = true;
+  // Over the axis tp: parameters that every rank holds whole, and whose gradients are parts of a sum, are groups of their own. Means
+  // nothing with a parameter server, which sums over other samples alone.
+  bool row_groups = false;
   bool overlap = true;  // reduce a bucket as soon as it is full, otherwise all after the last backward; and sum the
                         // gradients of inputs over tp beside the weight gradients
   int threads = 1;               // compute threads of a rank (train.threads; 1 where it says 0 = by the machine): kernels have
@@ -64,16 +67,24 @@ struct Layout {
   mesh::AxisSet tokens() const { return samples() | mesh::Axis::kCp; }
   mesh::AxisSet model_group() const { return mesh::Axis::kPp | mesh::Axis::kTp; }  // hold one copy of the model together
   mesh::AxisSet all_ranks() const { return tokens() | model_group(); }             // train together: loss, norm
-  Domain dense_domain() const;  // of parameters that every token goes through
+  // Of a group: dense parameters are summed over tokens(), rows over tp too; each is shared out among as many of them as zero says.
+  Domain domain(arch::ParameterGroup group) const;
+  Domain dense_domain() const { return domain(arch::ParameterGroup::kDense); }
 
   int64_t num_microbatches() const;  // global_batch / (micro_batch * replicas)
   int64_t element_size() const;      // of the compute copy: 4 fp32, 2 bf16
   arch::TensorShard tensor_shard(int rank) const;
+  arch::CostInput cost_input(int rank, arch::Recompute choice = arch::Recompute::kNone) const;  // of a layer of `rank`
   // With the pieces of `rank` and the rules of their updates: of the layers it holds, and of those that own parameters its layers
   // are tied to.
   std::vector<arch::ParamSpec> param_table(int rank) const;
   int num_layers() const { return static_cast<int>(model.layers) + 2; }  // of arch::layer_table
+  // Units by id (arch::ParamSpec::unit).
+  int num_units() const { return num_layers() * (row_groups ? static_cast<int>(arch::kParameterGroups.size()) : 1); }
+  arch::ParameterGroup group_of(int unit) const { return static_cast<arch::ParameterGroup>(unit / num_layers()); }
+  int layer_of(int unit) const { return unit % num_layers(); }
   int pipeline_rank(int rank) const { return mesh.coordinates(rank)[mesh::Axis::kPp]; }
+  int pipelines() const { return mesh.world_size() / pipeline.ranks; }  // ranks of one coordinate on pp, which varies slowest
   struct Stretch {
     int begin = 0;
     int end = 0;
@@ -85,9 +96,11 @@ struct Layout {
   // The other rank that holds the unit of a tied parameter, because the layers that use it are on different ranks; -1:
   // there is none.
   int tied_peer(int rank) const;
-  int shards() const;                // ranks that share out states: 1 with zero 0
-  int shard(int rank) const;         // which of them
-  arch::FlatLayout flat_layout(int rank) const;  // of its table, cut for shards()
+  // Ranks that share out the states of a group, 1 with zero 0, and which of them: several for one group where for all.
+  int shards(arch::ParameterGroup group = arch::ParameterGroup::kDense) const;
+  int shard(int rank, arch::ParameterGroup group = arch::ParameterGroup::kDense) const;
+  arch::FlatLayout flat_layout(const std::vector<arch::ParamSpec>& table) const;  // cut for the shards of each group
+  arch::FlatLayout flat_layout(int rank) const { return flat_layout(param_table(rank)); }
   // Gathered parameters come and go: zero 3 with several shards, or parameters on the host.
   bool sharded_parameters() const { return zero == 3 && shards() > 1; }
   bool transient_parameters() const { return sharded_parameters() || offload.parameters; }
@@ -101,6 +114,9 @@ struct Layout {
   bool owns_optimizer(int rank) const;
 };
 
+// The cost of every layer as `rank` runs it, under its recompute choice.
+std::vector<arch::LayerCost> layer_costs(const Layout& layout, int rank);
+
 // The layout of the one-rank twin: same model, global batch and precision on one rank.
 Layout reference_layout(const Layout& layout);
 // "pp 2 (1f1b) x dp 2 (ring), 2 microbatches x 4 sequences x 256 tokens, fp32".
@@ -108,10 +124,6 @@ std::string describe(const Layout& layout);
 
 // Global sequence indices [begin, end) of microbatch `microbatch` on `rank`: rank r takes the r-th contiguous part of the
 // global batch, its microbatches in order.
-struct SampleRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-SampleRange microbatch_samples(const Layout& layout, int rank, int64_t microbatch);
+mesh::Range microbatch_samples(const Layout& layout, int rank, int64_t microbatch);
 
 }  // namespace lockstep::program

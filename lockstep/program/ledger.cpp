@@ -1,54 +1,11 @@
 #include "lockstep/program/ledger.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/base/check.h"
 
 namespace lockstep::program {
-
-std::string_view collective_name(Collective collective) {
-  switch (collective) {
-    case Collective::kAllReduce:
-      return "all_reduce";
-    case Collective::kAllGather:
-      return "all_gather";
-    case Collective::kReduceScatter:
-      return "reduce_scatter";
-    case Collective::kAllToAll:
-      return "all_to_all";
-    case Collective::kBroadcast:
-      return "broadcast";
-    case Collective::kReduce:
-      return "reduce";
-    case Collective::kGather:
-      return "gather";
-    case Collective::kScatter:
-      return "scatter";
-    case Collective::kSend:
-      return "send";
-    case Collective::kRecv:
-      return "recv";
-    case Collective::kBarrier:
-      return "barrier";
-  }
-  throw InternalError("no such collective");
-}
-
-std::string_view algorithm_name(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kRing:
-      return "ring";
-    case Algorithm::kTree:
-      return "tree";
-    case Algorithm::kHalvingDoubling:
-      return "halving-doubling";
-    case Algorithm::kDirect:
-      return "direct";
-    case Algorithm::kExchange:
-      return "exchange";
-  }
-  throw InternalError("no such algorithm");
-}
 
 int64_t LedgerEntry::sent_total() const {
   int64_t total = 0;
@@ -67,6 +24,14 @@ void Ledger::add(const LedgerKey& key, int64_t payload, const std::map<int, int6
   }
 }
 
+void Ledger::add(const LedgerKey& key, int64_t payload, std::map<int, int64_t>&& sent, int64_t times) {
+  LedgerEntry& entry = entries_[key];
+  if (times != 1 || !entry.sent.empty()) return add(key, payload, std::as_const(sent), times);
+  entry.count += 1;
+  entry.payload += payload;
+  entry.sent = std::move(sent);
+}
+
 void Ledger::merge(const Ledger& other) {
   for (const auto& [key, from] : other.entries_) {
     LedgerEntry& entry = entries_[key];
@@ -74,12 +39,6 @@ void Ledger::merge(const Ledger& other) {
     entry.payload += from.payload;
     for (const auto& [peer, bytes] : from.sent) entry.sent[peer] += bytes;
   }
-}
-
-int64_t Ledger::sent_total() const {
-  int64_t total = 0;
-  for (const auto& [key, entry] : entries_) total += entry.sent_total();
-  return total;
 }
 
 std::vector<std::tuple<std::string, LedgerKey, LedgerEntry>> Ledger::printed() const {

@@ -1,6 +1,8 @@
 // The ledger: what was communicated, and in the same form what is predicted. A test asserts predicted == recorded.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -15,8 +17,13 @@ namespace lockstep::program {
 enum class Collective { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kReduce, kGather, kScatter, kSend, kRecv, kBarrier };
 // kDirect: each rank with every other, or point to point; kExchange: whole buffers, for small ones
 enum class Algorithm { kRing, kTree, kHalvingDoubling, kDirect, kExchange };
-std::string_view collective_name(Collective collective);
-std::string_view algorithm_name(Algorithm algorithm);
+inline constexpr std::array<std::string_view, 11> kCollectiveNames = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
+                                                                      "broadcast",  "reduce",     "gather",         "scatter",
+                                                                      "send",       "recv",       "barrier"};
+inline constexpr std::array<std::string_view, 5> kAlgorithmNames = {"ring", "tree", "halving-doubling", "direct", "exchange"};
+constexpr std::string_view collective_name(Collective collective) { return kCollectiveNames.at(static_cast<size_t>(collective)); }
+constexpr std::string_view algorithm_name(Algorithm algorithm) { return kAlgorithmNames.at(static_cast<size_t>(algorithm)); }
+static_assert(collective_name(Collective::kBarrier) == "barrier" && algorithm_name(Algorithm::kExchange) == "exchange");
 
 // All calls of one rank with the same key.
 struct LedgerKey {
@@ -39,10 +46,9 @@ class Ledger {
  public:
   // `times` calls, each with this payload and these bytes.
   void add(const LedgerKey& key, int64_t payload, const std::map<int, int64_t>& sent, int64_t times = 1);
+  void add(const LedgerKey& key, int64_t payload, std::map<int, int64_t>&& sent, int64_t times = 1);  // to very many peers
   void merge(const Ledger& other);
-  void clear() { entries_.clear(); }
   const std::map<LedgerKey, LedgerEntry>& entries() const { return entries_; }
-  int64_t sent_total() const;
   // With the text of each call, in the order of the texts: for pages.
   std::vector<std::tuple<std::string, LedgerKey, LedgerEntry>> printed() const;
   bool operator==(const Ledger&) const = default;
@@ -99,6 +105,7 @@ int64_t payload(const CollectiveCall& call);
 //   exchange    all_reduce only, in one step: r sends its whole buffer to every other rank, and each adds all in rank order.
 //               The bits are those of direct, the bytes n / 2 times as many, the waits half as many.
 std::map<int, int64_t> predicted_sends(const CollectiveCall& call, int group_rank);
+int64_t predicted_bytes(const CollectiveCall& call, int group_rank);  // to all peers together
 bool supports(Collective collective, Algorithm algorithm);
 
 // For an all_reduce of `bytes` that its caller waits for at once: exchange where the second wait of direct would cost more

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 #include <set>
 #include <utility>
-
 
 namespace lockstep::program {
 namespace {
@@ -20,12 +18,12 @@ Tables tables_of(const Layout& layout, int rank) {
   Tables all;
   for (const int neighbour : layout.mesh.group(rank, mesh::Axis::kTp)) {
     all.tables.push_back(layout.param_table(neighbour));
-    all.flats.push_back(arch::flat_layout(all.tables.back(), layout.shards()));
+    all.flats.push_back(layout.flat_layout(all.tables.back()));
   }
   return all;
 }
 
-bool knows_matrices(const arch::OptimizerChoice& choice) {
+bool knows_matrices(const config::OptimizerSection& choice) {
   if (choice.kind != config::OptimizerKind::kAdamW) return true;
   return std::ranges::any_of(choice.rules.list, [](const config::OptimizerRule& rule) { return rule.optimizer.has_value(); });
 }
@@ -37,7 +35,7 @@ void add_pieces(const Tables& all, size_t unit, size_t slot, int tensor, Scatter
   const arch::FlatUnit& place = flat.units[unit];
   const arch::ParamSpec& spec = all.tables[at][static_cast<size_t>(matrix.param)];
   const int64_t first = place.slots[slot].offset - place.begin, last = first + place.slots[slot].numel;
-  const int64_t size = place.numel() / flat.shards;
+  const int64_t size = place.part();
   for (int64_t shard = first / size; shard * size < last; ++shard) {
     const int64_t begin = std::max(first, shard * size), end = std::min(last, (shard + 1) * size);
     if (end <= begin) continue;
@@ -50,28 +48,26 @@ void add_pieces(const Tables& all, size_t unit, size_t slot, int tensor, Scatter
   }
 }
 
-// Spread evenly over the members where there are more of them than matrices.
-class Owners {
- public:
-  Owners(int members, int matrices) : members_(members), candidates_(std::clamp(matrices, 1, members)) {
-    for (int i = 0; i < candidates_; ++i) load_.emplace(0.0, i);
-  }
-  void choose(std::vector<ScatteredMatrix>& matrices) {
-    std::vector<size_t> order(matrices.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::ranges::stable_sort(order, std::ranges::greater{}, [&](size_t i) { return matrices[i].flops(1); });
-    for (const size_t i : order) {
-      auto [load, candidate] = *load_.begin();
-      load_.erase(load_.begin());
-      load_.emplace(load + matrices[i].flops(1), candidate);
-      matrices[i].owner = static_cast<int>(int64_t{candidate} * members_ / candidates_);
+// Within a unit from the largest matrix on, each to the member with the least work so far; spread evenly over the members where there
+// are more of them than matrices.
+void choose_owners(int members, std::map<int, std::vector<ScatteredMatrix>>& units) {
+  size_t count = 0;
+  for (const auto& [unit, matrices] : units) count += matrices.size();
+  const int candidates = std::clamp(static_cast<int>(count), 1, members);
+  std::set<std::pair<double, int>> loads;
+  for (int i = 0; i < candidates; ++i) loads.emplace(0.0, i);
+  for (auto& [unit, matrices] : units) {
+    std::vector<ScatteredMatrix*> order;
+    for (ScatteredMatrix& matrix : matrices) order.push_back(&matrix);
+    std::ranges::stable_sort(order, std::ranges::greater{}, [](const ScatteredMatrix* matrix) { return matrix->flops(1); });
+    for (ScatteredMatrix* matrix : order) {
+      const auto [load, candidate] = *loads.begin();
+      loads.erase(loads.begin());
+      loads.emplace(load + matrix->flops(1), candidate);
+      matrix->owner = static_cast<int>(int64_t{candidate} * members / candidates);
     }
   }
-
- private:
-  int members_, candidates_;
-  std::set<std::pair<double, int>> load_;
-};
+}
 
 }  // namespace
 
@@ -85,17 +81,16 @@ bool scatters_matrices(const Layout& layout, int rank, int unit) {
   if (!knows_matrices(layout.optimizer) || group_size(layout, matrix_group(layout)) == 1) return false;
   const std::vector<arch::ParamSpec> table = layout.param_table(rank);
   return std::ranges::any_of(table, [&](const arch::ParamSpec& spec) {
-    return (unit < 0 || spec.layer == unit) && arch::is_scattered_matrix(spec, layout.shards());
+    return (unit < 0 || spec.unit == unit) && arch::is_scattered_matrix(spec, layout.shards());
   });
 }
 
 MatrixPlan::MatrixPlan(const Layout& layout, int rank)
     : group_(matrix_group(layout)),
       member_(group_rank(layout, rank, group_)),
-      element_size_(layout.optimizer.iterate_in == config::Precision::kBf16 ? 2 : 4) {
+      element_size_(config::bytes_of(layout.optimizer.ns_precision)) {
   if (!scatters_matrices(layout, rank)) return;
   const Tables all = tables_of(layout, rank);
-  int count = 0;
   for (size_t unit = 0; unit < all.flats[0].units.size(); ++unit) {
     const arch::FlatUnit& place = all.flats[0].units[unit];
     for (size_t slot = 0; slot < place.slots.size(); ++slot) {
@@ -103,12 +98,10 @@ MatrixPlan::MatrixPlan(const Layout& layout, int rank)
       if (!arch::is_scattered_matrix(spec, layout.shards())) continue;
       ScatteredMatrix matrix{.param = place.slots[slot].param, .rows = spec.shape[0], .columns = spec.shape[1]};
       for (int tensor = 0; tensor < static_cast<int>(all.tables.size()); ++tensor) add_pieces(all, unit, slot, tensor, matrix);
-      units_[place.layer].push_back(std::move(matrix));
-      ++count;
+      units_[place.id].push_back(std::move(matrix));
     }
   }
-  Owners owners(group_size(layout, group_), count);
-  for (auto& [unit, matrices] : units_) owners.choose(matrices);
+  choose_owners(group_size(layout, group_), units_);
 }
 
 const std::vector<ScatteredMatrix>& MatrixPlan::of(int unit) const {
@@ -117,26 +110,16 @@ const std::vector<ScatteredMatrix>& MatrixPlan::of(int unit) const {
   return found == units_.end() ? none : found->second;
 }
 
-std::vector<MatrixMessage> MatrixPlan::gathered(int unit) const {
-  std::vector<MatrixMessage> messages;
+std::vector<MatrixMessage> MatrixPlan::messages(int unit, bool to_owners) const {
+  std::vector<MatrixMessage> found;
   const std::vector<ScatteredMatrix>& matrices = of(unit);
   for (size_t i = 0; i < matrices.size(); ++i)
     for (size_t p = 0; p < matrices[i].pieces.size(); ++p) {
-      const HeldPiece& piece = matrices[i].pieces[p];
-      if (piece.copy == 0 && piece.holder != matrices[i].owner)
-        messages.push_back({.matrix = i, .piece = p, .from = piece.holder, .to = matrices[i].owner});
+      const int owner = matrices[i].owner, holder = matrices[i].pieces[p].holder;
+      if (holder == owner || (to_owners && matrices[i].pieces[p].copy > 0)) continue;
+      found.push_back({.matrix = i, .piece = p, .from = to_owners ? holder : owner, .to = to_owners ? owner : holder});
     }
-  return messages;
-}
-
-std::vector<MatrixMessage> MatrixPlan::scattered(int unit) const {
-  std::vector<MatrixMessage> messages;
-  const std::vector<ScatteredMatrix>& matrices = of(unit);
-  for (size_t i = 0; i < matrices.size(); ++i)
-    for (size_t p = 0; p < matrices[i].pieces.size(); ++p)
-      if (const int holder = matrices[i].pieces[p].holder; holder != matrices[i].owner)
-        messages.push_back({.matrix = i, .piece = p, .from = matrices[i].owner, .to = holder});
-  return messages;
+  return found;
 }
 
 // What a member sends and what it has gathered, and, once it has orthogonalised, what comes back.

@@ -41,15 +41,14 @@ struct MatrixMessage {
 
 class MatrixPlan {
  public:
-  // Of the group of `rank`. Owners: within a unit from the largest matrix on, each to the member with the least work so far.
+  // Of the group of `rank`.
   MatrixPlan(const Layout& layout, int rank);
 
   const GroupRef& group() const { return group_; }
   int member() const { return member_; }  // `rank` in it
-  const std::vector<ScatteredMatrix>& of(int unit) const;  // the layer that owns them; empty where there are none
-  // All messages of a unit, to owners and back, in one order for all members: so that nobody waits for whom waits for it.
-  std::vector<MatrixMessage> gathered(int unit) const;
-  std::vector<MatrixMessage> scattered(int unit) const;
+  const std::vector<ScatteredMatrix>& of(int unit) const;  // by its id; empty where there are none
+  // All messages of a unit, to owners or back, in one order for all members: so that nobody waits for whom waits for it.
+  std::vector<MatrixMessage> messages(int unit, bool to_owners) const;
   // Bytes of one element on the wire, which the iteration begins and ends with: nothing is lost.
   int64_t element_size() const { return element_size_; }
   // Bytes that a member at most holds of a unit between the two: matrices of an owner, pieces of the others.

@@ -1,7 +1,6 @@
 #include "lockstep/program/names.h"
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/effects.h"
 
 namespace lockstep::program {
 
@@ -11,6 +10,7 @@ std::string label_range(int first, int last, int num_layers) {
 }
 
 std::string layer_label(int layer, int num_layers) {
+  if (num_layers > 0 && layer >= num_layers) return layer_label(layer - num_layers, num_layers) + " rows";
   if (layer == 0) return "embed";
   return layer == num_layers - 1 ? "head" : cat("b", layer - 1);
 }
@@ -18,8 +18,8 @@ std::string layer_label(int layer, int num_layers) {
 std::string action_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers) {
   std::string text(action_name(action.kind));
   if (action.bucket >= 0) {
-    const std::vector<int>& layers = buckets.at(static_cast<size_t>(action.bucket)).layers;
-    text += " " + label_range(layers.front(), layers.back(), num_layers);
+    const std::vector<int>& units = buckets.at(static_cast<size_t>(action.bucket)).units;
+    text += " " + label_range(units.front(), units.back(), num_layers);
   }
   if (is_move(action.kind)) {
     if (action.moved == Moved::kOptimizer) text += " state of";

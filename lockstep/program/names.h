@@ -8,7 +8,8 @@
 
 namespace lockstep::program {
 
-// "embed", "b0" .. "b11", "head": the layers of a model with `num_layers` layers in all.
+// "embed", "b0" .. "b11", "head": the layers of a model with `num_layers` layers in all; and units by id: "b3 rows" is the second
+// parameter group of "b3".
 std::string layer_label(int layer, int num_layers);
 // "b0", "b0..b3".
 std::string label_range(int first, int last, int num_layers);

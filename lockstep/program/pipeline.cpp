@@ -5,37 +5,28 @@
 #include <map>
 #include <numeric>
 
+#include "lockstep/arch/layer_description.h"
 #include "lockstep/base/check.h"
 #include "lockstep/config/fields.h"
 
 namespace lockstep::program {
 namespace {
 
-// What one stretch of layers costs in all, by its first layer and the one behind it.
-class Costs {
- public:
-  Costs(const arch::ModelConfig& model, const arch::CostInput& input) : sums_{0} {
-    std::map<arch::LayerKind, arch::LayerCost> known;  // all blocks cost the same
-    for (const arch::LayerSpec& layer : arch::layer_table(model)) {
-      const auto [cost, fresh] = known.try_emplace(layer.kind);
-      if (fresh) cost->second = arch::layer_cost(model, layer, input);
-      sums_.push_back(sums_.back() + cost->second.forward_flops() + cost->second.backward_flops());
-    }
+// What the layers in front of each one cost together, and at the end all of them.
+std::vector<double> summed_costs(const arch::ModelConfig& model, const arch::CostInput& input) {
+  std::vector<double> sums = {0};
+  std::map<int, arch::LayerCost> known;  // layers of one pattern cost the same
+  for (const arch::LayerSpec& layer : arch::layer_table(model)) {
+    const auto [cost, fresh] = known.try_emplace(arch::layer_pattern(model, layer));
+    if (fresh) cost->second = arch::layer_cost(model, layer, input);
+    sums.push_back(sums.back() + cost->second.forward_flops + cost->second.backward_flops);
   }
-  int layers() const { return static_cast<int>(sums_.size()) - 1; }
-  double of(int begin, int end) const { return sums_[static_cast<size_t>(end)] - sums_[static_cast<size_t>(begin)]; }
-
- private:
-  std::vector<double> sums_;
-};
+  return sums;
+}
 
 }  // namespace
 
 std::string schedule_name(ScheduleKind kind) { return config::name_of(kind); }
-
-bool splits_backward(ScheduleKind kind) {
-  return kind == ScheduleKind::kZbH1 || kind == ScheduleKind::kZbH2 || v_shaped(kind);
-}
 
 int Pipeline::rank_of(int stage) const {
   const int lap = stage / ranks, place = stage % ranks;
@@ -57,12 +48,13 @@ std::vector<int> Pipeline::stages_of(int rank) const {
 
 // least[s][i]: of layers [0, i) in s stages, the dearest stage of the best cut.
 std::vector<int> balanced_stages(const arch::ModelConfig& model, const arch::CostInput& input, int stages) {
-  const Costs costs(model, input);
-  const int layers = costs.layers(), blocks = layers - 2;
+  const std::vector<double> sums = summed_costs(model, input);
+  const int layers = static_cast<int>(sums.size()) - 1, blocks = layers - 2;
   const bool a_block_each = blocks >= stages;
   const auto cost = [&](int begin, int end) {
     const int inner = std::min(end, layers - 1) - std::max(begin, 1);
-    return a_block_each && inner < 1 ? std::numeric_limits<double>::infinity() : costs.of(begin, end);
+    if (a_block_each && inner < 1) return std::numeric_limits<double>::infinity();
+    return sums[static_cast<size_t>(end)] - sums[static_cast<size_t>(begin)];
   };
   LOCKSTEP_CHECK(stages >= 1 && stages <= layers, stages, " stages of ", layers, " layers");
   const auto width = static_cast<size_t>(layers) + 1;

@@ -13,8 +13,6 @@ namespace lockstep::program {
 using config::ScheduleKind;
 using config::v_shaped;
 std::string schedule_name(ScheduleKind kind);  // "naive", "gpipe", "1f1b", "interleaved", "zb-h1", ..., "file"
-// Backward runs in two parts, I and W.
-bool splits_backward(ScheduleKind kind);
 
 // A stage is a stretch of neighbouring layers of arch::layer_table; stage s hands over to stage s + 1. Every pipeline rank
 // holds `virtual_stages` of them.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "lockstep/arch/slot_layout.h"
+#include "lockstep/arch/params.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
@@ -16,17 +16,9 @@ namespace {
 int64_t activation_bytes(const Layout& layout, int rank) {
   if (!layout.offload.activations) return 0;
   int64_t bytes = 0;
-  for (const arch::LayerSpec& spec : arch::layer_table(layout.model)) {
-    if (!layout.holds(rank, spec.index) || layout.recompute_of(spec.index) != arch::Recompute::kFull) continue;
-    bytes += arch::layer_cost(layout.model, spec,
-                              {.batch = layout.micro_batch,
-                               .seq_len = layout.seq_len,
-                               .element_size = layout.element_size(),
-                               .threads = layout.threads,
-                               .tensor = layout.tensor_shard(0),
-                               .recompute = arch::Recompute::kFull})
-                 .kept;
-  }
+  const std::vector<arch::LayerCost> costs = layer_costs(layout, 0);
+  for (const int layer : layout.layers_of(rank))
+    if (layout.recompute_of(layer) == arch::Recompute::kFull) bytes += costs[static_cast<size_t>(layer)].kept;
   return bytes;
 }
 
@@ -47,26 +39,23 @@ Choice choose(const Layout& layout, int rank) {
   HostPlan plan;
   if (!layout.offload.optimizer && !layout.offload.activations) return {.plan = plan};
   plan.activations = activation_bytes(layout, rank);
-  std::vector<std::pair<int64_t, int>> units;  // bytes of its states, layer
-  if (layout.offload.optimizer) {
-    const std::vector<arch::ParamSpec> table = layout.param_table(rank);
-    const arch::FlatLayout flat = arch::flat_layout(table, layout.shards());
-    for (const arch::FlatUnit& unit : flat.units) {
-      units.emplace_back(offloaded_state_bytes(layout, table, flat, unit), unit.layer);
-      plan.gradients += unit.numel() / layout.shards() * 4;
-      plan.states += units.back().first;
+  std::vector<std::pair<int64_t, int>> units;  // bytes of its states, id
+  if (layout.offload.optimizer)
+    for (const auto& [id, size] : unit_sizes(layout, layout.param_table(rank))) {
+      units.emplace_back(size.offloaded, id);
+      plan.gradients += size.part * 4;
+      plan.states += size.offloaded;
     }
-  }
   std::sort(units.begin(), units.end());
   const int64_t limit = layout.offload.host_limit;
   HostPlan least = plan;
   for (size_t next = 0; limit > 0 && plan.host() > limit; ++next) {
     if (!layout.offload.disk || next == units.size()) return {.plan = least, .fits = false};
-    const auto& [bytes_of_unit, layer] = units[next];
+    const auto& [bytes_of_unit, id] = units[next];
     plan.states -= bytes_of_unit;
     plan.disk += bytes_of_unit;
     plan.staging = 2 * bytes_of_unit;  // ascending: the largest so far
-    plan.disk_units.push_back(layer);
+    plan.disk_units.push_back(id);
     if (plan.host() < least.host()) least = plan;
   }
   std::sort(plan.disk_units.begin(), plan.disk_units.end());
@@ -76,8 +65,7 @@ Choice choose(const Layout& layout, int rank) {
 // Of the ranks, alike but for their stages, the one with the largest plan that does not fit; nothing where all do.
 std::optional<HostPlan> too_large(const Layout& layout) {
   std::optional<HostPlan> worst;
-  const int ranks = layout.mesh.world_size();
-  for (int rank = 0; rank < ranks; rank += ranks / layout.pipeline.ranks) {
+  for (int rank = 0; rank < layout.mesh.world_size(); rank += layout.pipelines()) {
     const Choice choice = choose(layout, rank);
     if (!choice.fits && (!worst || choice.plan.host() > worst->host())) worst = choice.plan;
   }
@@ -103,10 +91,14 @@ config::LayoutProblem problem_of(const Layout& layout, const HostPlan& worst) {
 
 bool HostPlan::on_disk(int unit) const { return std::binary_search(disk_units.begin(), disk_units.end(), unit); }
 
-int64_t offloaded_state_bytes(const Layout& layout, const std::vector<arch::ParamSpec>& table, const arch::FlatLayout& flat,
-                              const arch::FlatUnit& unit) {
+std::map<int, UnitSize> unit_sizes(const Layout& layout, const std::vector<arch::ParamSpec>& table) {
   const bool copy = layout.offload.parameters && layout.precision == config::Precision::kBf16;
-  return arch::update_bytes(table, flat, unit) + (copy ? 2 * unit.numel() / layout.shards() : 0);
+  std::map<int, UnitSize> sizes;
+  for (const arch::FlatUnit& unit : layout.flat_layout(table).units) {
+    const int64_t updated = arch::update_bytes(table, unit);
+    sizes[unit.id] = {.whole = unit.numel(), .part = unit.part(), .updated = updated, .offloaded = updated + (copy ? 2 * unit.part() : 0)};
+  }
+  return sizes;
 }
 
 HostPlan host_plan(const Layout& layout, int rank) {

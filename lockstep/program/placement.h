@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace lockstep::program {
 
 // Of a rank, alike on all of them; bytes of its shards.
 struct HostPlan {
-  std::vector<int> disk_units;  // ascending: layers that own the units whose optimizer state lies on disk
+  std::vector<int> disk_units;  // ascending: ids of the units whose optimizer state lies on disk
   int64_t gradients = 0;        // fp32 sums of the step, of all units
   int64_t states = 0;           // slots of the optimizer, fp32 values and, in bf16 with parameters offloaded, the compute copy: of units not on disk
   int64_t staging = 0;          // two buffers, each as large as the largest unit on disk
@@ -23,10 +24,15 @@ struct HostPlan {
   bool on_disk(int unit) const;
 };
 
-// Bytes that the host or the disk keeps of a rank's part of an offloaded unit beside its gradient: what an update changes
-// (arch::update_bytes), and with parameters offloaded in bf16 their copy.
-int64_t offloaded_state_bytes(const Layout& layout, const std::vector<arch::ParamSpec>& table, const arch::FlatLayout& flat,
-                              const arch::FlatUnit& unit);
+// Elements of a unit and of a rank's part of it, and bytes of that part.
+struct UnitSize {
+  int64_t whole = 0;
+  int64_t part = 0;
+  int64_t updated = 0;    // what an update reads and writes: fp32 values and slots (arch::update_bytes)
+  int64_t offloaded = 0;  // what host or disk keeps beside the gradient: the same, and with parameters offloaded in bf16 their copy
+};
+// By unit.
+std::map<int, UnitSize> unit_sizes(const Layout& layout, const std::vector<arch::ParamSpec>& table);
 
 // The small units go to disk first, since two of the largest one there are staged on the host; as few as host() <=
 // host_limit takes. RefusedConfig LS4010 with the equation where no choice is small enough, or the layout has no disk.

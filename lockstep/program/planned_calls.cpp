@@ -9,37 +9,41 @@
 
 namespace lockstep::program {
 
+// The calls by the beginning of their texts (call.h), over groups of ranks (groups.h; group_name() has their names in the ledger);
+// domains are those of the unit or bucket:
+//   send_f stage s         send over pp, direct, of the rows [B S, D] of this rank in the compute precision, one for each
+//   send_b stage s         microbatch; s is the stage here. recv_f, recv_b: the other side of it, which sends nothing
+//   unshard blocks.3       all_gather over the domain's shard view, ring, of a unit in the compute precision
+//   reduce_grad bucket k   all_reduce over its sum view, ring, fp32; with several shards unit by unit a reduce_scatter over
+//                          its shard view, ring, fp32, or with reduce_precision bf16 an all_to_all, direct, bf16: summed in
+//                          fp32 behind it
+//   reduce_shard bucket k  all_reduce over its copies, ring, fp32, of one shard unit by unit
+//   push bucket k          reduce to the server, direct, fp32
+//   pull bucket k          broadcast from the server, direct, in the compute precision
+//   tokens                 all_reduce over the ranks of other tokens, direct: 1 fp64
+//   loss                   all_reduce over all ranks, direct: loss sum, tokens and the non-finite flag as 3 fp64
+//   reduce_tied            all_reduce over the two that hold the unit, ring, fp32, of this rank's shard of it
+//   reduce_partial         all_reduce, ring, fp32: over tp, then over the ranks of the same key/value heads, what
+//                          partial_gradients() counts
+//   norm                   all_reduce over the model group, with several shards over all ranks, direct: 1 fp64; parameter
+//                          server: broadcast from the server, direct
+//   gather_update blocks.3   send and recv over the domain's shard view and tp, direct, in the type of the iteration: a piece of a
+//   scatter_update blocks.3  matrix to its owner and back (matrices.h)
+// and those of sharded layers, tensor_calls.h.
 class CallTable::Planner {
  public:
   Planner(const Layout& layout, const Program& program, int rank)
-      : layout_(layout), program_(program), rank_(rank), domain_(layout.dense_domain()) {}
+      : layout_(layout), program_(program), rank_(rank) {}
 
   std::vector<PlannedCall> of(const Action& action) {
     if (action.layer >= 0) {
-      for (const TensorCall& call : tensor_calls(layout_, action))
-        over(mesh::Axis::kTp, {.id = call.id,
-                               .collective = call.collective,
-                               .algorithm = call.algorithm,
-                               .order = order_of(call.collective, call.algorithm),
-                               .numel = call.numel,
-                               .element_size = call.element_size});
+      for (PlannedCall& call : tensor_calls(layout_, action)) over(mesh::Axis::kTp, std::move(call));
       return std::exchange(calls_, {});
     }
+    if (is_transfer(action.kind)) transfer(action);
     switch (action.kind) {
-      case ActionKind::kSendForward:
-        transfer(action, 1, Purpose::kSendForward);
-        break;
-      case ActionKind::kSendBackward:
-        transfer(action, -1, Purpose::kSendBackward);
-        break;
-      case ActionKind::kRecvForward:
-        transfer(action, -1, Purpose::kRecvForward);
-        break;
-      case ActionKind::kRecvBackward:
-        transfer(action, 1, Purpose::kRecvBackward);
-        break;
       case ActionKind::kReduceTied:
-        reduce_tied(action);
+        add(tied_pair(layout_, rank_), sum(call_id(Purpose::kReduceTied), Summed::kTiedGradients, unit(action.unit).part()));
         break;
       case ActionKind::kUnshard:
         unshard(action);
@@ -48,16 +52,17 @@ class CallTable::Planner {
         reduce_grad(action);
         break;
       case ActionKind::kReduceShard:
-        reduce_shard(action);
+        for (const int each : bucket(action).units)
+          over(domain(action).copies, sum(call_of_bucket(Purpose::kReduceShard, action.bucket), Summed::kGradientCopies, unit(each).part()));
         break;
       case ActionKind::kPush:
-        over(domain_.sum, sum(call_of_bucket(Purpose::kPush, action.bucket), Summed::kServerGradients, bucket(action).numel()));
+        over(domain(action).sum, sum(call_of_bucket(Purpose::kPush, action.bucket), Summed::kServerGradients, bucket(action).numel()));
         break;
       case ActionKind::kPull:
-        over(domain_.sum, {.id = call_of_bucket(Purpose::kPull, action.bucket),
-                           .collective = Collective::kBroadcast,
-                           .numel = bucket(action).numel(),
-                           .element_size = layout_.element_size()});
+        over(domain(action).sum, {.id = call_of_bucket(Purpose::kPull, action.bucket),
+                                  .collective = Collective::kBroadcast,
+                                  .numel = bucket(action).numel(),
+                                  .element_size = layout_.element_size()});
         break;
       case ActionKind::kLoss:
         over(layout_.all_ranks(), sum(call_id(Purpose::kLoss), Summed::kLoss, 3));
@@ -92,62 +97,56 @@ class CallTable::Planner {
             .element_size = made.element_size};
   }
   const Bucket& bucket(const Action& action) const { return program_.buckets.at(static_cast<size_t>(action.bucket)); }
-  int64_t unit_numel(int layer) {
+  const arch::FlatUnit& unit(int id) {
     if (!flat_) flat_ = layout_.flat_layout(rank_);
-    for (const arch::FlatUnit& unit : flat_->units)
-      if (unit.layer == layer) return unit.numel();
-    throw InternalError(cat("layer ", layer, " owns no parameters"));
+    return flat_->units[flat_->index_of(id)];
+  }
+  // Of a unit, or of all units of a bucket.
+  Domain domain(const Action& action) const {
+    return action.unit >= 0 ? layout_.domain(layout_.group_of(action.unit)) : domain_of(layout_, bucket(action));
+  }
+  CallId id_of_unit(Purpose purpose, const Action& action) const {
+    return call_of_layer(purpose, arch::layer_spec(layout_.model, layout_.layer_of(action.unit)));
   }
 
   // The hidden states of this rank's rows, or their gradient, to or from a neighbour of the stage.
-  void transfer(const Action& action, int neighbour, Purpose purpose) {
+  void transfer(const Action& action) {
+    constexpr Purpose kTransfers[2][2] = {{Purpose::kRecvBackward, Purpose::kRecvForward}, {Purpose::kSendBackward, Purpose::kSendForward}};
+    const auto [sends, forward, neighbour] = transfer_of(action);
     const arch::TensorShard part = layout_.tensor_shard(rank_);
     const int64_t tokens = layout_.micro_batch * layout_.seq_len;
     const int64_t rows = part.sequence_parallel ? mesh::padded_range(tokens, part.size, part.rank).size() : tokens;
-    const bool activations = purpose == Purpose::kSendForward || purpose == Purpose::kRecvForward;
-    const bool sends = purpose == Purpose::kSendForward || purpose == Purpose::kSendBackward;
-    const Collective collective = sends ? Collective::kSend : Collective::kRecv;
-    const int own = layout_.pipeline_rank(rank_), other = layout_.pipeline.rank_of(action.stage + neighbour);
-    add(stage_link(sends ? own : other, sends ? other : own, activations),
-        {.id = call_of_stage(purpose, action.stage),
-         .collective = collective,
+    const int own = layout_.pipeline_rank(rank_), other = layout_.pipeline.rank_of(neighbour);
+    add(stage_link(sends ? own : other, sends ? other : own, forward),
+        {.id = call_of_stage(kTransfers[sends][forward], action.stage),
+         .collective = sends ? Collective::kSend : Collective::kRecv,
          .root = sends ? 1 : 0,
          .numel = rows * layout_.model.hidden,
          .element_size = layout_.element_size()});
   }
 
-  void reduce_tied(const Action& action) {
-    add(tied_pair(layout_, rank_),
-        sum(call_id(Purpose::kReduceTied), Summed::kTiedGradients, unit_numel(action.unit) / layout_.shards()));
-  }
-
   void unshard(const Action& action) {
     if (layout_.shards() == 1) return;
-    over(domain_.shard, {.id = call_of_layer(Purpose::kUnshard, arch::layer_spec(layout_.model, action.unit)),
-                         .collective = Collective::kAllGather,
-                         .algorithm = Algorithm::kRing,
-                         .numel = unit_numel(action.unit),
-                         .element_size = layout_.element_size()});
+    over(domain(action).shard, {.id = id_of_unit(Purpose::kUnshard, action),
+                                .collective = Collective::kAllGather,
+                                .algorithm = Algorithm::kRing,
+                                .numel = unit(action.unit).numel(),
+                                .element_size = layout_.element_size()});
   }
 
   void reduce_grad(const Action& action) {
     const CallId id = call_of_bucket(Purpose::kReduceGrad, action.bucket);
-    if (layout_.shards() == 1) return over(domain_.sum, sum(id, Summed::kGradients, bucket(action).numel()));
-    for (int unit : bucket(action).layers) over(domain_.shard, sum(id, Summed::kGradients, unit_numel(unit)));
-  }
-
-  void reduce_shard(const Action& action) {
-    const CallId id = call_of_bucket(Purpose::kReduceShard, action.bucket);
-    for (int unit : bucket(action).layers)
-      over(domain_.copies, sum(id, Summed::kGradientCopies, unit_numel(unit) / layout_.shards()));
+    const Domain over_ranks = domain(action);
+    if (layout_.shards() == 1) return over(over_ranks.sum, sum(id, Summed::kGradients, bucket(action).numel()));
+    for (const int each : bucket(action).units) over(over_ranks.shard, sum(id, Summed::kGradients, unit(each).numel()));
   }
 
   // Pieces of matrices, to their owners or back.
   void move_matrices(const Action& action) {
     if (!matrices_) matrices_.emplace(layout_, rank_);
     const bool gathers = action.kind == ActionKind::kGatherUpdate;
-    const CallId id = call_of_layer(gathers ? Purpose::kGatherUpdate : Purpose::kScatterUpdate, arch::layer_spec(layout_.model, action.unit));
-    for (const MatrixMessage& message : gathers ? matrices_->gathered(action.unit) : matrices_->scattered(action.unit)) {
+    const CallId id = id_of_unit(gathers ? Purpose::kGatherUpdate : Purpose::kScatterUpdate, action);
+    for (const MatrixMessage& message : matrices_->messages(action.unit, gathers)) {
       const bool sends = message.from == matrices_->member();
       if (!sends && message.to != matrices_->member()) continue;
       add(matrices_->group(), {.id = id,
@@ -165,7 +164,7 @@ class CallTable::Planner {
     else if (layout_.owns_optimizer(rank_))
       over(layout_.model_group(), square);
     if (layout_.server_mode())
-      over(domain_.sum, {.id = square.id, .collective = Collective::kBroadcast, .numel = 1, .element_size = square.element_size});
+      over(layout_.dense_domain().sum, {.id = square.id, .collective = Collective::kBroadcast, .numel = 1, .element_size = square.element_size});
   }
 
   // Gradients that all ranks of the axis share, then those of key/value heads that some of them share.
@@ -186,7 +185,6 @@ class CallTable::Planner {
   const Layout& layout_;
   const Program& program_;
   const int rank_;
-  const Domain domain_;
   std::optional<arch::FlatLayout> flat_;
   std::optional<MatrixPlan> matrices_;
   std::vector<PlannedCall> calls_;
@@ -213,7 +211,7 @@ PartialGradients partial_gradients(const Layout& layout, int rank) {
   partial.of_axis = partial.of_copies = 0;
   const arch::FlatLayout flat = layout.flat_layout(rank);
   for (const arch::FlatUnit& unit : flat.units)
-    for (const arch::ShardSlot& slot : arch::shard_slots(flat, unit, layout.shard(rank))) {
+    for (const arch::ShardSlot& slot : arch::shard_slots(unit, layout.shard(rank, unit.group))) {
       const arch::ParamSpec& spec = table[static_cast<size_t>(slot.param)];
       if (!spec.partial) continue;
       (spec.cut == arch::TensorCut::kNone ? partial.of_axis : partial.of_copies) += slot.numel;
@@ -230,8 +228,7 @@ CallTable::CallTable(const Layout& layout, const Program& program, int rank)
 CallTable::~CallTable() = default;
 
 const std::vector<PlannedCall>& CallTable::of(const Action& action) {
-  const std::array<int, 5> key = {static_cast<int>(action.kind), action.stage, action.layer, action.bucket, action.unit};
-  const auto [known, fresh] = known_.try_emplace(key);
+  const auto [known, fresh] = known_.try_emplace(without_microbatch(action));
   if (fresh) known->second = planner_->of(action);
   return known->second;
 }
@@ -253,21 +250,13 @@ CallOfRank call_of_rank(const Layout& layout, int rank, const PlannedCall& plann
                    .numel = planned.numel,
                    .element_size = planned.element_size,
                    .root = planned.root},
+          .group = planned.group,
           .group_rank = group_rank(layout, rank, planned.group)};
 }
 
 std::vector<CallOfRank> calls_of_rank(const Layout& layout, const Program& program, int rank, const Action& action) {
-  return std::move(calls_of_rank(layout, program, rank, std::vector<Action>{action}).front());
-}
-
-std::vector<std::vector<CallOfRank>> calls_of_rank(const Layout& layout, const Program& program, int rank,
-                                                   const std::vector<Action>& actions) {
-  CallTable table(layout, program, rank);
-  std::vector<std::vector<CallOfRank>> calls;
-  for (const Action& action : actions) {
-    std::vector<CallOfRank>& of_action = calls.emplace_back();
-    for (const PlannedCall& planned : table.of(action)) of_action.push_back(call_of_rank(layout, rank, planned));
-  }
+  std::vector<CallOfRank> calls;
+  for (const PlannedCall& planned : planned_calls(layout, program, rank, action)) calls.push_back(call_of_rank(layout, rank, planned));
   return calls;
 }
 

@@ -46,7 +46,7 @@ int64_t unit_numel(const Layout& layout, int layer) {
 
 using Row = std::tuple<std::string, Collective, Algorithm, SumOrder, int, int64_t, int64_t>;
 std::vector<Row> rows(const Layout& layout, const Action& action, int rank = 0) {
-  const Program program{.buckets = {{.layers = {2, 1}, .begin = 0, .end = 100, .pipeline = 0}}};
+  const Program program{.buckets = {{.units = {2, 1}, .begin = 0, .end = 100, .pipeline = 0}}};
   std::vector<Row> made;
   for (const PlannedCall& call : planned_calls(layout, program, rank, action))
     made.emplace_back(call_text(call.id), call.collective, call.algorithm, call.order, call.root, call.numel, call.element_size);
@@ -131,8 +131,8 @@ TEST(Summation, OrdersFollowFromTheAlgorithm) {
 // 2^53 + 1 is no double: what comes first decides.
 TEST(Summation, ByIndexAddsFromTheFirst) {
   const double large = 9007199254740992.0;
-  EXPECT_EQ(sum_by_index(std::vector<double>{1, 1, large}), large + 2);
-  EXPECT_EQ(sum_by_index(std::vector<double>{large, 1, 1}), large);
+  EXPECT_EQ(sum_on_rank(Summed::kNorm, std::vector<double>{1, 1, large}), large + 2);
+  EXPECT_EQ(sum_on_rank(Summed::kLoss, std::vector<double>{large, 1, 1}), large);
 }
 
 TEST(Summation, OfActivationsIsMadeBySize) {

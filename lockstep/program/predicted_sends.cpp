@@ -1,6 +1,7 @@
 // What each algorithm of ledger.h puts on the links.
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/mesh/placement.h"
@@ -9,96 +10,134 @@
 namespace lockstep::program {
 namespace {
 
-// The sends of one member, added up in elements.
+constexpr int64_t kBarrierBytes = 8;  // of one int64, which it sums
+
+// The sends of one member, added up in elements; without `by_peer` the sum of all alone.
 class Sends {
  public:
-  Sends(const CollectiveCall& call, int rank) : call_(call), rank_(rank), size_(static_cast<int>(call.group.size())) {}
+  Sends(const CollectiveCall& call, int rank, bool by_peer)
+      : call_(call),
+        numel_(call.collective == Collective::kBarrier ? 1 : call.numel),
+        element_size_(call.collective == Collective::kBarrier ? kBarrierBytes : call.element_size),
+        rank_(rank),
+        size_(static_cast<int>(call.group.size())),
+        by_peer_(by_peer) {}
 
+  void run() {
+    switch (call_.collective) {
+      case Collective::kBarrier:
+      case Collective::kAllReduce:
+        return all_reduce();
+      case Collective::kAllGather:
+        return all_gather();
+      case Collective::kReduceScatter:
+      case Collective::kAllToAll:  // the same messages: chunk c to rank c
+        return reduce_scatter();
+      case Collective::kBroadcast:
+        return broadcast(call_.root);
+      case Collective::kReduce:
+        return reduce(call_.root);
+      case Collective::kGather:
+        return send(call_.root, chunk(rank_));
+      case Collective::kScatter:
+        if (rank_ == call_.root) reduce_scatter();
+        return;
+      case Collective::kSend:
+        return send(call_.root, numel_);
+      case Collective::kRecv:
+        return;
+    }
+  }
+
+  int64_t total() const { return total_; }
+  std::map<int, int64_t> take() { return std::move(bytes_); }
+
+ private:
   // Around the ring goes every chunk but the one that ends here; of the others' chunks those behind the last element are empty.
   void reduce_scatter() {
-    if (call_.algorithm == Algorithm::kRing) return send(rank_ + 1, call_.numel - chunk(rank_));
-    const auto filled = static_cast<int>(std::min<int64_t>(size_, call_.numel));
+    if (call_.algorithm == Algorithm::kRing) return send(rank_ + 1, numel_ - chunk(rank_));
+    const auto filled = static_cast<int>(std::min<int64_t>(size_, numel_));
     for (int c = 0; c < filled; ++c) send(c, chunk(c));
   }
 
   // And every chunk but the one that the next rank began with.
   void all_gather() {
-    if (call_.algorithm == Algorithm::kRing) return send(rank_ + 1, call_.numel - chunk(rank_ + 1));
+    if (call_.algorithm == Algorithm::kRing) return send(rank_ + 1, numel_ - chunk(rank_ + 1));
     const int64_t own = chunk(rank_);
     for (int c = 0; own > 0 && c < size_; ++c) send(c, own);
   }
 
   void broadcast(int root) {
     if (call_.algorithm == Algorithm::kDirect) {
-      for (int c = 0; rank_ == root && c < size_; ++c) send(c, call_.numel);
+      for (int c = 0; rank_ == root && c < size_; ++c) send(c, numel_);
       return;
     }
     const int v = wrap(rank_ - root);
     for (int m = low(v) / 2; m > 0; m /= 2) {
-      if (v + m < size_) send(root + v + m, call_.numel);
+      if (v + m < size_) send(root + v + m, numel_);
     }
   }
 
   void reduce(int root) {
-    if (call_.algorithm == Algorithm::kDirect) {
-      send(root, call_.numel);
-      return;
-    }
+    if (call_.algorithm == Algorithm::kDirect) return send(root, numel_);
     const int v = wrap(rank_ - root);
-    if (v > 0) send(root + v - low(v), call_.numel);
+    if (v > 0) send(root + v - low(v), numel_);
   }
 
   void halving_doubling() {
     const int p = static_cast<int>(std::bit_floor(static_cast<unsigned>(size_)));
-    if (rank_ >= p) {
-      send(rank_ - p, call_.numel);  // fold
-      return;
-    }
+    if (rank_ >= p) return send(rank_ - p, numel_);  // fold
     for (int d = p / 2; d > 0; d /= 2) {
       const int partner = rank_ ^ d;
       send(partner, window(partner & ~(d - 1), d, p));  // halving sends the half that the partner keeps
       send(partner, window(rank_ & ~(d - 1), d, p));    // doubling sends the own half back
     }
-    if (rank_ + p < size_) send(rank_ + p, call_.numel);  // unfold
+    if (rank_ + p < size_) send(rank_ + p, numel_);  // unfold
   }
 
-  void exchange() {
-    for (int c = 0; c < size_; ++c) send(c, call_.numel);
+  void all_reduce() {
+    if (call_.algorithm == Algorithm::kHalvingDoubling) return halving_doubling();
+    if (call_.algorithm == Algorithm::kTree) {
+      reduce(0);
+      return broadcast(0);
+    }
+    if (call_.algorithm == Algorithm::kExchange) {
+      for (int c = 0; c < size_; ++c) send(c, numel_);
+      return;
+    }
+    reduce_scatter();
+    all_gather();
   }
 
-  void gather() { send(call_.root, chunk(rank_)); }
-  void scatter() {
-    for (int c = 0; rank_ == call_.root && c < size_; ++c) send(c, chunk(c));
-  }
-  void to_peer() { send(call_.root, call_.numel); }
-
-  std::map<int, int64_t> bytes() const { return bytes_; }
-
- private:
   int wrap(int index) const { return ((index % size_) + size_) % size_; }
-  int64_t chunk(int index) const { return mesh::shard_range(call_.numel, size_, wrap(index)).size(); }
+  int64_t chunk(int index) const { return mesh::shard_range(numel_, size_, wrap(index)).size(); }
   int64_t window(int first, int count, int parts) const {
-    return mesh::shard_range(call_.numel, parts, first + count - 1).end -
-           mesh::shard_range(call_.numel, parts, first).begin;
+    return mesh::shard_range(numel_, parts, first + count - 1).end -
+           mesh::shard_range(numel_, parts, first).begin;
   }
   int low(int v) const { return v == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(size_))) : (v & -v); }
   void send(int peer, int64_t numel) {
     if (wrap(peer) == rank_ || numel <= 0) return;
+    total_ += numel * element_size_;
+    if (!by_peer_) return;
     const int to = call_.group[static_cast<size_t>(wrap(peer))];
     // Most go to one peer after the other: as many as there are ranks in a small direct call.
-    bytes_.try_emplace(bytes_.end(), to, 0)->second += numel * call_.element_size;
+    bytes_.try_emplace(bytes_.end(), to, 0)->second += numel * element_size_;
   }
 
   const CollectiveCall& call_;
+  const int64_t numel_, element_size_;
   const int rank_;
   const int size_;
+  const bool by_peer_;
+  int64_t total_ = 0;
   std::map<int, int64_t> bytes_;
 };
 
 }  // namespace
 
 int64_t payload(const CollectiveCall& call) {
-  return call.collective == Collective::kBarrier ? 8 : call.numel * call.element_size;
+  return call.collective == Collective::kBarrier ? kBarrierBytes : call.numel * call.element_size;
 }
 
 bool supports(Collective collective, Algorithm algorithm) {
@@ -123,64 +162,25 @@ Algorithm prompt_all_reduce(int64_t bytes, int ranks) {
   return bytes * (ranks - 2) <= kBytesPerWait * 2 ? Algorithm::kExchange : Algorithm::kDirect;
 }
 
-std::map<int, int64_t> predicted_sends(const CollectiveCall& call, int group_rank) {
+namespace {
+
+Sends sends_of(const CollectiveCall& call, int group_rank, bool by_peer) {
   LOCKSTEP_CHECK(supports(call.collective, call.algorithm), collective_name(call.collective), " by ",
                  algorithm_name(call.algorithm));
   const int size = static_cast<int>(call.group.size());
   LOCKSTEP_CHECK(group_rank >= 0 && group_rank < size && call.root >= 0 && call.root < size, "rank ", group_rank,
                  ", root ", call.root, " of ", size);
-  if (size == 1) return {};
-  Sends sends(call, group_rank);
-  switch (call.collective) {
-    case Collective::kAllReduce:
-      if (call.algorithm == Algorithm::kHalvingDoubling) {
-        sends.halving_doubling();
-      } else if (call.algorithm == Algorithm::kExchange) {
-        sends.exchange();
-      } else if (call.algorithm == Algorithm::kTree) {
-        sends.reduce(0);
-        sends.broadcast(0);
-      } else {
-        sends.reduce_scatter();
-        sends.all_gather();
-      }
-      break;
-    case Collective::kAllGather:
-      sends.all_gather();
-      break;
-    case Collective::kReduceScatter:
-      sends.reduce_scatter();
-      break;
-    case Collective::kAllToAll: {
-      sends.reduce_scatter();  // the same messages: chunk c to rank c
-      break;
-    }
-    case Collective::kBroadcast:
-      sends.broadcast(call.root);
-      break;
-    case Collective::kReduce:
-      sends.reduce(call.root);
-      break;
-    case Collective::kGather:
-      sends.gather();
-      break;
-    case Collective::kScatter:
-      sends.scatter();
-      break;
-    case Collective::kSend:
-      sends.to_peer();
-      break;
-    case Collective::kRecv:
-      break;
-    case Collective::kBarrier:
-      return predicted_sends({.collective = Collective::kAllReduce,
-                              .algorithm = Algorithm::kDirect,
-                              .group = call.group,
-                              .numel = 1,
-                              .element_size = 8},
-                             group_rank);
-  }
-  return sends.bytes();
+  Sends sends(call, group_rank, by_peer);
+  if (size > 1) sends.run();
+  return sends;
 }
+
+}  // namespace
+
+std::map<int, int64_t> predicted_sends(const CollectiveCall& call, int group_rank) {
+  return sends_of(call, group_rank, true).take();
+}
+
+int64_t predicted_bytes(const CollectiveCall& call, int group_rank) { return sends_of(call, group_rank, false).total(); }
 
 }  // namespace lockstep::program

@@ -30,16 +30,6 @@ std::vector<int> Program::first_ranks() const {
   return first;
 }
 
-std::vector<Action>& Program::own_list(int rank) {
-  int32_t& own = list_of.at(static_cast<size_t>(rank));
-  if (std::ranges::count(list_of, own) > 1) {
-    std::vector<Action> copy = list(rank);
-    own = static_cast<int32_t>(lists.size());
-    lists.push_back(std::move(copy));
-  }
-  return lists.at(static_cast<size_t>(own));
-}
-
 bool Program::operator==(const Program& other) const {
   if (list_of.size() != other.list_of.size() || buckets != other.buckets || channel_depth != other.channel_depth) return false;
   std::set<std::pair<int32_t, int32_t>> same;

@@ -2,6 +2,7 @@
 // it, verify/ checks it, plan/ simulates it and engine/ interprets it.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -110,6 +111,26 @@ constexpr bool goes_back(ActionKind kind) { return work_of(kind) == Work::kInput
 constexpr bool adds_to_weights(ActionKind kind) { return work_of(kind) == Work::kWeight || work_of(kind) == Work::kInputAndWeight; }
 // SEND_F, RECV_F, SEND_B, RECV_B.
 constexpr bool is_transfer(ActionKind kind) { return words_of(kind).sends || words_of(kind).receives; }
+// What kinds are known by where what they touch (effects.h) does not matter, as while a program is made.
+// REDUCE_GRAD, SHARD_GRAD, REDUCE_SHARD, PUSH.
+constexpr bool reduces(ActionKind kind) {
+  return kind == ActionKind::kReduceGrad || kind == ActionKind::kShardGrad || kind == ActionKind::kReduceShard || kind == ActionKind::kPush;
+}
+// Those and PULL.
+constexpr bool of_bucket(ActionKind kind) { return reduces(kind) || kind == ActionKind::kPull; }
+constexpr bool gathers(ActionKind kind) { return kind == ActionKind::kUnshard; }
+constexpr bool drops_gathered(ActionKind kind) { return kind == ActionKind::kReshard; }
+constexpr bool updates(ActionKind kind) { return kind == ActionKind::kStep; }
+constexpr bool makes_norm(ActionKind kind) { return kind == ActionKind::kNorm; }
+constexpr bool sums_tied(ActionKind kind) { return kind == ActionKind::kReduceTied; }
+constexpr bool sums_losses(ActionKind kind) { return kind == ActionKind::kLoss; }
+// Between device and host or disk.
+constexpr bool fetches(ActionKind kind) { return kind == ActionKind::kFetch; }
+constexpr bool is_move(ActionKind kind) { return fetches(kind) || kind == ActionKind::kEvict; }
+// What it sums is scattered over the units, so its size follows from what lies in this rank's shard.
+constexpr bool sums_partial(ActionKind kind) { return kind == ActionKind::kReducePartial; }
+// What each rank sends follows from what it holds and owns.
+constexpr bool moves_matrices(ActionKind kind) { return kind == ActionKind::kGatherUpdate || kind == ActionKind::kScatterUpdate; }
 static_assert([] {
   for (size_t i = 0; i < std::size(kActionKinds); ++i)
     if (static_cast<size_t>(kActionKinds[i].kind) != i) return false;
@@ -125,11 +146,16 @@ struct Action {
   int layer = -1;       // after it
   int microbatch = -1;
   int bucket = -1;      // REDUCE_GRAD, SHARD_GRAD, REDUCE_SHARD, PUSH, PULL
-  int unit = -1;        // UNSHARD, RESHARD, REDUCE_TIED, FETCH and EVICT of parameters or optimizer state, GATHER_UPDATE, SCATTER_UPDATE, STEP: the layer that owns
-                        // it; STEP with -1: all
+  int unit = -1;        // UNSHARD, RESHARD, REDUCE_TIED, FETCH and EVICT of parameters or optimizer state, GATHER_UPDATE, SCATTER_UPDATE, STEP: its id
+                        // (arch::ParamSpec::unit), that of a parameter group of a layer; STEP with -1: all
   Moved moved = Moved::kParameters;  // FETCH, EVICT; an activation has layer and microbatch
-  bool operator==(const Action&) const = default;
+  auto operator<=>(const Action&) const = default;
 };
+// What all actions are known by that differ in the microbatch alone.
+constexpr Action without_microbatch(Action action) {
+  action.microbatch = -1;
+  return action;
+}
 
 // What SEND and RECV are.
 struct Transfer {
@@ -142,15 +168,19 @@ constexpr Transfer transfer_of(const Action& action) {
   return {.sends = sends, .forward = forward, .neighbour = action.stage + (sends == forward ? 1 : -1)};
 }
 
-// Gradients that travel together: the units of consecutive layers, hence one contiguous slice of the flat gradient buffer.
+// Gradients that travel together: units of one group of consecutive layers, hence one contiguous slice of the flat gradient buffer.
 struct Bucket {
-  std::vector<int> layers;  // in backward order; units complete in this order
+  std::vector<int> units;   // of one group, in backward order; they are complete in this order
   int64_t begin = 0;        // elements of the flat buffer
   int64_t end = 0;
   int pipeline = 0;         // coordinate on pp of the ranks whose gradients these are
   int64_t numel() const { return end - begin; }
   bool operator==(const Bucket&) const = default;
 };
+// Of the group that its units are of.
+inline Domain domain_of(const Layout& layout, const Bucket& bucket) {
+  return layout.domain(layout.group_of(bucket.units.empty() ? 0 : bucket.units.front()));
+}
 
 // Ranks that do the same share a list: there are as many lists as differ, whatever the number of ranks.
 struct Program {
@@ -169,8 +199,6 @@ struct Program {
   bool same_list(int a, int b) const { return list_index(a) == list_index(b) || list(a) == list(b); }
   // Of every list the first rank that runs it.
   std::vector<int> first_ranks() const;
-  // What `rank` runs, as a list that no other rank runs: to be changed. Valid until another rank is given one.
-  std::vector<Action>& own_list(int rank);
   bool operator==(const Program& other) const;  // every rank runs the same, however it is shared
 };
 

@@ -60,7 +60,8 @@ SumOrder order_on_rank(Summed what) {
   return what == Summed::kGradients ? SumOrder::kList : SumOrder::kIndex;
 }
 
-double sum_by_index(std::span<const double> values) {
+double sum_on_rank(Summed what, std::span<const double> values) {
+  LOCKSTEP_CHECK(order_on_rank(what) == SumOrder::kIndex, "no other order of numbers is built");
   double sum = 0;
   for (const double value : values) sum += value;
   return sum;

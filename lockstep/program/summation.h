@@ -44,8 +44,8 @@ SumOrder order_of(Collective collective, Algorithm algorithm);
 
 // On a rank, before: kGradients, kLoss or kNorm.
 SumOrder order_on_rank(Summed what);
-// The same for numbers, by kIndex.
-double sum_by_index(std::span<const double> values);
+// The same for numbers: losses of microbatches, squares of gradients.
+double sum_on_rank(Summed what, std::span<const double> values);
 
 // For a call of a layer, of `bytes`: the rank has little else to do until it is done.
 Algorithm prompt_algorithm(Collective collective, int64_t bytes, int ranks);

@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "lockstep/base/check.h"
-#include "lockstep/program/summation.h"
 
 namespace lockstep::program {
 namespace {
@@ -43,10 +42,7 @@ CallPhase phase_of(arch::LayerCall::Slot slot) {
 }  // namespace
 
 arch::LayerDescription describe_layer(const Layout& layout, const arch::LayerSpec& layer) {
-  const arch::TensorShard first{.size = layout.mesh.degree(mesh::Axis::kTp), .sequence_parallel = layout.sequence_parallel};
-  return arch::describe_layer(layout.model, layer,
-                              {.batch = layout.micro_batch, .seq_len = layout.seq_len,
-                               .element_size = layout.element_size(), .tensor = first});
+  return arch::describe_layer(layout.model, layer, layout.cost_input(0));
 }
 
 Collective collective_of(arch::LayerCall::What what) {
@@ -61,13 +57,13 @@ Collective collective_of(arch::LayerCall::What what) {
   throw InternalError("no such collective of a layer");
 }
 
-std::vector<TensorCall> tensor_calls(const Layout& layout, const Action& action) {
+std::vector<PlannedCall> tensor_calls(const Layout& layout, const Action& action) {
   if (action.layer < 0) return {};
   const std::optional<arch::Phase> phase = phase_of(layout, action);
-  return phase ? tensor_calls(layout, action.layer, *phase) : std::vector<TensorCall>();
+  return phase ? tensor_calls(layout, action.layer, *phase) : std::vector<PlannedCall>();
 }
 
-std::vector<TensorCall> tensor_calls(const Layout& layout, int layer, arch::Phase phase) {
+std::vector<PlannedCall> tensor_calls(const Layout& layout, int layer, arch::Phase phase) {
   const int ranks = layout.mesh.degree(mesh::Axis::kTp);
   if (ranks == 1) return {};
   const arch::LayerSpec spec = arch::layer_spec(layout.model, layer);
@@ -75,7 +71,7 @@ std::vector<TensorCall> tensor_calls(const Layout& layout, int layer, arch::Phas
   std::vector<bool> made(description.calls.size());
   for (const arch::Step& step : description.steps)
     if (step.what == arch::Step::What::kStart && step.phases.has(phase)) made[static_cast<size_t>(step.index)] = true;
-  std::vector<TensorCall> calls;
+  std::vector<PlannedCall> calls;
   for (size_t i = 0; i < made.size(); ++i) {
     if (!made[i]) continue;
     const arch::LayerCall& call = description.calls[i];
@@ -87,10 +83,12 @@ std::vector<TensorCall> tensor_calls(const Layout& layout, int layer, arch::Phas
   return calls;
 }
 
-TensorCall tensor_call(const CallId& id, Collective collective, int64_t numel, int64_t element_size, int ranks) {
+PlannedCall tensor_call(const CallId& id, Collective collective, int64_t numel, int64_t element_size, int ranks) {
+  const Algorithm algorithm = prompt_algorithm(collective, numel * element_size, ranks);
   return {.id = id,
           .collective = collective,
-          .algorithm = prompt_algorithm(collective, numel * element_size, ranks),
+          .algorithm = algorithm,
+          .order = order_of(collective, algorithm),
           .numel = numel,
           .element_size = element_size};
 }

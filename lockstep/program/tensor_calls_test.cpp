@@ -91,9 +91,9 @@ class Calls {
   std::vector<Row> calls_;
 };
 
-std::vector<Row> rows(const std::vector<TensorCall>& calls) {
+std::vector<Row> rows(const std::vector<PlannedCall>& calls) {
   std::vector<Row> rows;
-  for (const TensorCall& call : calls) rows.emplace_back(call_text(call.id), call.collective, call.numel, call.element_size);
+  for (const PlannedCall& call : calls) rows.emplace_back(call_text(call.id), call.collective, call.numel, call.element_size);
   return rows;
 }
 
@@ -126,7 +126,7 @@ TEST(TensorCalls, AreThoseWrittenOutByHand) {
                 const Action action{.kind = kind, .layer = layer, .microbatch = 0};
                 SCOPED_TRACE(cat(preset, " tp ", tp, sequence_parallel ? " sequence" : "", " S", seq_len, " ",
                                  action_name(kind), " layer ", layer));
-                const std::vector<TensorCall> calls = tensor_calls(layout, action);
+                const std::vector<PlannedCall> calls = tensor_calls(layout, action);
                 EXPECT_EQ(rows(calls), Calls(layout, action).of(arch::layer_spec(layout.model, layer)));
                 made += static_cast<int>(calls.size());
               }

@@ -44,7 +44,7 @@ std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const progra
                                       const StepPosition& position, at::Device device) {
   std::vector<nn::Microbatch> microbatches;
   for (int64_t i = 0; i < layout.num_microbatches(); ++i) {
-    const program::SampleRange range = program::microbatch_samples(layout, rank, i);
+    const mesh::Range range = program::microbatch_samples(layout, rank, i);
     microbatches.push_back(load_microbatch(sampler,
                                            {.first = position.first_sample + range.begin,
                                             .count = range.end - range.begin,

@@ -11,7 +11,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
 #include "lockstep/config/load.h"
-#include "lockstep/optim/lr_schedule.h"
+#include "lockstep/optim/optimizer.h"
 
 namespace lockstep::train {
 namespace {

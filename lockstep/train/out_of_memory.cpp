@@ -8,7 +8,7 @@
 namespace lockstep::train {
 namespace {
 
-// What no action asked for: parameters while the rank starts, an evaluation, a checkpoint.
+// What no action asked for: parameters while the rank starts, a checkpoint.
 void rethrow_from_anywhere(const program::Layout& layout, int rank) {
   try {
     throw;

@@ -8,7 +8,7 @@
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/test_steps.h"
 #include "lockstep/program/passes/make_layout.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/verify/verify.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::train {

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -33,10 +32,8 @@ constexpr milliseconds kLastWords{5000};  // for giving the lock back on a file 
 
 std::optional<int64_t> number_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
-  int64_t number = 0;
-  const char* end = name.data() + name.size();
-  const auto read = std::from_chars(name.data() + kPrefix.size(), end, number);
-  return read.ec == std::errc() && read.ptr == end && number > 0 ? std::optional(number) : std::nullopt;
+  const auto number = parse_number<int64_t>(std::string_view(name).substr(kPrefix.size()));
+  return number && *number > 0 ? number : std::nullopt;
 }
 
 fs::path file_of(const fs::path& folder, int64_t number) { return folder / cat(kPrefix, number); }

@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "lockstep/arch/hf_config.h"
+#include "lockstep/arch/optimizer.h"
 #include "lockstep/base/hash.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
@@ -35,12 +36,14 @@ std::string memory_text(const program::MemoryBytes& memory, int64_t device_limit
 }
 
 std::string optimizer_text(const config::OptimizerSection& o) {
-  const bool muon = o.kind == config::OptimizerKind::kMuon;
-  const std::string of_muon = muon ? cat("Muon  lr ", number_text(o.muon_lr.value_or(o.lr)), ", momentum ", number_text(o.momentum),
-                                         ", ", o.ns_steps, " iterations in ", config::name_of(o.ns_precision), ", weight decay ",
-                                         number_text(o.muon_weight_decay.value_or(o.weight_decay)), "; beside it ")
-                                   : "";
-  return cat(of_muon, "AdamW  lr ", number_text(o.lr), " -> ", number_text(o.min_lr), " after ", o.warmup_steps,
+  const arch::OptimizerSpec& chosen = arch::optimizer_spec(config::name_of(o.kind));
+  const arch::OptimizerSpec& by_element = chosen.whole_matrix ? arch::optimizer_spec() : chosen;
+  const std::string of_matrices =
+      chosen.whole_matrix ? cat(chosen.text, "  lr ", number_text(o.muon_lr.value_or(o.lr)), ", momentum ", number_text(o.momentum), ", ",
+                                o.ns_steps, " iterations in ", config::name_of(o.ns_precision), ", weight decay ",
+                                number_text(o.muon_weight_decay.value_or(o.weight_decay)), "; beside it ")
+                          : "";
+  return cat(of_matrices, by_element.text, "  lr ", number_text(o.lr), " -> ", number_text(o.min_lr), " after ", o.warmup_steps,
              " warm-up steps, betas ", number_text(o.beta1), " ", number_text(o.beta2), ", weight decay ",
              number_text(o.weight_decay), ", clip ", o.max_grad_norm > 0 ? number_text(o.max_grad_norm) : "off",
              o.rules.list.empty() ? "" : cat("; ", o.rules.list.size(), " rules"));

@@ -7,7 +7,7 @@
 #include "lockstep/arch/cost.h"
 #include "lockstep/arch/model_json.h"
 #include "lockstep/base/text.h"
-#include "lockstep/optim/lr_schedule.h"
+#include "lockstep/optim/optimizer.h"
 #include "lockstep/train/batches.h"
 #include "lockstep/train/beginning.h"
 #include "lockstep/train/changes.h"

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lockstep/arch/slot_layout.h"
+#include "lockstep/arch/params.h"
 #include "lockstep/base/check.h"
 #include "lockstep/engine/replicas.h"
-#include "lockstep/optim/lr_schedule.h"
+#include "lockstep/optim/optimizer.h"
 #include "lockstep/train/batches.h"
 #include "lockstep/train/executor_options.h"
 #include "lockstep/train/start.h"
@@ -123,7 +123,7 @@ Tolerances tolerances_of(const program::Layout& layout) {
   if (layout.precision == config::Precision::kFp32) {
     if (rounded) return {.grad_norm = 1e-2, .gradient = 1e-2, .parameter = 1.0, .noise_floor = 0.1};
     // The last bit of a gradient may be that of an entry in bf16, which five iterations carry on.
-    const bool iterates = layout.optimizer.kind == config::OptimizerKind::kMuon && layout.optimizer.iterate_in == config::Precision::kBf16;
+    const bool iterates = layout.optimizer.kind == config::OptimizerKind::kMuon && layout.optimizer.ns_precision == config::Precision::kBf16;
     return iterates ? Tolerances{.parameter = 0.25} : Tolerances{};
   }
   // bf16 keeps 8 bits: another split of the batch rounds other partial sums.

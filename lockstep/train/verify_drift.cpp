@@ -38,7 +38,7 @@ engine::ExecutorOptions reordered(engine::ExecutorOptions options, const Toleran
   return options;
 }
 
-// Each update rounds at most 8 times in a row what it leaves (optim/adamw_formula.cpp), on either side.
+// Each update rounds at most 8 times in a row what it leaves (optim/adamw.cpp), on either side.
 double drift_rounding(int64_t steps) { return static_cast<double>(steps) * 16 * 0x1p-24; }
 
 void judge_drift(const Drift& drift, const std::vector<arch::StateSlot>& slots, int64_t steps, std::vector<std::string>& failures) {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 
-#include "lockstep/arch/slot_layout.h"
+#include "lockstep/arch/params.h"
 #include "lockstep/comm/shared_memory.h"
 
 namespace lockstep::train {

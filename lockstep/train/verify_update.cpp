@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "lockstep/arch/slot_layout.h"
+#include "lockstep/arch/params.h"
 #include "lockstep/base/text.h"
 #include "lockstep/optim/optimizer.h"
 
@@ -18,9 +18,9 @@ namespace lockstep::train {
 namespace {
 
 using engine::StateKind;
+using optim::kLeastNormal;
+using optim::kUlp;
 
-constexpr double kUlp = 0x1p-24;
-constexpr double kLeast = 0x1p-126;  // below it a processor may flush to zero
 constexpr size_t kValue = 0;
 
 // Of what is judged, in the order of UpdateCheck::Part, with the compute copy behind it.
@@ -96,9 +96,9 @@ void UpdateCheck::judge_matrices(const engine::StepResult& result, const optim::
     const at::Tensor update = optim::orthogonal(*spec.update.optimizer, direction, optimizer_);
     const at::Tensor expected = matrices_before_[row].clone();
     optim::apply({.value = expected, .grad = {}, .decay = spec.weight_decay, .rule = spec.update}, update,
-                 {.rows = spec.shape[0], .columns = spec.shape[1]}, optimizer_, point);
+                 spec.shape, optimizer_, point);
     const double moved = size_of(at::sub(expected, matrices_before_[row]));
-    const double bound = share * moved + kUlp * 4 * size_of(expected) + kLeast;
+    const double bound = share * moved + kUlp * 4 * size_of(expected) + kLeastNormal;
     const double error = error_of(size_of(at::sub(found[row], expected)), 0, bound);
     if (error > worst.error) worst = {error, static_cast<double>(row), static_cast<double>(kValue)};
   }
@@ -114,9 +114,7 @@ void UpdateCheck::judge_unit(size_t unit, const Part& found, const optim::StepPo
   for (const arch::ShardSlot& slot : store.slots(unit)) {
     const arch::ParamSpec& spec = store.table()[static_cast<size_t>(slot.param)];
     const std::vector<size_t> states = states_of(*spec.update.optimizer, slots_);
-    const optim::UpdateFormula formula =
-        optim::update_formula(*spec.update.optimizer, optim::options_of(spec.update, optimizer_),
-                              optim::point_of(spec.update, point), spec.weight_decay);
+    const optim::UpdateFormula formula = optim::update_formula(spec.update, optimizer_, point, spec.weight_decay);
     for (int64_t i = slot.offset; i < slot.offset + slot.numel; ++i) {
       for (size_t state = 0; state < states.size(); ++state) before[state] = old[states[state]][i];
       formula(before, g[i], expected, rounding);
@@ -136,7 +134,7 @@ void UpdateCheck::judge_copy(size_t unit, const Part& found, Worst& worst) {
   const auto *is = copy.const_data_ptr<float>(), *should = rounded.const_data_ptr<float>();
   for (const arch::ShardSlot& slot : store.slots(unit))
     for (int64_t i = slot.offset; i < slot.offset + slot.numel; ++i) {
-      const double error = error_of(is[i], should[i], (std::abs(static_cast<double>(should[i])) + kLeast) * kUlp / 2);
+      const double error = error_of(is[i], should[i], (std::abs(static_cast<double>(should[i])) + kLeastNormal) * kUlp / 2);
       if (error > worst.error) worst = {error, static_cast<double>(slot.param), static_cast<double>(found.size())};
     }
 }

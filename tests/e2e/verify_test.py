@@ -101,6 +101,11 @@ class VerifyTest(VerifyTestCase):
         self.verify_fp32(2, "--model.preset=gpt2-test", "--model.tied=false")
         self.verify_fp32(2, "--model.preset=llama-test", "--model.tied=true")
 
+    def test_norms_behind_and_branches_beside_each_other(self):
+        self.verify_fp32(4, "--model.preset=llama-test", "--model.norm=behind", "--parallel.tp=2", "--memory.recompute=full", steps=2)
+        self.verify_fp32(2, "--model.preset=gpt2-test", "--model.branches=parallel", "--parallel.tp=2",
+                         "--memory.recompute=selective", steps=2)
+
     def test_one_bucket_and_one_microbatch(self):
         self.verify_fp32(2, "--parallel.bucket_mib=25", "--train.global_batch=4")
 
@@ -145,11 +150,31 @@ class TensorParallelVerifyTest(VerifyTestCase):
     def test_llama_over_tp(self):
         self.check_tensor_parallel("llama-test", ((2, 2), (4, 4), (4, 2)))
 
+    # Layers of two parameter groups, of which one is summed over tp too.
+    def test_row_groups(self):
+        for ranks, tp, more in ((2, 2, []), (4, 2, []), (4, 2, ["--parallel.overlap=false"]), (4, 4, [])):
+            with self.subTest(ranks=ranks, tp=tp, more=more):
+                self.verify_fp32(ranks, "--parallel.row_groups=true", f"--parallel.tp={tp}", *more)
+
     # Several steps: moments that copies do not share would show in the second.
     def test_key_value_heads_that_ranks_share(self):
         for ranks, kv_heads in ((3, 1), (4, 2)):
             self.verify_fp32(ranks, "--model.preset=llama-test", f"--model.kv_heads={kv_heads}",
                              f"--parallel.tp={ranks}")
+
+
+class RowGroupsVerifyTest(VerifyTestCase):
+    """Layers of two parameter groups, of which one is summed over tp too and has shards of its own."""
+
+    @staticmethod
+    def layout_of(ranks, arguments):
+        return "tp 2 (sequence parallel)"
+
+    def test_shards_and_stages(self):
+        for ranks, zero, more in ((4, 1, []), (4, 2, []), (4, 3, []), (8, 2, ["--parallel.dp_replicate=2", "--parallel.dp_shard=2"]),
+                                  (4, 0, ["--parallel.pp=2", "--model.layers=4"]), (8, 1, ["--parallel.pp=2", "--model.layers=4"])):
+            with self.subTest(ranks=ranks, zero=zero, more=more):
+                self.verify_fp32(ranks, "--parallel.row_groups=true", "--parallel.tp=2", f"--parallel.zero={zero}", *more)
 
 
 class PipelineVerifyTest(VerifyTestCase):

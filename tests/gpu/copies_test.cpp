@@ -46,13 +46,6 @@ std::filesystem::path folder(const std::string& name) {
   return std::filesystem::path(::testing::TempDir()) / cat("lockstep-copies-", name, "-", getpid());
 }
 
-// Two units of kSize elements, whole.
-arch::FlatLayout two_units() {
-  return {.units = {{.layer = 0, .begin = 0, .end = kSize, .slots = {}}, {.layer = 1, .begin = kSize, .end = 2 * kSize, .slots = {}}},
-          .numel = 2 * kSize,
-          .shards = 1};
-}
-
 TEST(Copies, InputsComeBackAsTheyWere) {
   SynchronisationCounter counter;
   CopyQueue copies;
@@ -64,8 +57,9 @@ TEST(Copies, InputsComeBackAsTheyWere) {
       scribble();
     }
     for (int layer = 3; layer >= 0; --layer) {
-      offload.fetch({layer, 0});
+      Copy copy = offload.fetch({layer, 0});
       scribble();
+      copy.order_after();
       back.push_back(offload.take({layer, 0}).clone());
     }
   }
@@ -84,7 +78,7 @@ TEST(Copies, HostMemoryIsReusedBehindTheCopyThatReadsIt) {
   std::vector<at::Tensor> back;
   for (int microbatch = 0; microbatch < 5; ++microbatch) {
     offload.evict({0, microbatch}, on_gpu(static_cast<float>(microbatch)));
-    offload.fetch({0, microbatch});
+    offload.fetch({0, microbatch}).order_after();
     back.push_back(offload.take({0, microbatch}));
   }
   EXPECT_EQ(copies.take_totals().exposed_seconds, 0);
@@ -131,7 +125,7 @@ TEST(Copies, RoundsToBf16) {
 }
 
 TEST(Copies, ValuesAreUpdatedOnceTheDeviceHasReadThem) {
-  HostStates states(two_units(), {.pinned = true});
+  HostStates states(testing::two_units(kSize), {.slots = testing::slots_of_two(arch::optimizer_spec(), kSize), .pinned = true});
   CopyQueue copies;
   const at::Tensor gpu = on_gpu(0);
   std::vector<at::Tensor> seen;
@@ -147,7 +141,11 @@ TEST(Copies, ValuesAreUpdatedOnceTheDeviceHasReadThem) {
 }
 
 TEST(Copies, ParametersComeFromDisk) {
-  HostStates states(two_units(), {.disk_units = {0, 1}, .names = {"embed", "blocks.0"}, .disk_path = folder("disk"), .pinned = true});
+  HostStates states(testing::two_units(kSize), {.slots = testing::slots_of_two(arch::optimizer_spec(), kSize),
+                                                .disk_units = {0, 1},
+                                                .names = {"embed", "blocks.0"},
+                                                .disk_path = folder("disk"),
+                                                .pinned = true});
   for (size_t unit = 0; unit < 2; ++unit) {
     const HostStates::Open open(&states, unit);
     states.value(unit).fill_(static_cast<float>(unit) + 1);

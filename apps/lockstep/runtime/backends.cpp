@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <optional>
 #include <system_error>
 
@@ -106,10 +107,8 @@ std::unique_ptr<comm::World> join_nccl(const Join& join, comm::World* host) {
 
 void announce(const launch::Identity& identity, const launch::BackendChoice& choice) {
   if (identity.started_by_us() || identity.alone() || identity.rank != 0) return;
-  std::fputs(cat("joining ", identity.world_size, " ranks over ", name_of(choice.backend), " (", choice.why,
-                 "); told by ", identity.source, "\n")
-                 .c_str(),
-             stderr);
+  print(cat("joining ", identity.world_size, " ranks over ", name_of(choice.backend), " (", choice.why, "); told by ", identity.source, "\n"),
+        stderr);
 }
 
 // `host` as in join_nccl.
@@ -144,10 +143,27 @@ Choice choose(const launch::Identity& identity, const config::RunConfig& config)
   }
 }
 
+// The verb and its flags, then `more`, then the versions of Lockstep and LibTorch.
+std::vector<train::Fact> job_facts(const CommandLine& command_line, const std::vector<train::Fact>& more) {
+  std::vector<train::Fact> facts = {{.name = "verb", .value = command_line.verb}};
+  std::map<std::string, std::string> flags;  // written several times: all values, in order
+  for (const auto& [name, value] : command_line.common_flags) {
+    std::string& all = flags["--" + name];
+    all += (all.empty() ? "" : ", ") + (value.empty() ? "given" : value);
+  }
+  for (const auto& [name, value] : flags) facts.push_back({.name = name, .value = value});
+  facts.insert(facts.end(), more.begin(), more.end());
+  const std::vector<train::Fact> versions = train::version_facts(LOCKSTEP_VERSION);
+  facts.insert(facts.end(), versions.begin(), versions.end());
+  return facts;
+}
+
 }  // namespace
 
-std::unique_ptr<comm::World> join_world(const launch::Identity& identity, const config::RunConfig& config,
-                                        milliseconds deadline, const std::function<void(comm::World&)>& compare) {
+std::unique_ptr<comm::World> join_world(const CommandLine& command_line, const config::RunConfig& config,
+                                        milliseconds deadline, const std::function<std::vector<train::Fact>()>& facts) {
+  const launch::Identity& identity = command_line.identity;
+  const auto compare = [&](comm::World& world) { train::require_same_job(world, job_facts(command_line, facts())); };
   const Choice choice = choose(identity, config);
   if (choice.made) announce(identity, *choice.made);
   const std::chrono::duration<double> start(config.train.join_timeout.seconds);

@@ -4,7 +4,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-
 #include "lockstep/base/text.h"
 #include "lockstep/launch/gpu_share.h"
 #include "lockstep/plan/ways_out.h"
@@ -15,11 +14,6 @@ namespace {
 
 launch::GpuShare share_of(const launch::Identity& identity) {
   return launch::gpu_share(identity, static_cast<int>(at::getNumGPUs()));
-}
-
-// What a rank puts on a GPU is missing to those that look later.
-void wait_until_all_have_looked(comm::World& world) {
-  world.all_ranks("gpu room")->barrier({.id = program::call_id(program::Purpose::kGpuRoom), .blocking = true}).wait();
 }
 
 }  // namespace
@@ -35,7 +29,9 @@ void refuse_what_the_gpu_cannot_hold(const RankJob& job, const launch::Identity&
   if (config.train.device != config::Device::kCuda || config.memory.device_limit.count > 0) return;
   const at::Device device = train::device_of(config);
   const auto [free, all] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
-  if (job.world().backend() != "nccl") wait_until_all_have_looked(job.world());  // under nccl ranks have a GPU each
+  // What a rank puts on a GPU is missing to those that look later; under nccl ranks have a GPU each.
+  if (job.world().backend() != "nccl")
+    job.world().all_ranks("gpu room")->barrier({.id = program::call_id(program::Purpose::kGpuRoom), .blocking = true}).wait();
   const launch::GpuShare share = share_of(identity);
   plan::check_room(config, job.layout(),
                       {.kind = plan::Room::Kind::kDevice,

@@ -12,7 +12,7 @@ void choose_gpu(const config::RunConfig& config, const launch::Identity& identit
 
 // Before a rank puts anything on its GPU: OutOfMemoryError LS4003 with the ways out where the plan of the ranks on it does not
 // fit into its free memory. By all ranks: those that share one have all looked before it returns. Nothing on the CPU, and
-// where memory.device_limit says what there is. twin: as refuse_what_does_not_fit (rooms.h).
+// where memory.device_limit says what there is. twin: as judge (ranks.h).
 void refuse_what_the_gpu_cannot_hold(const RankJob& job, const launch::Identity& identity, bool twin = false);
 
 }  // namespace lockstep::apps

@@ -2,16 +2,17 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace lockstep::apps {
 namespace {
 
 void require(bool good, const char* what) {
-  if (!good) throw ConfigError({.code = "LS1005", .what = what});
+  if (!good) reject("LS1005", what);
 }
 
-}  // namespace
-
-infer::GenerateOptions sampling_of(const CommandLine& command_line) {
+infer::SamplingOptions sampling_of(const CommandLine& command_line) {
   const infer::SamplingOptions sampling{.repetition_penalty = command_line.number("repetition-penalty", 1),
                                         .temperature = command_line.number("temperature", 0),
                                         .top_k = command_line.integer("top-k", 0),
@@ -26,10 +27,22 @@ infer::GenerateOptions sampling_of(const CommandLine& command_line) {
           "--repetition-penalty: above 0 and at most 100 is needed");
   for (const char* flag : {"top-k", "top-p", "min-p"})
     if (command_line.has(flag) && sampling.temperature == 0)
-      throw ConfigError({.code = "LS1004",
-                         .what = std::string("--") + flag + " is of sampling, and without --temperature nothing is sampled",
-                         .way_out = "add --temperature 1, or leave it out"});
-  return {.sampling = sampling};
+      reject("LS1004", std::string("--") + flag + " is of sampling, and without --temperature nothing is sampled",
+             "add --temperature 1, or leave it out");
+  return sampling;
+}
+
+}  // namespace
+
+infer::GenerateOptions generate_options(const CommandLine& command_line, const ModelSource& source, const data::Tokenizer* tokenizer,
+                                        int64_t new_tokens) {
+  infer::GenerateOptions options{.sampling = sampling_of(command_line)};
+  options.max_new_tokens = command_line.integer("max-new-tokens", new_tokens);
+  require(options.max_new_tokens >= 1, "--max-new-tokens: 1 or more is needed");
+  if (command_line.has("ignore-eos")) return options;
+  options.stop_tokens = source.stop_tokens;
+  if (options.stop_tokens.empty() && tokenizer) std::ranges::copy(tokenizer->eos_ids(), std::back_inserter(options.stop_tokens));
+  return options;
 }
 
 void set_threads(const CommandLine& command_line) {

@@ -4,7 +4,6 @@
 
 #include "apps/lockstep/runtime/backends.h"
 #include "apps/lockstep/runtime/device_room.h"
-#include "apps/lockstep/runtime/job_facts.h"
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/launch/compute_threads.h"
 #include "lockstep/plan/room.h"
@@ -30,9 +29,8 @@ RankJob::RankJob(const CommandLine& command_line, const RankJobOptions& options)
   if (identity.region_fd >= 0 || identity.world_size == 1) train::device_of(loaded_.config);
   const int threads = launch::compute_threads(loaded_.config.train.threads, identity);
   at::set_num_threads(threads);
-  world_ = join_world(identity, loaded_.config, deadline_of(loaded_.config, options), [&](comm::World& world) {
-    train::require_same_job(world, job_facts(command_line, train::config_facts(loaded_)));
-  });
+  world_ = join_world(command_line, loaded_.config, deadline_of(loaded_.config, options),
+                      [&] { return train::config_facts(loaded_); });
   guarded(*this, [&] { judge(identity, options.twin); });
   layout_.threads = threads;
 }

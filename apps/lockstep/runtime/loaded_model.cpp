@@ -9,7 +9,6 @@
 #include "apps/lockstep/generate_heads.h"
 #include "apps/lockstep/runtime/backends.h"
 #include "apps/lockstep/runtime/generate_options.h"
-#include "apps/lockstep/runtime/job_facts.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::apps {
@@ -37,9 +36,7 @@ LoadedModel::LoadedModel(const CommandLine& command_line, const ModelSource& sou
     config.parallel.tp = identity.world_size;
     const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     at::set_num_threads(std::max(1, cores / std::max(1, identity.local_size)));
-    world_ = join_world(identity, config, std::chrono::minutes(10), [&](comm::World& world) {
-      train::require_same_job(world, job_facts(command_line, model_facts(command_line, source)));
-    });
+    world_ = join_world(command_line, config, std::chrono::minutes(10), [&] { return model_facts(command_line, source); });
   }
   set_threads(command_line);
   guarded([&] {

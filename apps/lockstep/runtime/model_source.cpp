@@ -22,7 +22,7 @@ fs::path find_step(const fs::path& path) {
   const fs::path run = checkpoint::run_of(path);
   const checkpoint::Latest latest = checkpoint::find_latest(run / "checkpoints");
   for (const checkpoint::StepFolder& folder : latest.skipped)
-    std::fputs(cat("skipped ", folder.path.string(), ": ", folder.problem, "\n").c_str(), stderr);
+    print(cat("skipped ", folder.path.string(), ": ", folder.problem, "\n"), stderr);
   if (!latest.path)
     throw CheckpointError({.code = "LS1310", .what = cat("no whole checkpoint in ", (run / "checkpoints").string()),
                            .way_out = "train first: lockstep train run.toml"});
@@ -35,17 +35,13 @@ std::string named_model(const CommandLine& command_line) {
   if (command_line.has("model")) names.push_back(command_line.value("model"));
   const bool by_config = !command_line.config_files().empty();
   if (names.size() + by_config != 1)
-    throw ConfigError({.code = "LS1004",
-                       .what = cat("lockstep ", command_line.verb, " needs one run, step, run.toml or model directory")});
+    reject("LS1004", cat("lockstep ", command_line.verb, " needs one run, step, run.toml or model directory"));
   for (const config::Override& change : command_line.overrides) {
     if (by_config && change.key != "parallel.tp" && change.key != "run.dir" && change.key != "run.name")
-      throw ConfigError({.code = "LS1002",
-                         .what = cat("--", change.key, " changes nothing: of run.toml only the run directory is read"),
-                         .way_out = "the checkpoint says what the model is"});
+      reject("LS1002", cat("--", change.key, " changes nothing: of run.toml only the run directory is read"),
+             "the checkpoint says what the model is");
     if (!by_config && change.key != "parallel.tp")
-      throw ConfigError({.code = "LS1002",
-                         .what = cat("--", change.key, " changes a run.toml, and none was named"),
-                         .way_out = "the checkpoint says what the model is"});
+      reject("LS1002", cat("--", change.key, " changes a run.toml, and none was named"), "the checkpoint says what the model is");
   }
   return by_config ? load_config(command_line).config.run.dir : names[0];
 }

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdio>
 #include <ctime>
-#include <iterator>
 
 #include "apps/lockstep/runtime/generate_options.h"
 #include "apps/lockstep/runtime/line_editor.h"
@@ -36,26 +35,17 @@ class Interrupts {
   struct sigaction before_ {};
 };
 
-void write(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
-
 class Talk {
  public:
   Talk(const CommandLine& command_line, const ModelSource& source, LoadedModel& loaded)
       : tokenizer_(data::Tokenizer::load(source.tokenizer)),
         template_(chat::ChatTemplate::load(source.tokenizer.parent_path())),
-        options_(sampling_of(command_line)),
-        capacity_(context_of(command_line, source.model)),
+        options_(generate_options(command_line, source, &tokenizer_, 512)),
+        capacity_(command_line.integer_within("context", std::min<int64_t>(4096, source.model.max_seq_len), 2, source.model.max_seq_len)),
         stops_(command_line.values("stop")),
         generator_(loaded.decoder(), source.model, 1, capacity_) {
     if (command_line.has("raw")) template_.reset();
-    options_.max_new_tokens = command_line.integer("max-new-tokens", 512);
-    if (options_.max_new_tokens < 1) throw ConfigError({.code = "LS1005", .what = "--max-new-tokens: 1 or more is needed"});
     options_.reuse_prefix = true;
-    options_.stop_tokens = source.stop_tokens;
-    if (options_.stop_tokens.empty()) std::ranges::copy(tokenizer_.eos_ids(), std::back_inserter(options_.stop_tokens));
     if (command_line.has("system")) system_ = command_line.value("system");
     reset();
   }
@@ -87,13 +77,6 @@ class Talk {
   }
 
  private:
-  static int64_t context_of(const CommandLine& command_line, const arch::ModelConfig& model) {
-    const int64_t context = command_line.integer("context", std::min<int64_t>(4096, model.max_seq_len));
-    if (context < 2 || context > model.max_seq_len)
-      throw ConfigError({.code = "LS1005", .what = cat("--context ", context, ": 2 to ", model.max_seq_len, " is needed")});
-    return context;
-  }
-
   std::string generate(const std::string& prompt) {
     const std::vector<int32_t> encoded = tokenizer_.encode(prompt);
     const std::vector<int64_t> ids(encoded.begin(), encoded.end());
@@ -108,7 +91,7 @@ class Talk {
     infer::StopText stop(stops_);
     std::string answer;
     const auto show = [&](const std::string& text) {
-      write(text);
+      print(text);
       answer += text;
     };
     interrupted = false;
@@ -120,7 +103,7 @@ class Talk {
     });
     if (!stop.stopped()) show(stop.push(decoder.finish()));
     show(stop.finish());
-    write("\n");
+    print("\n");
     return answer;
   }
 
@@ -138,10 +121,8 @@ class Talk {
 void check_template(const CommandLine& command_line, const ModelSource& source) {
   const std::filesystem::path folder = source.tokenizer.parent_path();
   if (command_line.has("raw") || chat::ChatTemplate::load(folder)) return;
-  throw ConfigError({.code = "LS1251",
-                     .what = cat(folder.string(), " has no chat template: neither chat_template.jinja nor chat_template in "
-                                                         "tokenizer_config.json"),
-                     .way_out = "--raw lets the model continue what you write, as lockstep generate does"});
+  reject("LS1251", cat(folder.string(), " has no chat template: neither chat_template.jinja nor chat_template in tokenizer_config.json"),
+         "--raw lets the model continue what you write, as lockstep generate does");
 }
 
 }  // namespace
@@ -152,7 +133,7 @@ int verb_chat(const CommandLine& command_line) {
   LoadedModel loaded(command_line, source);
   Talk talk(command_line, source, loaded);
   const bool person = isatty(STDIN_FILENO);
-  if (person) write("/reset forgets the talk, /exit ends it, Ctrl-C ends an answer\n");
+  if (person) print("/reset forgets the talk, /exit ends it, Ctrl-C ends an answer\n");
   const Interrupts interrupts;
   while (const std::optional<std::string> line = read_line("> ")) {
     if (*line == "/exit") break;
@@ -162,14 +143,14 @@ int verb_chat(const CommandLine& command_line) {
     }
     if (line->empty()) continue;
     if (line->starts_with('/') && line->find(' ') == std::string::npos) {
-      write(cat(*line, ": unknown; there are /reset and /exit\n"));
+      print(cat(*line, ": unknown; there are /reset and /exit\n"));
       continue;
     }
     try {
       talk.turn(*line);
     } catch (const DataError& error) {
       if (!person) throw;
-      std::fputs(cat(error.what(), "\n").c_str(), stderr);
+      print(cat(error.what(), "\n"), stderr);
     }
   }
   return 0;

@@ -1,8 +1,5 @@
 // lockstep checkpoint inspect | verify | diff | export: what a checkpoint or a Hugging Face directory holds, whether it
 // is whole, how two of them differ, and one made of the other.
-#include <cstdio>
-
-#include "apps/lockstep/runtime/verb_checkpoint.h"
 #include "apps/lockstep/runtime/verbs.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/json.h"
@@ -14,11 +11,6 @@
 
 namespace lockstep::apps {
 namespace {
-
-void print(const std::string& text) {
-  std::fputs(text.c_str(), stdout);
-  std::fflush(stdout);
-}
 
 int code_of(bool good, ExitCode otherwise) {
   return static_cast<int>(good ? ExitCode::kOk : otherwise);
@@ -72,16 +64,13 @@ int verb_checkpoint(const CommandLine& command_line) {
   const std::string what = command_line.arguments.empty() ? "" : command_line.arguments[0];
   const size_t paths = command_line.arguments.size() - (what.empty() ? 0 : 1);
   if (what != "export" && !command_line.flags.empty())
-    throw ConfigError({.code = "LS1002",
-                       .what = cat("--", command_line.flags.begin()->first, " belongs to lockstep checkpoint export")});
+    reject("LS1002", cat("--", command_line.flags.begin()->first, " belongs to lockstep checkpoint export"));
   if (what == "inspect" && paths == 1) return inspect_path(command_line, false);
   if (what == "verify" && paths == 1) return inspect_path(command_line, true);
   if (what == "diff" && paths == 2) return diff_paths(command_line);
   if (what == "export" && paths == 2) return export_checkpoint(command_line);
-  throw ConfigError({.code = "LS1004",
-                     .what = "lockstep checkpoint needs: inspect PATH, verify PATH, diff A B, or export RUN DIR --to hf",
-                     .way_out = "PATH is a run directory, its checkpoints/, one step-* folder, or a Hugging Face model "
-                                "directory"});
+  reject("LS1004", "lockstep checkpoint needs: inspect PATH, verify PATH, diff A B, or export RUN DIR --to hf",
+         "PATH is a run directory, its checkpoints/, one step-* folder, or a Hugging Face model directory");
 }
 
 }  // namespace lockstep::apps

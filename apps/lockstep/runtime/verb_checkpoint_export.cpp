@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "apps/lockstep/runtime/verb_checkpoint.h"
+#include "apps/lockstep/runtime/verbs.h"
 #include "lockstep/arch/hf_config.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/json.h"
@@ -34,23 +34,19 @@ std::optional<at::ScalarType> dtype_of(const CommandLine& command_line) {
   const std::string name = command_line.value("dtype");
   if (name == "fp32") return at::kFloat;
   if (name == "bf16") return at::kBFloat16;
-  throw ConfigError({.code = "LS1005", .what = cat("--dtype ", name, ": fp32 or bf16 is needed"),
-                     .way_out = "without it every tensor keeps the type it was saved with"});
+  reject("LS1005", cat("--dtype ", name, ": fp32 or bf16 is needed"), "without it every tensor keeps the type it was saved with");
 }
 
 // "5GB" = 5e9 bytes, as transformers reads it; "5GiB" and plain bytes too.
 int64_t shard_bytes(const std::string& text) {
   for (const auto& [unit, factor] : {std::pair{"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3}}) {
     if (!text.ends_with(unit)) continue;
-    const std::string digits = text.substr(0, text.size() - 2);
-    double number = 0;
-    const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    if (!digits.empty() && read.ec == std::errc() && read.ptr == digits.data() + digits.size() && number > 0 && number < 1e9)
-      return static_cast<int64_t>(number * factor);
+    const auto number = parse_number<double>(std::string_view(text).substr(0, text.size() - 2));
+    if (number && *number > 0 && *number < 1e9) return static_cast<int64_t>(*number * factor);
   }
   const auto bytes = parse_bytes(text);
   if (bytes && *bytes > 0) return *bytes;
-  throw ConfigError({.code = "LS1005", .what = cat("--max-shard-size ", text, ": a size is needed, like 5GB or 500MB")});
+  reject("LS1005", cat("--max-shard-size ", text, ": a size is needed, like 5GB or 500MB"));
 }
 
 }  // namespace
@@ -58,9 +54,8 @@ int64_t shard_bytes(const std::string& text) {
 int export_checkpoint(const CommandLine& command_line) {
   const std::string to = command_line.value("to");
   if (to != "hf")
-    throw ConfigError({.code = "LS1004",
-                       .what = to.empty() ? "lockstep checkpoint export needs --to hf" : cat("--to ", to, ": only hf is known"),
-                       .way_out = "lockstep checkpoint export RUN DIR --to hf"});
+    reject("LS1004", to.empty() ? "lockstep checkpoint export needs --to hf" : cat("--to ", to, ": only hf is known"),
+           "lockstep checkpoint export RUN DIR --to hf");
   const auto dtype = dtype_of(command_line);
   const int64_t max_shard_bytes = shard_bytes(command_line.value("max-shard-size", "5GB"));
   checkpoint::StepModel step(checkpoint::find_step(command_line.arguments[1]));
@@ -83,14 +78,12 @@ int export_checkpoint(const CommandLine& command_line) {
                                 {"parameters", result.parameters},
                                 {"tensor_bytes", result.tensor_bytes},
                                 {"files", result.files}};
-    std::printf("%s\n", object.dump().c_str());
+    print(object.dump() + "\n");
     return 0;
   }
-  std::printf("%s  ->  %s\n  %s parameters, %s\n", step.path().c_str(), command_line.arguments[2].c_str(),
-              format_count(static_cast<double>(result.parameters)).c_str(),
-              format_bytes(static_cast<double>(result.tensor_bytes)).c_str());
-  for (const auto& [name, bytes] : result.files)
-    std::printf("    %s  %s\n", pad_left(format_bytes(static_cast<double>(bytes)), 10).c_str(), name.c_str());
+  print(cat(step.path().string(), "  ->  ", command_line.arguments[2], "\n  ", format_count(static_cast<double>(result.parameters)),
+            " parameters, ", format_bytes(static_cast<double>(result.tensor_bytes)), "\n"));
+  for (const auto& [name, bytes] : result.files) print(cat("    ", pad_left(format_bytes(static_cast<double>(bytes)), 10), "  ", name, "\n"));
   return 0;
 }
 

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <iterator>
 #include <optional>
 
 #include "apps/lockstep/runtime/generate_options.h"
@@ -26,11 +25,10 @@ using MaybeTokenizer = std::optional<data::Tokenizer>;
 Ids parse_ids(const std::string& text) {
   Ids ids;
   for (const std::string& part : split(text, ',')) {
-    int64_t id = 0;
-    const auto read = std::from_chars(part.data(), part.data() + part.size(), id);
-    if (part.empty() || read.ec != std::errc() || read.ptr != part.data() + part.size())
-      throw ConfigError({.code = "LS1005", .what = cat("--prompt-ids ", text, ": '", part, "' is not a token id")});
-    ids.push_back(id);
+    const auto id = parse_number<int64_t>(part);
+    if (!id)
+      reject("LS1005", cat("--prompt-ids ", text, ": '", part, "' is not a token id"));
+    ids.push_back(*id);
   }
   return ids;
 }
@@ -47,8 +45,7 @@ class Prompts {
       if (name == "prompt-file") read_file(value);
     }
     if (prompts_.empty())
-      throw ConfigError({.code = "LS1003",
-                         .what = "lockstep generate needs --prompt TEXT, --prompt-ids 1,2,3 or --prompt-file FILE"});
+      reject("LS1003", "lockstep generate needs --prompt TEXT, --prompt-ids 1,2,3 or --prompt-file FILE");
     return std::move(prompts_);
   }
 
@@ -137,7 +134,7 @@ class Output {
       : json_(command_line.json), tokenizer_(tokenizer), prompts_(prompts) {
     const std::vector<std::string> stops = command_line.values("stop");
     if (!stops.empty() && !tokenizer)
-      throw ConfigError({.code = "LS1005", .what = "--stop compares text, and the model has no tokenizer"});
+      reject("LS1005", "--stop compares text, and the model has no tokenizer");
     for (size_t i = 0; i < prompts.size(); ++i) {
       texts_.push_back({.decoder = std::nullopt, .stop = infer::StopText(stops)});
       if (tokenizer) texts_.back().decoder.emplace(*tokenizer);
@@ -171,9 +168,7 @@ class Output {
  private:
   bool streams() const { return tokenizer_ && !json_ && prompts_.size() == 1; }
   void write(const std::string& text) const {
-    if (silent_) return;
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    if (!silent_) print(text);
   }
   void add(size_t index, const std::string& text) {
     if (streams()) write(text);
@@ -209,17 +204,6 @@ class Output {
   std::vector<std::string> continued_;
 };
 
-infer::GenerateOptions options_of(const CommandLine& command_line, const ModelSource& source,
-                                  const MaybeTokenizer& tokenizer, int64_t room) {
-  infer::GenerateOptions options = sampling_of(command_line);
-  options.max_new_tokens = command_line.integer("max-new-tokens", std::clamp<int64_t>(room, 1, 64));
-  if (options.max_new_tokens < 1) throw ConfigError({.code = "LS1005", .what = "--max-new-tokens: 1 or more is needed"});
-  if (command_line.has("ignore-eos")) return options;
-  options.stop_tokens = source.stop_tokens;
-  if (options.stop_tokens.empty() && tokenizer) std::ranges::copy(tokenizer->eos_ids(), std::back_inserter(options.stop_tokens));
-  return options;
-}
-
 }  // namespace
 
 int verb_generate_on_rank(const CommandLine& command_line) {
@@ -230,7 +214,8 @@ int verb_generate_on_rank(const CommandLine& command_line) {
   size_t longest = 0;
   for (const Ids& prompt : prompts) longest = std::max(longest, prompt.size());
   const int64_t limit = source.model.max_seq_len, length = static_cast<int64_t>(longest);
-  const infer::GenerateOptions options = options_of(command_line, source, tokenizer, limit - length);
+  const infer::GenerateOptions options =
+      generate_options(command_line, source, tokenizer ? &*tokenizer : nullptr, std::clamp<int64_t>(limit - length, 1, 64));
   Output output(command_line, tokenizer, prompts);
   for (const Ids& prompt : prompts) infer::check_prompt(source.model, prompt, options.max_new_tokens, limit);
 
@@ -243,7 +228,7 @@ int verb_generate_on_rank(const CommandLine& command_line) {
         generator.generate(prompts, options, [&](size_t index, int64_t id) { return output.on_token(index, id); });
     const OrderedJson timing = timing_json(generated.timing, loaded);
     output.finish(generated, timing);
-    if (!command_line.json && loaded.is_first()) std::fputs(timing_text(timing).c_str(), stderr);
+    if (!command_line.json && loaded.is_first()) print(timing_text(timing), stderr);
     return 0;
   });
 }

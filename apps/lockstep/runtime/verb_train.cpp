@@ -6,13 +6,6 @@
 #include "lockstep/train/trainer.h"
 
 namespace lockstep::apps {
-namespace {
-
-std::optional<double> stop_after(const CommandLine& command_line) {
-  return command_line.has("stop-after") ? parse_duration(command_line.value("stop-after")) : std::nullopt;
-}
-
-}  // namespace
 
 int verb_train_on_rank(const CommandLine& command_line) {
   const RankJob job(command_line);
@@ -23,7 +16,7 @@ int verb_train_on_rank(const CommandLine& command_line) {
                             .world = job.world(),
                             .launcher = command_line.identity.source,
                             .version = LOCKSTEP_VERSION,
-                            .stop_after_seconds = stop_after(command_line),
+                            .stop_after_seconds = parse_duration(command_line.value("stop-after")),
                             .second_signal_ends = !command_line.identity.started_by_us() && command_line.identity.alone()});
     return static_cast<int>(trainer.run());
   };

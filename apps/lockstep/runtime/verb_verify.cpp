@@ -1,5 +1,3 @@
-#include <cstdio>
-
 #include "apps/lockstep/runtime/device_room.h"
 #include "apps/lockstep/runtime/job.h"
 #include "apps/lockstep/runtime/verbs.h"
@@ -20,7 +18,7 @@ int verb_verify_on_rank(const CommandLine& command_line) {
   const train::VerifyReport report = train::with_memory_table(job.config(), job.layout(), job.world().rank(),
                                                               [&] { return guarded(job, verify); });
   if (job.world().rank() == 0)
-    std::fputs((command_line.json ? verify_json(report) : verify_text(report)).c_str(), stdout);
+    print(command_line.json ? verify_json(report) : verify_text(report));
   return static_cast<int>(report.ok ? ExitCode::kOk : ExitCode::kMismatch);
 }
 

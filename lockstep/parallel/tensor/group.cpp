@@ -39,7 +39,7 @@ nn::Pending TensorGroup::pending(comm::Work work, const char* what, at::Tensor r
 
 comm::CallOptions TensorGroup::call(const program::CallId& id, program::Collective collective, const at::Tensor& whole,
                                     When when) const {
-  const program::TensorCall planned = program::tensor_call(id, collective, whole.numel(), static_cast<int64_t>(whole.element_size()), size());
+  const program::PlannedCall planned = program::tensor_call(id, collective, whole.numel(), static_cast<int64_t>(whole.element_size()), size());
   return {.id = planned.id, .algorithm = planned.algorithm, .blocking = when == When::kNow || !options_.overlap};
 }
 

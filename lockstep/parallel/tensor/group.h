@@ -36,6 +36,9 @@ class TensorGroup {
   bool overlap() const { return options_.overlap; }
   // This rank's part of `rows`.
   mesh::Range local_rows(int64_t rows) const;
+  // Of the microbatch whose forward pass, or its repetition, runs: B S, told by each block. A part of them does not say it.
+  int64_t rows() const { return rows_; }
+  void set_rows(int64_t rows) { rows_ = rows; }
 
   // kNow: the result is there when the call returns. kBeside: with options.overlap the caller has other work to do until
   // it asks for the result.
@@ -66,6 +69,7 @@ class TensorGroup {
 
   comm::Communicator& communicator_;
   const TensorOptions options_;
+  int64_t rows_ = 0;
   std::map<std::string, double> exposed_;
 };
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/nn/cross_entropy.h"
 #include "lockstep/nn/gemm.h"
 #include "lockstep/nn/linear.h"
+#include "lockstep/parallel/tensor/cross_entropy.h"
 
 namespace lockstep::parallel {
 
@@ -29,9 +29,9 @@ at::Tensor VocabParallelHead::all_rows(const at::Tensor& h, int64_t rows) {
 at::Tensor VocabParallelHead::own_rows(const at::Tensor& dh) { return group_.reduce_output(dh, calls_.with(program::CallPhase::kBackward))(); }
 
 at::Tensor VocabParallelHead::chunk_loss(const at::Tensor& logits, const at::Tensor& targets) {
-  const at::Tensor part = nn::cross_entropy_part_(logits, targets, tokens_.begin);
+  const at::Tensor part = cross_entropy_part_(logits, targets, tokens_.begin);
   const at::Tensor parts = group_.all_gather(part, calls_.with(program::CallPhase::kSoftmax)).view({group_.size(), targets.size(0), 3});
-  return nn::cross_entropy_whole_(logits, targets, tokens_.begin, {.parts = parts, .mine = group_.rank()});
+  return cross_entropy_whole_(logits, targets, tokens_.begin, {.parts = parts, .mine = group_.rank()});
 }
 
 at::Tensor VocabParallelHead::logits(const at::Tensor& x) {

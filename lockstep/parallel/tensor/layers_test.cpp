@@ -40,6 +40,7 @@ void on_groups(const std::function<void(TensorGroup&, Rows)>& body) {
           std::iota(ranks.begin(), ranks.end(), 0);
           const auto communicator = world.communicator(ranks, "tp");
           TensorGroup group(*communicator, {.sequence_parallel = sequence, .overlap = size == 4});
+          group.set_rows(rows.all());
           body(group, rows);
         });
       }
@@ -84,7 +85,7 @@ TEST(ColumnParallelLinear, IsItsPartOfALinear) {
       const at::Tensor x = random(name, {rows.batch, rows.seq, kModel});
       const at::Tensor dy = random("dy", {rows.batch, rows.seq, kOut});
       nn::Linear::Saved saved, twin_saved;
-      const at::Tensor y = layer.forward(between(x, group), &saved, rows.all());
+      const at::Tensor y = layer.forward(between(x, group), &saved);
       expect_close(nn::flatten_rows(y), nn::flatten_rows(cut(twin.forward(x, &twin_saved), 2, outputs)), "y");
       const at::Tensor dy_here = cut(dy, 2, outputs).view(y.sizes());
       expect_rows(layer.backward_input(dy_here, saved), between(twin.backward_input(dy, twin_saved), group), "dx");
@@ -109,7 +110,7 @@ TEST(RowParallelLinear, AddsUpToALinearWithOneBias) {
       const at::Tensor x_here = cut(x, 2, inputs);
       nn::Linear::Saved saved, twin_saved;
       const at::Tensor y =
-          layer.forward(group.sequence_parallel() ? nn::flatten_rows(x_here) : x_here, &saved, rows.all());
+          layer.forward(group.sequence_parallel() ? nn::flatten_rows(x_here) : x_here, &saved);
       expect_rows(y, between(twin.forward(x, &twin_saved), group), "y");
       const at::Tensor dx = layer.backward_input(between(dy, group), saved);
       expect_close(nn::flatten_rows(dx), nn::flatten_rows(cut(twin.backward_input(dy, twin_saved), 2, inputs)), "dx");
@@ -143,10 +144,7 @@ TEST(VocabParallelEmbedding, IsAnEmbeddingWithTheSameDropout) {
       const Parameter positions_here = learned ? copy_of(positions) : Parameter{};
       nn::DropoutOptions dropout{.probability = 0.25, .seed = 7, .site = "embed"};
       nn::Embedding twin(tokens, positions, nn::Dropout(dropout));
-      if (group.sequence_parallel()) {
-        dropout.row_parts = group.size();
-        dropout.row_part = group.rank();
-      }
+      if (group.sequence_parallel()) dropout.rows_here = [&group](int64_t all) { return group.local_rows(all); };
       VocabParallelEmbedding layer(tokens_here, positions_here, nn::Dropout(dropout), group,
                                    part_of(kVocab, group).begin);
       const nn::Microbatch m = microbatch(rows);

@@ -15,10 +15,10 @@ ColumnParallelLinear::ColumnParallelLinear(nn::Parameter weight, nn::Parameter b
                                            const program::CallId& calls)
     : Linear(std::move(weight), std::move(bias)), group_(group), calls_(calls) {}
 
-at::Tensor ColumnParallelLinear::forward_rows(const at::Tensor& x, int64_t rows, Saved* saved) {
-  if (!group_.sequence_parallel()) return Linear::forward_rows(x, rows, saved);
+at::Tensor ColumnParallelLinear::forward(const at::Tensor& x, Saved* saved) {
+  if (!group_.sequence_parallel()) return Linear::forward(x, saved);
   if (saved) saved->x = x;
-  const at::Tensor whole = group_.gather_rows(x, rows, calls_.with(CallPhase::kForward))();
+  const at::Tensor whole = group_.gather_rows(x, group_.rows(), calls_.with(CallPhase::kForward))();
   return nn::multiply(whole, weight_.value.t(), bias_.value);
 }
 
@@ -29,14 +29,14 @@ at::Tensor ColumnParallelLinear::backward_input(const at::Tensor& dy, Saved& sav
 
 nn::Pending ColumnParallelLinear::start_backward_input(const at::Tensor& dy, Saved& saved) {
   saved.dy = dy;
-  if (group_.sequence_parallel()) saved.whole_x = gather_input(saved, TensorGroup::When::kBeside);
+  if (group_.sequence_parallel()) whole_x_ = gather_input(saved, TensorGroup::When::kBeside);
   return input_gradient(dy, TensorGroup::When::kBeside);
 }
 
 void ColumnParallelLinear::backward_weight(Saved& saved) {
   if (group_.sequence_parallel()) {
-    if (!saved.whole_x) saved.whole_x = gather_input(saved, TensorGroup::When::kNow);
-    saved.x = std::exchange(saved.whole_x, {})();
+    if (!whole_x_) whole_x_ = gather_input(saved, TensorGroup::When::kNow);
+    saved.x = std::exchange(whole_x_, {})();
   }
   Linear::backward_weight(saved);
 }
@@ -54,7 +54,7 @@ RowParallelLinear::RowParallelLinear(nn::Parameter weight, nn::Parameter bias, T
                                      const program::CallId& calls)
     : Linear(std::move(weight), std::move(bias)), group_(group), calls_(calls) {}
 
-at::Tensor RowParallelLinear::forward_rows(const at::Tensor& x, int64_t, Saved* saved) {
+at::Tensor RowParallelLinear::forward(const at::Tensor& x, Saved* saved) {
   if (saved) saved->x = x;
   // The bias enters the sum once.
   const at::Tensor bias = group_.rank() == 0 ? bias_.value : at::Tensor();

@@ -20,12 +20,10 @@ class ColumnParallelLinear : public nn::Linear {
  public:
   ColumnParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group, const program::CallId& calls);
 
+  at::Tensor forward(const at::Tensor& x, Saved* saved) override;  // of TensorGroup::rows()
   at::Tensor backward_input(const at::Tensor& dy, Saved& saved) override;
   nn::Pending start_backward_input(const at::Tensor& dy, Saved& saved) override;
   void backward_weight(Saved& saved) override;
-
- protected:
-  at::Tensor forward_rows(const at::Tensor& x, int64_t rows, Saved* saved) override;
 
  private:
   nn::Pending input_gradient(const at::Tensor& dy, TensorGroup::When when);
@@ -33,6 +31,7 @@ class ColumnParallelLinear : public nn::Linear {
 
   TensorGroup& group_;
   const program::CallId calls_;  // without a pass
+  nn::Pending whole_x_{};        // from start_backward_input, for the backward_weight that follows at once
 };
 
 // y = sum over ranks of x W^T, + b once: W cut by inputs, weight [N, K/tp], bias [N] on every rank.
@@ -45,11 +44,9 @@ class RowParallelLinear : public nn::Linear {
  public:
   RowParallelLinear(nn::Parameter weight, nn::Parameter bias, TensorGroup& group, const program::CallId& calls);
 
+  at::Tensor forward(const at::Tensor& x, Saved* saved) override;
   nn::Pending start_backward_input(const at::Tensor& dy, Saved& saved) override;
   void backward_weight(Saved& saved) override;
-
- protected:
-  at::Tensor forward_rows(const at::Tensor& x, int64_t rows, Saved* saved) override;
 
  private:
   TensorGroup& group_;

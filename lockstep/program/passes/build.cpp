@@ -7,10 +7,13 @@ namespace lockstep::program {
 namespace {
 
 constexpr PassStep kSteps[] = {
-    {Pass::kExpandLayers, expand_layers},       {Pass::kTransferActivations, transfer_activations},
-    {Pass::kShardParameters, shard_parameters}, {Pass::kReduceGradients, reduce_gradients},
-    {Pass::kUpdate, update},                    {Pass::kPostValidation, validate_in_next_step},
-    {Pass::kOffload, offload},
+    {Pass::kExpandLayers, "expand_layers", expand_layers},
+    {Pass::kTransferActivations, "transfer_activations", transfer_activations},
+    {Pass::kShardParameters, "shard_parameters", shard_parameters},
+    {Pass::kReduceGradients, "reduce_gradients", reduce_gradients},
+    {Pass::kUpdate, "update", update},
+    {Pass::kPostValidation, "validate_in_next_step", validate_in_next_step},
+    {Pass::kOffload, "offload", offload},
 };
 
 }  // namespace

@@ -11,11 +11,12 @@ namespace lockstep::program {
 enum class Pass { kSchedule, kExpandLayers, kTransferActivations, kShardParameters, kReduceGradients, kUpdate, kPostValidation, kOffload };
 struct PassStep {
   Pass pass;
+  const char* name;
   Program (*make)(Program, const Layout&);
 };
 std::span<const PassStep> pass_steps();
 
-// Not verified: verify/build.h has what runs.
+// Not verified: verify/verify.h has what runs.
 Program make_program(const Layout& layout);
 // The forward pass of one microbatch without gradients, with the parameters it needs.
 Program evaluation_program(const Layout& layout);

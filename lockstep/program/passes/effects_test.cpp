@@ -86,7 +86,7 @@ TEST(Effects, OfWhatComputes) {
               UnorderedElementsAre(Touch{Resource::kSaved, Access::kConsume, 2, kForWeights, 0}, Touch{Resource::kGradients, Access::kAdd, 2}));
   EXPECT_THAT(of(ActionKind::kBackward, 5),
               UnorderedElementsAre(Touch{Resource::kParameters, Access::kRead, 0}, Touch{Resource::kParameters, Access::kRead, 5},
-                                   Touch{Resource::kOutputGrad, Access::kCreate, 4}, Touch{Resource::kLosses, Access::kAdd, 0},
+                                   Touch{Resource::kOutputGrad, Access::kCreate, 4}, Touch{Resource::kLosses, Access::kAdd, 0, kIncomplete, kIncomplete},
                                    Touch{Resource::kSaved, Access::kConsume, 5}, Touch{Resource::kGradients, Access::kAdd, 0},
                                    Touch{Resource::kGradients, Access::kAdd, 5}));
   EXPECT_THAT(of(ActionKind::kBackward, 0),
@@ -147,6 +147,21 @@ TEST(Effects, WhereParametersAre) {
   EXPECT_EQ(EffectTable(layout, {}, 0).at_rest(Resource::kParameters, 1), kShardOnly | kAway);
   EXPECT_EQ(of(layout, ActionKind::kFetch), std::pair(kAway, State{0}));
   EXPECT_EQ(of(layout, ActionKind::kEvict), std::pair(State{0}, kAway));
+}
+
+// A server's copy is the new one until it is pulled; its workers wait for nothing of their own.
+TEST(Effects, WhatAServerPulls) {
+  Layout layout = layout_of(degrees(1, 2, 1, 1));
+  layout.data_parallel = config::DataParallel::kParameterServer;
+  const Program program = make_program(layout);
+  for (const int rank : {0, 1}) {
+    EffectTable effects(layout, program.buckets, rank);
+    const State behind = rank == 0 ? kShardOnly : 0;
+    EXPECT_THAT(effects.of({.kind = ActionKind::kPull, .bucket = 0}).touches, testing::Contains(Touch{Resource::kParameters, Access::kUpdate, 1, behind, 0}));
+  }
+  EXPECT_THAT(EffectTable(layout, program.buckets, 0).of({.kind = ActionKind::kStep}).touches,
+              UnorderedElementsAre(Touch{Resource::kGradients, Access::kConsume, kEvery}, Touch{Resource::kStates, Access::kUpdate, kEvery},
+                                   Touch{Resource::kParameters, Access::kUpdate, kEvery, 0, kShardOnly}));
 }
 
 // What waits at once is what a host or a whole group has to see before it goes on.

@@ -61,9 +61,7 @@ std::vector<Suggestion> fewer_bytes(const RunConfig& config, const arch::ModelCo
 }  // namespace
 
 int64_t actions_of(const RunConfig& config, const arch::ModelConfig& model, int world_size) {
-  const int64_t copies = std::max(1, world_size / std::max(1, config.parallel.pp));
-  const int64_t layers = 2 * (model.layers + 2);
-  return saturating_mul(saturating_mul(copies, config::microbatches(config, world_size)), layers);
+  return saturating_mul(config::microbatches(config, world_size), 2 * (model.layers + 2));
 }
 
 std::vector<LayoutProblem> extent_problems(const RunConfig& config, const arch::ModelConfig& model, int world_size) {
@@ -72,8 +70,8 @@ std::vector<LayoutProblem> extent_problems(const RunConfig& config, const arch::
   const int64_t actions = actions_of(config, model, world_size);
   if (actions > kMostActions)
     problems.push_back({.key = "train.global_batch",
-                        .what = cat("F and B of ", model.layers + 2, " layers x ", microbatches, " microbatches x ", world_size,
-                                    " ranks / pp(", pp, ") = ", size_text(actions), " actions, more than ", kMostActions),
+                        .what = cat("F and B of ", model.layers + 2, " layers x ", microbatches, " microbatches = ",
+                                    size_text(actions), " actions, more than ", kMostActions),
                         .ways = fewer_microbatches(config, world_size, microbatches, actions)});
   const int64_t stages = pp * config::pipeline_choice(config).virtual_stages, layers = model.layers + 2;
   const int64_t cuts = saturating_mul(stages, saturating_mul(layers, layers)) / 2;

@@ -3,7 +3,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <optional>
 
 #include "lockstep/arch/model_findings.h"
 #include "lockstep/base/error.h"
@@ -80,12 +79,7 @@ class Vocabularies {
 enum class Step { kModel, kLayout, kVocabulary, kTokenizer, kSequence, kWhole, kHost, kFiles };
 
 // What is wrong with a job, all found at one step; what a refusal has in common has one code.
-struct Findings {
-  std::string code{};
-  std::string heading{};
-  std::vector<config::LayoutProblem> problems{};
-  std::optional<arch::ModelConfig> model{};  // where nothing is
-};
+using Findings = arch::ModelFindings;
 
 Findings at(Step step, Findings found) {
   for (config::LayoutProblem& problem : found.problems) problem.depth += kDepthsOfLayout * static_cast<int>(step);
@@ -98,17 +92,13 @@ Findings of_layout(Step step, std::vector<config::LayoutProblem> problems) {
   return at(step, {.code = config::kLayoutCode, .heading = std::move(heading), .problems = std::move(problems)});
 }
 
-Findings of_model(Step step, const arch::ModelFindings& model) {
-  return at(step, {.code = model.code, .heading = model.heading, .problems = model.problems});
-}
-
 // Everything that can be said before a file of tokens or a tokenizer is opened: the model with every size but that of the
 // vocabulary, and with room for the sequence, for what is wrong with that is said by itself. The ways out of a model are not
 // asked for where a change is tried.
 Findings judge_sizes(config::LoadedConfig& loaded, int world_size, bool with_ways) {
   const config::RunConfig& config = loaded.config;
-  arch::ModelFindings sizes = arch::judge_model(config.model, 1, with_ways);
-  if (!sizes.model) return of_model(Step::kModel, sizes);
+  Findings sizes = arch::judge_model(config.model, 1, with_ways);
+  if (!sizes.model) return at(Step::kModel, sizes);
   settle_defaults(loaded, *sizes.model, world_size);
   config::read_schedule(loaded.config);
   sizes.model->max_seq_len = config.model.max_seq_len.value_or(config.train.seq_len);
@@ -120,8 +110,8 @@ Findings judge(config::LoadedConfig& loaded, int world_size, Vocabularies& vocab
   const config::RunConfig& config = loaded.config;
   if (Findings sizes = judge_sizes(loaded, world_size, with_ways); !sizes.problems.empty()) return sizes;
   const int64_t tokens = vocabularies.size_of(config.data.tokenizer);
-  const arch::ModelFindings found = arch::judge_model(config.model, tokens, with_ways);
-  if (!found.model) return of_model(Step::kVocabulary, found);
+  const Findings found = arch::judge_model(config.model, tokens, with_ways);
+  if (!found.model) return at(Step::kVocabulary, found);
   const arch::ModelConfig& model = *found.model;
   if (tokens > model.vocab_size)
     return at(Step::kTokenizer, {.code = "LS1120", .problems = {too_many_tokens(config, tokens, model)}});

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/units.h"
 #include "lockstep/config/suggestion.h"
-#include "lockstep/program/passes/schedules.h"
+#include "lockstep/program/passes/schedule_file.h"
 
 namespace lockstep::program {
 
@@ -24,7 +24,7 @@ std::string grid_of(const config::RunConfig& config) { return config.parallel.sc
 // With what the configuration leaves to the grid of a file.
 config::PipelineChoice choice_of(const config::RunConfig& config) {
   config::PipelineChoice choice = config::pipeline_choice(config);
-  if (choice.virtual_stages == 0) choice.virtual_stages = std::max(1, grid_virtual_stages(grid_of(config)));
+  if (choice.virtual_stages == 0) choice.virtual_stages = std::max(1, read_grid(grid_of(config)).virtual_stages());
   return choice;
 }
 
@@ -33,7 +33,7 @@ Pipeline pipeline_of(const config::RunConfig& config, const arch::ModelConfig& m
   Pipeline pipeline{.kind = config.parallel.schedule.kind, .ranks = config.parallel.pp,
                     .virtual_stages = choice.virtual_stages, .grid = grid_of(config)};
   pipeline.post_validation = choice.post_validation;
-  pipeline.grid_in_v = pipeline.kind == ScheduleKind::kFile && grid_lies_in_v(pipeline.grid);
+  pipeline.grid_in_v = pipeline.kind == ScheduleKind::kFile && read_grid(pipeline.grid).in_v();
   if (!choice.blocks.empty())
     pipeline.first_layer = stages_of_blocks(choice.blocks);
   else
@@ -76,7 +76,7 @@ Offload offload_of(const config::MemorySection& memory) {
 std::vector<config::LayoutProblem> rule_problems_of(const config::RunConfig& config, const arch::ModelConfig& model) {
   std::vector<config::LayoutProblem> found;
   if (config.optimizer.rules.list.empty()) return found;
-  for (std::string& what : arch::rule_problems(arch::optimizer_choice(config.optimizer), arch::param_table(model)))
+  for (std::string& what : arch::rule_problems(config.optimizer, arch::param_table(model)))
     found.push_back({.key = "optimizer.rules", .what = std::move(what), .ways = {config::left_out("optimizer.rules")}});
   return found;
 }
@@ -95,7 +95,7 @@ std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& conf
   resolved.model.heads = model.heads;
   resolved.model.kv_heads = model.kv_heads;
   if (const auto& grid = config.parallel.schedule.grid; config.parallel.pp > 1 && config.parallel.virtual_stages == 0 && grid)
-    resolved.parallel.virtual_stages = grid_virtual_stages(*grid);
+    resolved.parallel.virtual_stages = read_grid(*grid).virtual_stages();
   std::vector<config::LayoutProblem> problems = config::layout_problems(resolved, world_size);
   if (!problems.empty() && problems.front().depth < config::kRelationsDepth) return problems;
   // A schedule is read microbatch by microbatch: not of a job that is too large to be planned.
@@ -138,7 +138,7 @@ Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& 
           .micro_batch = config.train.micro_batch,
           .seq_len = config.train.seq_len,
           .precision = config.train.precision,
-          .optimizer = arch::optimizer_choice(config.optimizer),
+          .optimizer = config.optimizer,
           .data_parallel = config.parallel.data_parallel,
           .bucket_bytes = std::llround(config.parallel.bucket_mib * static_cast<double>(kMiB)),
           .zero = config::zero_stage(config),
@@ -151,6 +151,7 @@ Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& 
           .offload = offload_of(config.memory),
           .device_limit = config.memory.device_limit.count,
           .sequence_parallel = config.parallel.sequence_parallel,
+          .row_groups = config.parallel.row_groups,
           .overlap = config.parallel.overlap,
           .threads = std::max(1, config.train.threads)};
 }

@@ -15,19 +15,6 @@ using Actions = std::vector<Action>;
 Action fetch(int unit, Moved moved) { return {.kind = ActionKind::kFetch, .unit = unit, .moved = moved}; }
 Action evict(int unit, Moved moved) { return {.kind = ActionKind::kEvict, .unit = unit, .moved = moved}; }
 
-// What goes in front of an action, by its position; behind the last one at the end.
-using Insertions = std::map<size_t, Actions>;
-
-Actions merged(const Actions& actions, const Insertions& before) {
-  Actions result;
-  for (size_t i = 0; i <= actions.size(); ++i) {
-    if (const auto found = before.find(i); found != before.end())
-      result.insert(result.end(), found->second.begin(), found->second.end());
-    if (i < actions.size()) result.push_back(actions[i]);
-  }
-  return result;
-}
-
 // Nothing is sharded: the host takes the place of the other ranks.
 Actions parameters_from_host(Actions actions) {
   for (Action& action : actions) {
@@ -57,31 +44,23 @@ Actions shards_from_host(const Actions& actions) {
   return merged(actions, before);
 }
 
-bool is_backward_of(const Action& action, int layer, int microbatch) {
-  return action.layer == layer && action.microbatch == microbatch &&
-         (goes_back(action.kind) || work_of(action.kind) == Work::kAgain);
-}
-
 // Where a layer's input leaves after F, and comes back beside the backward of the layer above.
 Actions inputs_to_host(const Actions& actions, const Layout& layout) {
+  std::map<std::pair<int, int>, size_t> ran, goes;  // by layer and microbatch: behind F, in front of its backward
+  for (size_t i = 0; i < actions.size(); ++i) {
+    const std::pair key(actions[i].layer, actions[i].microbatch);
+    if (work_of(actions[i].kind) == Work::kForward) ran[key] = i + 1;
+    if (goes_back(actions[i].kind) || work_of(actions[i].kind) == Work::kAgain) goes.try_emplace(key, i);
+  }
   Insertions before;
-  for (const Action& recompute : actions) {
-    if (work_of(recompute.kind) != Work::kAgain || layout.recompute_of(recompute.layer) != arch::Recompute::kFull) continue;
-    Action move{.kind = ActionKind::kEvict,
-                .layer = recompute.layer,
-                .microbatch = recompute.microbatch,
-                .moved = Moved::kActivation};
-    const auto forward = std::find_if(actions.begin(), actions.end(), [&](const Action& action) {
-      return work_of(action.kind) == Work::kForward && action.layer == move.layer && action.microbatch == move.microbatch;
-    });
-    const auto above = std::find_if(actions.begin(), actions.end(), [&](const Action& action) {
-      return is_backward_of(action, move.layer + 1, move.microbatch);
-    });
-    before[static_cast<size_t>(forward - actions.begin()) + 1].push_back(move);
+  for (size_t i = 0; i < actions.size(); ++i) {
+    const int layer = actions[i].layer, microbatch = actions[i].microbatch;
+    if (work_of(actions[i].kind) != Work::kAgain || layout.recompute_of(layer) != arch::Recompute::kFull) continue;
+    Action move{.kind = ActionKind::kEvict, .layer = layer, .microbatch = microbatch, .moved = Moved::kActivation};
+    before[ran.at({layer, microbatch})].push_back(move);
     move.kind = ActionKind::kFetch;
-    // The last layer of a stage: the layer above is on another rank.
-    const auto needed = above != actions.end() ? above : std::find(actions.begin(), actions.end(), recompute);
-    before[static_cast<size_t>(needed - actions.begin())].push_back(move);
+    const auto above = goes.find({layer + 1, microbatch});  // of the last layer of a stage it is on another rank
+    before[above == goes.end() ? i : above->second].push_back(move);
   }
   return merged(actions, before);
 }
@@ -107,7 +86,7 @@ class Updates {
       } else if (actions_[i].unit >= 0) {
         step(actions_[i], actions_[i].unit);
       } else {
-        for (const arch::FlatUnit& unit : layout_.flat_layout(rank_).units) step(actions_[i], unit.layer);
+        for (const arch::FlatUnit& unit : layout_.flat_layout(rank_).units) step(actions_[i], unit.id);
       }
     }
     gather();

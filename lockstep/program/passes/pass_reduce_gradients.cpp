@@ -1,6 +1,6 @@
 #include <algorithm>
+#include <iterator>
 #include <map>
-#include <set>
 
 #include "lockstep/program/effects.h"
 #include "lockstep/program/passes/passes.h"
@@ -8,73 +8,65 @@
 namespace lockstep::program {
 namespace {
 
-// What is added to one rank's list, by the computing action in front of which it stands (beyond the last: at the end).
+// What is added to one rank's list, in front of a computing action or at the end.
 class Reductions {
  public:
   Reductions(const Layout& layout, int rank, const std::vector<Bucket>& buckets, const std::vector<Action>& actions)
       : layout_(layout), table_(layout.param_table(rank)), buckets_(buckets), actions_(actions) {
-    for (size_t i = 0; i < actions.size(); ++i)
-      if (computes(actions[i].kind)) computing_.push_back(i);
-    starts_.resize(computing_.size() + 1);
-    waits_.resize(computing_.size() + 1);
-    for (int bucket = 0; bucket < static_cast<int>(buckets.size()); ++bucket)
-      if (buckets[static_cast<size_t>(bucket)].pipeline == layout.pipeline_rank(rank))
-        layout.transient_gradients() ? every_microbatch(bucket) : whole_step(bucket);
+    EffectTable effects(layout, buckets, rank);
+    for (size_t i = 0; i < actions.size(); ++i) {
+      if (!computes(actions[i].kind)) continue;
+      if (adds_to_weights(actions[i].kind)) last_of_layer_[actions[i].layer] = computing_.size();
+      for (const Touch& touch : effects.of(actions[i]).touches)
+        if (touch.what == Resource::kGradients) writes_[touch.index].push_back(computing_.size());
+      computing_.push_back(i);
+    }
+    for (int index = 0; index < static_cast<int>(buckets.size()); ++index)
+      if (bucket(index).pipeline == layout.pipeline_rank(rank))
+        layout.transient_gradients() ? every_microbatch(index) : whole_step(index);
   }
 
+  // What starts is ahead of what waits: a wait would hold it up.
   std::vector<Action> result() const {
-    std::vector<Action> merged;
-    size_t next = 0;
-    const auto insert_next = [&] {
-      for (const auto* actions : {&starts_[next], &waits_[next]})
-        merged.insert(merged.end(), actions->begin(), actions->end());
-      ++next;
-    };
-    for (const Action& action : actions_) {
-      if (computes(action.kind)) insert_next();
-      merged.push_back(action);
-    }
-    insert_next();
-    return merged;
+    Insertions before = starts_;
+    for (const auto& [position, waits] : waits_) before[position].insert(before[position].end(), waits.begin(), waits.end());
+    return merged(actions_, before);
   }
 
  private:
-  const Action& computing(size_t k) const { return actions_[computing_[k]]; }
-  bool replicated() const { return layout_.mesh.degree(layout_.dense_domain().copies) > 1; }
-  bool writes(size_t k, int unit) const {
-    const std::vector<int> units = units_written(computing(k), table_, layout_.num_layers() - 1);
-    return std::count(units.begin(), units.end(), unit) > 0;
+  const Bucket& bucket(int index) const { return buckets_[static_cast<size_t>(index)]; }
+  bool replicated(int index) const { return layout_.mesh.degree(domain_of(layout_, bucket(index)).copies) > 1; }
+  // In front of this computing action.
+  std::vector<Action>& at(Insertions& before, size_t k) const {
+    return before[k < computing_.size() ? computing_[k] : actions_.size()];
   }
 
   // Gradients that are added up over the microbatches and then reduced.
   void whole_step(int index) {
-    const std::vector<int> layers = writers(buckets_[static_cast<size_t>(index)], table_);
-    const bool ring = layout_.data_parallel == config::DataParallel::kRing;
-    const size_t end = computing_.size();
-    size_t complete = end;
-    for (size_t k = 0; k < end && layout_.overlap; ++k) {
-      if (adds_to_weights(computing(k).kind) && std::count(layers.begin(), layers.end(), computing(k).layer) > 0) complete = k + 1;
-    }
-    starts_[complete].push_back({.kind = ring ? ActionKind::kReduceGrad : ActionKind::kPush, .bucket = index});
-    if (layout_.shards() > 1 && replicated())
-      waits_[std::min(complete + 1, end)].push_back({.kind = ActionKind::kReduceShard, .bucket = index});
+    if (layout_.mesh.degree(domain_of(layout_, bucket(index)).sum) == 1) return;
+    size_t complete = 0;
+    for (const int layer : writers(bucket(index), table_))
+      if (const auto last = last_of_layer_.find(layer); layout_.overlap && last != last_of_layer_.end())
+        complete = std::max(complete, last->second + 1);
+    if (complete == 0) complete = computing_.size();
+    at(starts_, complete).push_back({.kind = layout_.server_mode() ? ActionKind::kPush : ActionKind::kReduceGrad, .bucket = index});
+    if (layout_.shards() > 1 && replicated(index))
+      at(waits_, complete + 1).push_back({.kind = ActionKind::kReduceShard, .bucket = index});
   }
 
   // Gradients that live until this rank's shard of them is added to what it keeps.
   void every_microbatch(int index) {
-    const int unit = buckets_[static_cast<size_t>(index)].layers.front();
+    const std::vector<size_t>& writes = writes_[bucket(index).units.front()];
     const int last = static_cast<int>(layout_.num_microbatches()) - 1;
-    std::map<int, size_t> complete;  // microbatch -> where its last gradients of the unit are written
-    for (size_t k = 0; k < computing_.size(); ++k)
-      if (writes(k, unit)) complete[layout_.reduces_once() ? last : computing(k).microbatch] = k + 1;
+    std::map<int, size_t> complete;  // microbatch -> behind its last gradients of the unit
+    for (const size_t k : writes) complete[layout_.reduces_once() ? last : actions_[computing_[k]].microbatch] = k + 1;
     const bool several = layout_.shards() > 1;
-    for (const auto& [microbatch, at] : complete) {
-      if (several) starts_[at].push_back({.kind = ActionKind::kReduceGrad, .microbatch = microbatch, .bucket = index});
-      const bool later = several && layout_.overlap && at < computing_.size() && !writes(at, unit);
-      std::vector<Action>& waits = waits_[later ? at + 1 : at];
+    for (const auto& [microbatch, next] : complete) {
+      if (several) at(starts_, next).push_back({.kind = ActionKind::kReduceGrad, .microbatch = microbatch, .bucket = index});
+      const bool later = several && layout_.overlap && next < computing_.size() && !std::ranges::binary_search(writes, next);
+      std::vector<Action>& waits = at(waits_, later ? next + 1 : next);
       waits.push_back({.kind = ActionKind::kShardGrad, .microbatch = microbatch, .bucket = index});
-      if (replicated() && microbatch == last)
-        waits.push_back({.kind = ActionKind::kReduceShard, .bucket = index});
+      if (microbatch == last && replicated(index)) waits.push_back({.kind = ActionKind::kReduceShard, .bucket = index});
     }
   }
 
@@ -82,9 +74,10 @@ class Reductions {
   const std::vector<arch::ParamSpec> table_;
   const std::vector<Bucket>& buckets_;
   const std::vector<Action>& actions_;
-  std::vector<size_t> computing_;  // positions of the computing actions
-  // What starts is ahead of what waits: a wait would hold it up.
-  std::vector<std::vector<Action>> starts_, waits_;
+  std::vector<size_t> computing_;               // positions of the computing actions
+  std::map<int, std::vector<size_t>> writes_;   // by unit: which of them add to its gradients
+  std::map<int, size_t> last_of_layer_;         // by layer: the last that makes gradients of weights
+  Insertions starts_, waits_;
 };
 
 }  // namespace
@@ -97,11 +90,13 @@ std::vector<Bucket> gradient_buckets(const Layout& layout, int rank) {
   bool open = false;
   for (auto unit = flat.units.rbegin(); unit != flat.units.rend(); ++unit) {
     if (!open)
-      buckets.push_back({.layers = {}, .begin = unit->end, .end = unit->end, .pipeline = layout.pipeline_rank(rank)});
+      buckets.push_back({.units = {}, .begin = unit->end, .end = unit->end, .pipeline = layout.pipeline_rank(rank)});
     Bucket& bucket = buckets.back();
-    bucket.layers.push_back(unit->layer);
+    bucket.units.push_back(unit->id);
     bucket.begin = unit->begin;
-    open = bucket.numel() * static_cast<int64_t>(sizeof(float)) < full;
+    const auto next = std::next(unit);
+    const bool of_group = next != flat.units.rend() && next->group == unit->group;
+    open = of_group && bucket.numel() * static_cast<int64_t>(sizeof(float)) < full;
   }
   // Backward runs from the last layer to the first: the first of a bucket's writers completes it.
   std::vector<std::pair<int, Bucket>> by_completion;
@@ -113,10 +108,8 @@ std::vector<Bucket> gradient_buckets(const Layout& layout, int rank) {
 }
 
 Program reduce_gradients(Program program, const Layout& layout) {
-  const int per_stage = layout.mesh.world_size() / layout.pipeline.ranks;  // pp varies slowest
   for (int coordinate = 0; coordinate < layout.pipeline.ranks; ++coordinate)
-    for (Bucket& bucket : gradient_buckets(layout, coordinate * per_stage)) program.buckets.push_back(std::move(bucket));
-  if (layout.mesh.degree(layout.tokens()) == 1 && !layout.transient_gradients()) return program;
+    for (Bucket& bucket : gradient_buckets(layout, coordinate * layout.pipelines())) program.buckets.push_back(std::move(bucket));
   const std::vector<Bucket> buckets = program.buckets;
   return with_lists(std::move(program), [&](int rank, const std::vector<Action>& actions) {
     return Reductions(layout, rank, buckets, actions).result();

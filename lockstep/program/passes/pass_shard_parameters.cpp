@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "lockstep/program/effects.h"
 #include "lockstep/program/passes/passes.h"
@@ -20,31 +19,26 @@ struct Stretch {
 class Gathering {
  public:
   Gathering(const Layout& layout, int rank, const std::vector<Action>& actions) : layout_(layout), actions_(actions) {
-    const std::vector<arch::ParamSpec> table = layout.param_table(rank);
     for (const arch::FlatUnit& unit : layout.flat_layout(rank).units)
-      bytes_[unit.layer] = unit.numel() * layout.element_size();
+      bytes_[unit.id] = unit.numel() * layout.element_size();
+    EffectTable effects(layout, {}, rank);
     for (size_t i = 0; i < actions.size(); ++i) {
       if (!computes(actions[i].kind)) continue;
       computing_.push_back(i);
-      reads_.push_back(units_read(actions[i], table));
+      std::vector<int>& reads = reads_.emplace_back();
+      for (const Touch& touch : effects.of(actions[i]).touches)
+        if (touch.what == Resource::kParameters) reads.push_back(touch.index);
     }
     find_stretches();
     place();
   }
 
   std::vector<Action> result() const {
-    std::map<size_t, std::vector<Action>> before, after;  // by position in the list
-    for (const Stretch& stretch : placed_) {
-      before[computing_[stretch.begin]].push_back(unshard(stretch.unit));
-      after[computing_[stretch.last]].push_back({.kind = ActionKind::kReshard, .unit = stretch.unit});
-    }
-    std::vector<Action> merged;
-    for (size_t i = 0; i < actions_.size(); ++i) {
-      if (before.contains(i)) merged.insert(merged.end(), before[i].begin(), before[i].end());
-      merged.push_back(actions_[i]);
-      if (after.contains(i)) merged.insert(merged.end(), after[i].begin(), after[i].end());
-    }
-    return merged;
+    Insertions before;
+    for (const Stretch& stretch : placed_)
+      before[computing_[stretch.last] + 1].push_back({.kind = ActionKind::kReshard, .unit = stretch.unit});
+    for (const Stretch& stretch : placed_) before[computing_[stretch.begin]].push_back(unshard(stretch.unit));
+    return merged(actions_, before);
   }
 
  private:

@@ -118,8 +118,7 @@ class Transfers {
 // The first rank of every coordinate on pp, which varies slowest.
 std::vector<const std::vector<Action>*> one_pipeline(const Program& program, const Layout& layout) {
   std::vector<const std::vector<Action>*> lists;
-  const int copies = program.world_size() / layout.pipeline.ranks;
-  for (int rank = 0; rank < program.world_size(); rank += copies) lists.push_back(&program.list(rank));
+  for (int rank = 0; rank < program.world_size(); rank += layout.pipelines()) lists.push_back(&program.list(rank));
   return lists;
 }
 

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "lockstep/program/matrices.h"
 #include "lockstep/program/passes/passes.h"
+#include "lockstep/program/rank_class.h"
 
 namespace lockstep::program {
 namespace {
@@ -17,7 +19,7 @@ void step_unit(const Layout& layout, int unit, std::vector<Action>& actions) {
 // the next are orthogonalised. States on the host: one unit at a time, so that no more lie in the buffers of a disk.
 void step_matrices(const Layout& layout, int rank, std::vector<Action>& actions) {
   std::vector<int> units;
-  for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) units.push_back(unit.layer);
+  for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) units.push_back(unit.id);
   const auto moves = [&](size_t i) { return i < units.size() && scatters_matrices(layout, rank, units[i]); };
   const auto add = [&](ActionKind kind, size_t i) {
     if (moves(i)) actions.push_back({.kind = kind, .unit = units[i]});
@@ -37,32 +39,30 @@ void step_matrices(const Layout& layout, int rank, std::vector<Action>& actions)
 void step(const Layout& layout, int rank, std::vector<Action>& actions) {
   if (scatters_matrices(layout, rank)) return step_matrices(layout, rank, actions);
   if (layout.shards() == 1 || layout.sharded_parameters()) return actions.push_back({.kind = ActionKind::kStep});
-  for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) step_unit(layout, unit.layer, actions);
+  for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) step_unit(layout, unit.id, actions);
 }
 
 // The server updates and its workers do not: a list that both ran is two from here on.
 void part_workers(Program& program, const Layout& layout) {
-  std::vector<bool> of_servers(program.lists.size());
-  for (int rank = 0; rank < program.world_size(); ++rank)
-    if (layout.owns_optimizer(rank)) of_servers[program.list_index(rank)] = true;
-  std::vector<int32_t> of_workers(program.lists.size(), -1);  // by the list that they ran
-  for (int rank = 0; rank < program.world_size(); ++rank) {
-    const size_t ran = program.list_index(rank);
-    if (layout.owns_optimizer(rank) || !of_servers[ran]) continue;
-    if (of_workers[ran] < 0) {
-      of_workers[ran] = static_cast<int32_t>(program.lists.size());
-      std::vector<Action> copy = program.lists[ran];
+  const RankClasses classes(program, layout);
+  std::map<std::pair<int32_t, bool>, int32_t> parted;  // by the list that they ran, and whether they update
+  std::vector<int32_t> runs;                           // by row of classes; that of a server stands first
+  for (const int rank : classes.first_ranks()) {
+    const int32_t ran = program.list_of[static_cast<size_t>(rank)];
+    const bool owner = layout.owns_optimizer(rank);
+    const auto [own, fresh] = parted.try_emplace({ran, owner}, ran);
+    if (fresh && parted.contains({ran, !owner})) {
+      own->second = static_cast<int32_t>(program.lists.size());
+      std::vector<Action> copy = program.list(rank);
       program.lists.push_back(std::move(copy));
     }
-    program.list_of[static_cast<size_t>(rank)] = of_workers[ran];
+    runs.push_back(own->second);
   }
+  for (int rank = 0; rank < program.world_size(); ++rank)
+    program.list_of[static_cast<size_t>(rank)] = runs[classes.row_of(rank)];
 }
 
 }  // namespace
-
-bool has_partial(const std::vector<arch::ParamSpec>& table) {
-  return std::any_of(table.begin(), table.end(), [](const arch::ParamSpec& spec) { return spec.partial; });
-}
 
 Program update(Program program, const Layout& layout) {
   if (layout.server_mode()) part_workers(program, layout);
@@ -71,7 +71,7 @@ Program update(Program program, const Layout& layout) {
     actions.push_back({.kind = ActionKind::kLoss});
     const bool owner = layout.owns_optimizer(rank);
     if (owner && layout.tied_peer(rank) >= 0) actions.push_back({.kind = ActionKind::kReduceTied, .unit = 0});
-    if (owner && has_partial(layout.param_table(rank))) actions.push_back({.kind = ActionKind::kReducePartial});
+    if (owner && std::ranges::any_of(layout.param_table(rank), &arch::ParamSpec::partial)) actions.push_back({.kind = ActionKind::kReducePartial});
     actions.push_back({.kind = ActionKind::kNorm});
     if (owner) step(layout, rank, actions);
     for (size_t i = 0; layout.server_mode() && i < buckets.size(); ++i) {

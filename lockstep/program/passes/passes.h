@@ -7,6 +7,8 @@
 // neither tp nor the data axes change where anything stands, what is on disk (placement.h) or whether REDUCE_PARTIAL is there.
 #pragma once
 
+#include <cstddef>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,10 @@ namespace lockstep::program {
 
 // A list for every coordinate on pp, which all ranks there run.
 Program by_pipeline_rank(const Layout& layout, std::vector<std::vector<Action>> lists);
+
+// What goes in front of an action, by its position; behind the last one at the end.
+using Insertions = std::map<size_t, std::vector<Action>>;
+std::vector<Action> merged(const std::vector<Action>& actions, const Insertions& before);
 
 // The program with make(rank, list) in place of every list; `rank` is the first that runs it.
 template <typename Make>
@@ -49,8 +55,8 @@ Program transfer_activations(Program program, const Layout& layout);
 Program shard_parameters(Program program, const Layout& layout);
 Action unshard(int unit);
 
-// Fills program.buckets and, where the data axes have more than one rank, adds REDUCE_GRAD (ring) or PUSH (parameter
-// server) of every bucket: with overlap directly after the last backward that writes into it, else all after the last
+// Fills program.buckets and adds REDUCE_GRAD (ring) or PUSH (parameter server) of every bucket whose domain has several ranks to
+// sum it: with overlap directly after the last backward that writes into it, else all after the last
 // backward. While gradients accumulate over microbatches nothing is communicated.
 // With zero: REDUCE_GRAD over dp_shard where that axis has several ranks, REDUCE_SHARD over dp_replicate where that one
 // has, one computing action later. Transient gradients (Layout::transient_gradients): every unit a bucket by itself; it is
@@ -72,9 +78,7 @@ Program update(Program program, const Layout& layout);
 // keeps its input alone, FETCH one layer ahead of its RECOMPUTE. RefusedConfig LS4010 as host_plan.
 Program offload(Program program, const Layout& layout);
 
-bool has_partial(const std::vector<arch::ParamSpec>& table);
-
-// Of the rank: units of consecutive layers in backward order, a bucket closed once it holds `bucket_bytes` of fp32 gradients or
+// Of the rank: units of one group of consecutive layers in backward order, a bucket closed once it holds `bucket_bytes` of fp32 gradients or
 // more; in the order in which backward completes them. 0 = every unit by itself.
 std::vector<Bucket> gradient_buckets(const Layout& layout, int rank);
 

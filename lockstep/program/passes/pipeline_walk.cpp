@@ -1,10 +1,10 @@
 #include "lockstep/program/passes/pipeline_walk.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/effects.h"
 #include "lockstep/program/names.h"
 
 namespace lockstep::program {
@@ -22,11 +22,7 @@ class Walk {
  public:
   explicit Walk(const WalkInput& input)
       : in_(input), stages_(input.pipeline.stages()), next_(input.lists.size(), 0) {
-    const auto cells = static_cast<size_t>(stages_) * static_cast<size_t>(in_.microbatches);
-    forward_.assign(cells, false);
-    backward_.assign(cells, false);
-    forward_end_.assign(cells, 0);
-    backward_end_.assign(cells, 0);
+    ends_.fill(std::vector<int>(static_cast<size_t>(stages_) * static_cast<size_t>(in_.microbatches), -1));
     clock_.assign(input.lists.size(), 0);
     sent_.resize(input.lists.size() * input.lists.size() * 2);
     received_ = sent_;
@@ -75,9 +71,8 @@ class Walk {
   bool top(const Action& action, int stage) const {
     return !in_.layers || action.layer == in_.pipeline.first_layer[static_cast<size_t>(stage) + 1] - 1;
   }
-  static bool is_input(const Action& action) { return goes_back(action.kind); }
-  static bool sends(const Action& action) { return is_transfer(action.kind) && transfer_of(action).sends; }
-  static bool receives(const Action& action) { return is_transfer(action.kind) && !transfer_of(action).sends; }
+  static bool sends(const Action& action) { return words_of(action.kind).sends; }
+  static bool receives(const Action& action) { return words_of(action.kind).receives; }
   // Of a SEND or RECV.
   int channel(const Action& action) const {
     const auto [out, forward, neighbour] = transfer_of(action);
@@ -93,7 +88,7 @@ class Walk {
       return {.forward = forward, .stage = forward ? of + 1 : of - 1, .channel = channel(action)};
     }
     if (action.kind == ActionKind::kForward && of > 0 && bottom(action, of)) return {true, of - 1, action.microbatch, -1};
-    if (is_input(action) && of + 1 < stages_ && top(action, of)) return {false, of + 1, action.microbatch, -1};
+    if (goes_back(action.kind) && of + 1 < stages_ && top(action, of)) return {false, of + 1, action.microbatch, -1};
     return {};
   }
   bool waits(const Action& action) const {
@@ -101,7 +96,7 @@ class Walk {
     if (wait.channel >= 0)
       return sent_[static_cast<size_t>(wait.channel)].size() >=
              received_[static_cast<size_t>(wait.channel)].size() + static_cast<size_t>(in_.channel_depth);
-    return wait.stage >= 0 && !(wait.forward ? forward_ : backward_)[cell(wait.stage, wait.microbatch)];
+    return wait.stage >= 0 && ends_[wait.forward][cell(wait.stage, wait.microbatch)] < 0;
   }
   bool elsewhere(int stage, int other) const {
     return other >= 0 && other < stages_ &&
@@ -113,32 +108,25 @@ class Walk {
     const int of = stage(action), to = forward ? of + 1 : of - 1;
     if (of < 0) return false;
     if (in_.transfers && elsewhere(of, to)) return sends(action) && transfer_of(action).forward == forward;
-    return forward ? action.kind == ActionKind::kForward && top(action, of) : is_input(action) && bottom(action, of);
+    return forward ? action.kind == ActionKind::kForward && top(action, of) : goes_back(action.kind) && bottom(action, of);
   }
   // In units of the work of a stage, which falls to the last of its layers.
   int takes(const Action& action) const {
     const int of = stage(action);
     if (action.kind == ActionKind::kForward) return top(action, of) ? 1 : 0;
-    if (!is_input(action) && !adds_to_weights(action.kind)) return 0;
-    return !bottom(action, of) ? 0 : is_input(action) && adds_to_weights(action.kind) ? 2 : 1;
+    if (!goes_back(action.kind) && !adds_to_weights(action.kind)) return 0;
+    return !bottom(action, of) ? 0 : goes_back(action.kind) && adds_to_weights(action.kind) ? 2 : 1;
   }
 
   void pass(size_t at, const Action& action) {
     int& clock = clock_[at];
     if (const Wait wait = needs(action); wait.channel < 0 && wait.stage >= 0)
-      clock = std::max(clock, (wait.forward ? forward_end_ : backward_end_)[cell(wait.stage, wait.microbatch)]);
+      clock = std::max(clock, ends_[wait.forward][cell(wait.stage, wait.microbatch)]);
     clock += takes(action);
     if (in_.transfers && (sends(action) || receives(action)))
       (sends(action) ? sent_ : received_)[static_cast<size_t>(channel(action))].push_back(clock);
-    hand_over(action, clock);
-  }
-  void hand_over(const Action& action, int clock) {
-    const auto note = [&](std::vector<bool>& done, std::vector<int>& end) {
-      done[cell(stage(action), action.microbatch)] = true;
-      end[cell(stage(action), action.microbatch)] = clock;
-    };
-    if (hands_over(action, true)) note(forward_, forward_end_);
-    if (hands_over(action, false)) note(backward_, backward_end_);
+    for (const bool forward : {true, false})
+      if (hands_over(action, forward)) ends_[forward][cell(stage(action), action.microbatch)] = clock;
   }
 
   // Every rank that waits waits for one other; following them from any leads into a circle.
@@ -179,8 +167,7 @@ class Walk {
   const WalkInput& in_;
   const int stages_;
   std::vector<int> rank_of_, stage_of_;
-  std::vector<bool> forward_, backward_;  // handed over, by stage and microbatch
-  std::vector<int> forward_end_, backward_end_;    // when
+  std::array<std::vector<int>, 2> ends_;  // of backward and of forward, by stage and microbatch: when it was handed over; -1: not yet
   std::vector<std::vector<int>> sent_, received_;  // by channel: when each was begun
   std::vector<int> clock_;                // of every list
   std::vector<size_t> next_;              // position in every list

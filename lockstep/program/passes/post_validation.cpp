@@ -71,14 +71,13 @@ std::vector<size_t> positions(const Program& program, const Layout& layout) {
 // The gradients of a tied unit are whole on this rank long before its last W: the other one need not wait for that.
 void reduce_tied_early(const Layout& layout, int rank, std::vector<Action>& actions) {
   const auto tied = std::ranges::find_if(actions, sums_tied, &Action::kind);
-  if (tied == actions.end() || layout.mesh.degree(layout.tokens()) > 1) return;
-  const std::vector<arch::ParamSpec> table = layout.param_table(rank);
+  if (tied == actions.end() || std::ranges::any_of(actions, reduces, &Action::kind)) return;
   const Action action = *tied;
   actions.erase(tied);
+  EffectTable effects(layout, {}, rank);
+  const auto of_unit = [&](const Touch& touch) { return touch.what == Resource::kGradients && touch.index == action.unit; };
   const auto adds = [&](const Action& other) {
-    if (!computes(other.kind)) return false;
-    const std::vector<int> units = units_written(other, table, layout.num_layers() - 1);
-    return std::ranges::find(units, action.unit) != units.end();
+    return computes(other.kind) && std::ranges::any_of(effects.of(other).touches, of_unit);
   };
   const auto last = std::find_if(actions.rbegin(), actions.rend(), adds);
   actions.insert(last.base(), action);

@@ -104,10 +104,14 @@ Grid read_grid(const std::string& text) {
   return Reader().read(text);
 }
 
-bool grid_in_v(const Grid& grid) {
-  const int ranks = static_cast<int>(grid.ranks.size());
-  if (ranks < 2) return false;
-  return std::ranges::any_of(grid.ranks.back(), [&](const Action& action) { return action.stage == ranks; });
+bool Grid::in_v() const {
+  const int rows = static_cast<int>(ranks.size());
+  return rows > 1 && std::ranges::any_of(ranks.back(), [&](const Action& action) { return action.stage == rows; });
+}
+
+int Grid::virtual_stages() const {
+  const int rows = static_cast<int>(ranks.size());
+  return rows > 0 && stages % rows == 0 ? stages / rows : 0;
 }
 
 }  // namespace lockstep::program

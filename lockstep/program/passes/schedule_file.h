@@ -1,4 +1,4 @@
-// A schedule from a file: a grid in CSV, a row for every rank. Internal to the schedules.
+// A schedule from a file: a grid in CSV, a row for every rank. Internal to schedules and layouts.
 #pragma once
 
 #include <string>
@@ -20,6 +20,9 @@ struct Grid {
   int stages = 0;                              // the highest named, and one
   int microbatches = 0;
   std::vector<std::string> problems{};         // cells that are no actions
+  // The stages of the second lap come back over the rows: which a rank's row names decides.
+  bool in_v() const;
+  int virtual_stages() const;  // stages of a row; 0 where their number is no multiple of the rows
 };
 
 // Cells are STAGE KIND MICROBATCH without spaces, as torch.distributed.pipelining writes them: kinds F, B (or
@@ -27,9 +30,6 @@ struct Grid {
 // Transfers and gathering (SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD) are left out: the passes behind the
 // schedule add their own.
 Grid read_grid(const std::string& text);
-
-// The stages of the second lap come back over the rows: which a rank's row names decides.
-bool grid_in_v(const Grid& grid);
 
 // All that is wrong with the grid itself and beside the layout.
 std::vector<config::LayoutProblem> grid_problems(const Grid& grid, const ScheduleInput& input);

@@ -27,7 +27,7 @@ class GridCheck {
         pipeline_{.kind = ScheduleKind::kFile,
                   .ranks = input.ranks,
                   .virtual_stages = input.virtual_stages,
-                  .grid_in_v = program::grid_in_v(grid)} {}
+                  .grid_in_v = grid.in_v()} {}
 
   std::vector<config::LayoutProblem> run() {
     several(grid_.problems, "write cells as 0F0: stage, one of F, B, I and W, microbatch; nothing for an idle step");

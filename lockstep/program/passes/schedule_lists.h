@@ -47,9 +47,6 @@ class StageList {
 };
 
 // The list of `rank`.
-std::vector<Action> interleaved(const ScheduleInput& input, int rank);
-// `twice`: zb-h2, with up to 2 * ranks - 1 microbatches in flight; else zb-h1, with up to `ranks`.
-std::vector<Action> zero_bubble(const ScheduleInput& input, int rank, bool twice);
 std::vector<Action> zb_v(const ScheduleInput& input, int rank);
 std::vector<Action> dualpipe_v(const ScheduleInput& input, int rank);
 

@@ -10,12 +10,27 @@
 namespace lockstep::program {
 namespace {
 
-// `ahead` forwards, then forward and backward in turns.
+// `ahead` forwards, then forward and backward in turns; the stages of a rank take turns too, `ranks` microbatches at a time.
 std::vector<Action> in_turns(const ScheduleInput& input, int rank, int ahead) {
+  const int ranks = input.ranks, laps = input.virtual_stages, all = input.microbatches * laps;
+  StageList list(ranks * laps, input.microbatches);
+  const auto lap = [&](int pass) { return pass / ranks % laps; };  // of the forward of this number
+  for (int pass = 0; pass < all + ahead; ++pass) {
+    if (pass < all) list.forward(lap(pass) * ranks + rank);
+    if (pass >= ahead) list.backward((laps - 1 - lap(pass - ahead)) * ranks + rank);
+  }
+  return list.take();
+}
+
+// As 1F1B, but W of a microbatch waits until nothing else can run. F runs `ahead` of I, and I runs `behind` W: together they are the
+// same on every rank, and so is the memory: up to `ranks` microbatches in flight, or with two laps 2 * ranks - 1.
+std::vector<Action> zero_bubble(const ScheduleInput& input, int rank, int laps) {
+  const int ahead = laps * (input.ranks - 1 - rank), behind = laps * rank;
   StageList list(input.ranks, input.microbatches);
-  for (int pass = 0; pass < input.microbatches + ahead; ++pass) {
+  for (int pass = 0; pass < input.microbatches + ahead + behind; ++pass) {
     if (pass < input.microbatches) list.forward(rank);
-    if (pass >= ahead) list.backward(rank);
+    if (pass >= ahead && list.inputs(rank) < input.microbatches) list.input(rank);
+    if (pass >= ahead + behind) list.weight(rank);
   }
   return list.take();
 }
@@ -23,21 +38,22 @@ std::vector<Action> in_turns(const ScheduleInput& input, int rank, int ahead) {
 std::vector<Action> list_of(const ScheduleInput& input, int rank) {
   // One stage in all: nothing to turn at.
   const bool alone = input.ranks == 1 && input.virtual_stages == 1;
+  const int below = input.ranks - 1 - rank, all = input.microbatches * input.virtual_stages;
   switch (input.kind) {
     case ScheduleKind::kNaive:
       return in_turns(input, rank, 0);
     case ScheduleKind::kGPipe:
-      return in_turns(input, rank, input.microbatches);
+      return in_turns(input, rank, all);
     case ScheduleKind::kOneFOneB:
-      return in_turns(input, rank, std::min(input.microbatches, input.ranks - 1 - rank));
+      return in_turns(input, rank, std::min(all, below));
     case ScheduleKind::kInterleaved:
-      return interleaved(input, rank);
+      return in_turns(input, rank, std::min(all, 2 * below + (input.virtual_stages - 1) * input.ranks));
     case ScheduleKind::kZbH1:
-      return zero_bubble(input, rank, false);
+      return zero_bubble(input, rank, 1);
     case ScheduleKind::kZbH2:
-      return zero_bubble(input, rank, true);
+      return zero_bubble(input, rank, 2);
     case ScheduleKind::kZbV:
-      return alone ? zero_bubble(input, rank, false) : zb_v(input, rank);
+      return alone ? zero_bubble(input, rank, 1) : zb_v(input, rank);
     case ScheduleKind::kDualPipeV:
       return alone ? in_turns(input, rank, 0) : dualpipe_v(input, rank);
     case ScheduleKind::kFile:
@@ -74,14 +90,6 @@ std::vector<config::LayoutProblem> schedule_problems(const ScheduleInput& input)
   }
   return problems;
 }
-
-int grid_virtual_stages(const std::string& text) {
-  const Grid grid = read_grid(text);
-  const int rows = static_cast<int>(grid.ranks.size());
-  return rows > 0 && grid.stages % rows == 0 ? grid.stages / rows : 0;
-}
-
-bool grid_lies_in_v(const std::string& grid) { return grid_in_v(read_grid(grid)); }
 
 std::vector<std::vector<Action>> make_schedule(const ScheduleInput& input) {
   for (const config::LayoutProblem& problem : schedule_problems(input)) LOCKSTEP_CHECK(false, problem.what);

@@ -20,6 +20,9 @@ struct ScheduleInput {
   int64_t sequences = 1;   // of a microbatch on all data ranks: to name a global batch in a way out
 };
 
+// That of the layout; without `sequences`.
+ScheduleInput schedule_of(const Layout& layout);
+
 // F, B, I and W of whole stages (Action::stage, microbatch), a list for each pipeline rank.
 //   naive        one microbatch after the other through all stages and back: one stage is busy at a time
 //   gpipe        all F, then all B (Huang et al. 2019)
@@ -37,10 +40,5 @@ std::vector<std::vector<Action>> make_schedule(const ScheduleInput& input);
 // What cannot be, with the equation and the nearest values that work; empty = all well. What is wrong within a grid is mended
 // in its file.
 std::vector<config::LayoutProblem> schedule_problems(const ScheduleInput& input);
-
-// Whether the stages of the grid lie V-shaped (else in a loop). Of a grid in which schedule_problems() finds nothing.
-bool grid_lies_in_v(const std::string& grid);
-// Stages of a row of the grid; 0 where its stages are no multiple of its rows.
-int grid_virtual_stages(const std::string& grid);
 
 }  // namespace lockstep::program

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "lockstep/arch/hf_config.h"
+#include "lockstep/arch/layer_description.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
@@ -212,10 +213,10 @@ std::vector<Case> layout_cases(const Files& files) {
   const auto grid = [&](const char* name) { return config::Override{"parallel.schedule", files.grid(name)}; };
   return {
       {"LS1101", {small, {"parallel.dp_replicate", "65536"}, {"parallel.dp_shard", "65536"}}, 8},
-      {"LS1101", {small, {"parallel.tp", "131072"}, {"parallel.pp", "4"}}, 8},
+      {"LS1101", {small, {"parallel.tp", "1048576"}, {"parallel.pp", "4"}}, 8},
       {"LS1101", {small, {"parallel.tp", "12"}, {"parallel.dp", "131072"}}, 12},
-      {"LS1101", {small}, 200000},
-      {"LS1101", {small, {"parallel.dp", "4"}}, 200000},
+      {"LS1101", {small}, 2000000},
+      {"LS1101", {small, {"parallel.dp", "4"}}, 2000000},
       {"LS1101", {small, {"train.global_batch", "100000000"}}},
       {"LS1101", {small, two, {"model.layers", "60000"}}, 2},
       {"LS1101", {small, {"model.max_seq_len", "1073741824"}, {"train.seq_len", "1073741824"}, {"train.micro_batch", "1073741824"},
@@ -296,10 +297,23 @@ std::string code_of_export() {
   return "written";
 }
 
+// Nor has a model from a checkpoint or a program a field that says its branches.
+std::string code_of_blocks() {
+  arch::ModelConfig model = arch::resolve_model({.preset = "gpt2-test"});
+  model.blocks = {{{.kind = "mlp", .name = "mlp", .beside = true}}};
+  try {
+    arch::block_branches(model, 1);
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.message().way_out, "");
+    return error.message().code;
+  }
+  return "described";
+}
+
 TEST(Suggestions, EveryRefusalOfTheTableIsMendedByWhatItOffers) {
   const Files files;
   Count count;
-  std::set<std::string> judged = {code_of_export()};
+  std::set<std::string> judged = {code_of_export(), code_of_blocks()};
   for (const std::vector<Case>& cases : {model_cases(files), layout_cases(files)})
     for (const Case& one : cases) take(one, count), judged.insert(one.code);
   EXPECT_GT(count.taken, 60);

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
-#include "lockstep/base/check.h"
+#include "lockstep/arch/layer_description.h"
+#include "lockstep/program/passes/build.h"
 #include "lockstep/program/planned_calls.h"
-#include "lockstep/program/predict/memory_walk.h"
 
 namespace lockstep::program {
 namespace {
@@ -25,16 +26,16 @@ bool sums_by_shard(const Layout& layout, const Action& action) {
   return sums_partial(action.kind) && differs_by_shard(layout, action);
 }
 
-// The largest values, if what an action copies of a rank's shard were so many bytes.
-MemoryBytes with_copy(const Layout& layout, const std::vector<Action>& actions, const MemoryTimeline& timeline, int64_t copied) {
+// The largest values; if what an action copies of a rank's shard were so many bytes, where that is given.
+MemoryBytes largest(const Layout& layout, const std::vector<Action>& actions, const MemoryTimeline& timeline, std::optional<int64_t> copied = {}) {
   MemoryBytes bytes;
   MemoryArray before = timeline.before;
   note({.within = before, .after = before}, bytes);
   for (size_t i = 0; i < actions.size(); ++i) {
     MemoryPoint point = timeline.points[i];
-    if (sums_by_shard(layout, actions[i])) {
+    if (copied && sums_by_shard(layout, actions[i])) {
       for (size_t c = 0; c < kNumMemoryCategories; ++c) point.within[c] = std::max(before[c], point.after[c]);
-      point.within[static_cast<size_t>(MemoryCategory::kBuffers)] += copied;
+      point.within[static_cast<size_t>(MemoryCategory::kBuffers)] += *copied;
     }
     note(point, bytes);
     before = point.after;
@@ -42,24 +43,29 @@ MemoryBytes with_copy(const Layout& layout, const std::vector<Action>& actions, 
   return bytes;
 }
 
+// What a layer takes follows from the shapes of the rank's parameters of it, and the first ranks of tp have the larger parts
+// (mesh::shard_range): where the last has as much as the first, all have. One layer of each pattern speaks for the others.
+bool equal_parts(const Layout& layout) {
+  const int tp = layout.mesh.degree(mesh::Axis::kTp);
+  if (tp == 1) return true;
+  std::map<int, int> of_pattern;
+  const std::vector<arch::LayerSpec> all = arch::layer_table(layout.model);
+  for (size_t i = 0; i < all.size(); ++i) of_pattern.try_emplace(arch::layer_pattern(layout.model, all[i]), static_cast<int>(i));
+  std::vector<int> layers;
+  for (const auto& [pattern, layer] : of_pattern) layers.push_back(layer);
+  const auto shapes = [&](int rank) {
+    std::vector<std::vector<int64_t>> of_rank;
+    for (arch::ParamSpec& spec : arch::param_table(layout.model, layout.tensor_shard(rank), layers)) of_rank.push_back(std::move(spec.local_shape));
+    return of_rank;
+  };
+  return shapes(0) == shapes(tp - 1);
+}
+
 }  // namespace
 
 std::string_view category_name(MemoryCategory category) {
-  switch (category) {
-    case MemoryCategory::kParameters:
-      return "parameters";
-    case MemoryCategory::kGradients:
-      return "gradients";
-    case MemoryCategory::kOptimizer:
-      return "optimizer";
-    case MemoryCategory::kActivations:
-      return "activations";
-    case MemoryCategory::kBuffers:
-      return "buffers";
-    case MemoryCategory::kHost:
-      return "host";
-  }
-  throw InternalError("no such category");
+  constexpr std::array<std::string_view, kNumMemoryCategories> kNames = {"parameters", "gradients", "optimizer", "activations", "buffers", "host"};
+  return kNames.at(static_cast<size_t>(category));
 }
 
 int64_t device_total(const MemoryArray& bytes) {
@@ -68,61 +74,67 @@ int64_t device_total(const MemoryArray& bytes) {
   return sum - bytes[static_cast<size_t>(MemoryCategory::kHost)];
 }
 
-std::vector<arch::LayerCost> layer_costs(const Layout& layout, int rank) {
-  std::map<std::pair<arch::LayerKind, arch::Recompute>, arch::LayerCost> known;  // blocks that recompute alike cost the same
-  std::vector<arch::LayerCost> costs;
-  for (const arch::LayerSpec& layer : arch::layer_table(layout.model)) {
-    const arch::Recompute recompute = layout.recompute_of(static_cast<int>(costs.size()));
-    const auto [cost, fresh] = known.try_emplace({layer.kind, recompute});
-    if (fresh)
-      cost->second = arch::layer_cost(layout.model, layer,
-                                      {.batch = layout.micro_batch, .seq_len = layout.seq_len,
-                                       .element_size = layout.element_size(), .threads = layout.threads,
-                                       .tensor = layout.tensor_shard(rank), .recompute = recompute,
-                                       .overlap = layout.overlap});
-    costs.push_back(cost->second);
-  }
-  return costs;
+MemoryBytes predict_memory(const Layout& layout, const Program& program, int rank, int64_t left_out) {
+  return largest(layout, program.list(rank), memory_timeline(layout, program, rank, left_out));
 }
 
-MemoryTimeline memory_timeline(const Layout& layout, const Program& program, int rank) {
-  MemoryWalk walk(layout, program, rank);
-  MemoryTimeline timeline{.before = walk.live(), .points = {}};
-  for (const Action& action : program.list(rank)) timeline.points.push_back(walk.step(action));
-  walk.check_end();
-  return timeline;
+RankMemory::RankMemory(const Layout& layout, const Program& program)
+    : layout_(layout), program_(program), classes_(program, layout), equal_parts_(equal_parts(layout)) {}
+
+RankMemory::RankMemory(const Layout& layout, const JudgedSteps& steps) : RankMemory(layout, steps.first().program) {
+  steps_ = &steps;
 }
 
-MemoryBytes predict_memory(const Layout& layout, const Program& program, int rank) {
-  const MemoryTimeline timeline = memory_timeline(layout, program, rank);
-  MemoryBytes bytes;
-  note({.within = timeline.before, .after = timeline.before}, bytes);
-  for (const MemoryPoint& point : timeline.points) note(point, bytes);
-  return bytes;
+RankMemory::Known& RankMemory::known(int rank) {
+  const size_t of_class = equal_parts_ ? classes_.row_of(rank) : classes_.of(rank);
+  auto found = known_.find(of_class);
+  if (found == known_.end()) found = known_.emplace(of_class, predict(rank)).first;
+  return found->second;
 }
 
 const MemoryBytes& RankMemory::of(int rank) {
-  const RankClass of_rank = class_of(program_, layout_, rank);
-  auto found = known_.find(of_rank);
-  if (found == known_.end()) found = known_.emplace(of_rank, predict(rank)).first;
-  Alike& alike = found->second;
+  Known& alike = known(rank);
   if (!alike.by_shard) return alike.bytes;
   const auto [bytes, fresh] = alike.shards.try_emplace(layout_.shard(rank));
-  if (fresh) bytes->second = predict_memory(layout_, program_, rank);
+  if (fresh)
+    bytes->second = over_steps([&](const Layout& layout, const Program& program, int64_t left_out) {
+      return std::vector{predict_memory(layout, program, rank, left_out)};
+    })[0];
   return bytes->second;
 }
 
+std::vector<RankClasses::Alike> RankMemory::among(int begin, int end) {
+  std::vector<RankClasses::Alike> found = classes_.among(begin, end);
+  const auto by_shard = [&](const RankClasses::Alike& alike) { return known(alike.first).by_shard; };
+  if (std::none_of(found.begin(), found.end(), by_shard)) return found;
+  found.clear();
+  for (int rank = begin; rank < end; ++rank) found.push_back({.first = rank, .ranks = 1});
+  return found;
+}
+
+// What `of` says of the step, whole or by the shorter ones.
+template <typename Of>
+std::vector<MemoryBytes> RankMemory::over_steps(const Of& of) const {
+  if (steps_ == nullptr) return of(layout_, program_, 0);
+  std::vector<std::vector<MemoryBytes>> said;
+  for (const MadeStep& step : steps_->made) said.push_back(of(step.layout, step.program, step.left_out));
+  return said.front() == said.back() ? said.front() : of(layout_, make_program(layout_), 0);
+}
+
 // No shard holds more of what is copied than there is: where all of it makes no difference, no shard does.
-RankMemory::Alike RankMemory::predict(int rank) const {
-  const MemoryTimeline timeline = memory_timeline(layout_, program_, rank);
-  const std::vector<Action>& actions = program_.list(rank);
-  const auto differs = [&](const Action& action) { return sums_by_shard(layout_, action); };
-  Alike alike{.bytes = with_copy(layout_, actions, timeline, 0)};
-  if (std::none_of(actions.begin(), actions.end(), differs)) return alike;
-  const PartialGradients all = partial_gradients(layout_.param_table(rank));
-  const int64_t most = std::max(all.of_axis, all.of_copies) * static_cast<int64_t>(sizeof(float));
-  alike.by_shard = alike.bytes != with_copy(layout_, actions, timeline, most);
-  return alike;
+RankMemory::Known RankMemory::predict(int rank) const {
+  const auto most = [&] {
+    const PartialGradients all = partial_gradients(layout_.param_table(rank));
+    return std::max(all.of_axis, all.of_copies) * static_cast<int64_t>(sizeof(float));
+  };
+  const std::vector<MemoryBytes> bytes = over_steps([&](const Layout& layout, const Program& program, int64_t left_out) {
+    const MemoryTimeline timeline = memory_timeline(layout, program, rank, left_out);
+    const std::vector<Action>& actions = program.list(rank);
+    const auto differs = [&](const Action& action) { return sums_by_shard(layout, action); };
+    const int64_t copied = std::any_of(actions.begin(), actions.end(), differs) ? most() : 0;
+    return std::vector{largest(layout, actions, timeline, 0), largest(layout, actions, timeline, copied)};
+  });
+  return {.bytes = bytes[0], .by_shard = bytes[0] != bytes[1]};
 }
 
 }  // namespace lockstep::program

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/program/predict/steps.h"
 #include "lockstep/program/program.h"
 #include "lockstep/program/rank_class.h"
 
@@ -41,32 +42,41 @@ struct MemoryTimeline {
   MemoryArray before{};             // the first action
   std::vector<MemoryPoint> points;  // one per action
 };
-MemoryTimeline memory_timeline(const Layout& layout, const Program& program, int rank);
+// `left_out` here and below: microbatches that the step has more than the program (steps.h).
+MemoryTimeline memory_timeline(const Layout& layout, const Program& program, int rank, int64_t left_out = 0);
 
 // The largest values of the timeline.
-MemoryBytes predict_memory(const Layout& layout, const Program& program, int rank);
+MemoryBytes predict_memory(const Layout& layout, const Program& program, int rank, int64_t left_out = 0);
 
-// The same of many ranks: once for every class of ranks. References live as long as this object.
+// The same of many ranks: once for those that are alike, on tp too where its parts of layers are of one size. What it is made of
+// outlives it; references live as long as this object.
 class RankMemory {
  public:
-  RankMemory(const Layout& layout, const Program& program) : layout_(layout), program_(program) {}
+  RankMemory(const Layout& layout, const Program& program);
+  // Of a step of which several shorter ones were made (steps.h).
+  RankMemory(const Layout& layout, const JudgedSteps& steps);
   const MemoryBytes& of(int rank);
+  // Of the ranks [begin, end), by their first ranks: those whose bytes are the same together.
+  std::vector<RankClasses::Alike> among(int begin, int end);
 
  private:
-  struct Alike {
+  struct Known {
     MemoryBytes bytes{};  // of all ranks of the class
     // Unless what an action copies of a rank's shard is the most of something: then by shard.
     bool by_shard = false;
     std::map<int, MemoryBytes> shards{};
   };
-  Alike predict(int rank) const;
+  Known& known(int rank);
+  Known predict(int rank) const;
+  template <typename Of>
+  std::vector<MemoryBytes> over_steps(const Of& of) const;
 
   const Layout& layout_;
-  const Program& program_;
-  std::map<RankClass, Alike> known_;
+  const Program& program_;  // of the step, or of the first of steps_
+  const JudgedSteps* steps_ = nullptr;
+  RankClasses classes_;
+  bool equal_parts_;               // of layers, on all ranks of tp
+  std::map<size_t, Known> known_;  // by row of classes where they are, else by class
 };
-
-// The cost list of every layer as `rank` runs it, under its recompute choice.
-std::vector<arch::LayerCost> layer_costs(const Layout& layout, int rank);
 
 }  // namespace lockstep::program

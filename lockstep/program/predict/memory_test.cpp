@@ -55,7 +55,7 @@ Program program_of(const Layout& layout, const std::vector<Action>& actions) {
   program.list_of.assign(static_cast<size_t>(layout.mesh.world_size()), 0);
   const arch::FlatLayout flat = layout.flat_layout(0);
   for (auto unit = flat.units.rbegin(); unit != flat.units.rend(); ++unit)
-    program.buckets.push_back({.layers = {unit->layer}, .begin = unit->begin, .end = unit->end});
+    program.buckets.push_back({.units = {unit->layer}, .begin = unit->begin, .end = unit->end});
   return program;
 }
 

@@ -1,33 +1,17 @@
 #include "lockstep/program/predict/moves.h"
 
-#include "lockstep/arch/slot_layout.h"
-#include "lockstep/program/predict/memory.h"
+#include <array>
 
 namespace lockstep::program {
 
 std::string route_name(Route route) {
-  switch (route) {
-    case Route::kHostToDevice:
-      return "host to device";
-    case Route::kDeviceToHost:
-      return "device to host";
-    case Route::kDiskToHost:
-      return "disk to host";
-    case Route::kHostToDisk:
-      return "host to disk";
-  }
-  return "";
+  constexpr std::array kNames = {"host to device", "device to host", "disk to host", "host to disk"};
+  return kNames.at(static_cast<size_t>(route));
 }
 
 ActionMoves::ActionMoves(const Layout& layout, const Program& program, int rank)
-    : layout_(layout), effects_(layout, program.buckets, rank), plan_(host_plan(layout, rank)), costs_(layer_costs(layout, rank)) {
-  const std::vector<arch::ParamSpec> table = layout.param_table(rank);
-  const arch::FlatLayout flat = arch::flat_layout(table, layout.shards());
-  for (const arch::FlatUnit& unit : flat.units) {
-    parts_[unit.layer] = unit.numel() / layout.shards();
-    updated_[unit.layer] = arch::update_bytes(table, flat, unit);
-    states_[unit.layer] = offloaded_state_bytes(layout, table, flat, unit);
-  }
+    : layout_(layout), effects_(layout, program.buckets, rank), plan_(host_plan(layout, rank)), sizes_(unit_sizes(layout, layout.param_table(rank))) {
+  if (layout.offload.activations) costs_ = layer_costs(layout, rank);
 }
 
 std::vector<Move> ActionMoves::of(const Action& action) {
@@ -40,16 +24,16 @@ std::vector<Move> ActionMoves::of(const Action& action) {
 
 std::optional<Move> ActionMoves::move(const Touch& touch, bool copies) const {
   if (touch.what == Resource::kGradients && touch.how == Access::kUpdate && touch.from == kOpen && layout_.offload.optimizer)
-    return Move{"gradients", Route::kDeviceToHost, 4 * parts_.at(touch.index)};
+    return Move{"gradients", Route::kDeviceToHost, 4 * sizes_.at(touch.index).part};
   if (!copies) return std::nullopt;  // eviction of what nothing changed drops it
   const bool fetch = touch.from == kAway;
   switch (touch.what) {
     case Resource::kParameters:
       return Move{"parameters", layout_.offload.parameters && plan_.on_disk(touch.index) ? Route::kDiskToHost : Route::kHostToDevice,
-                  layout_.element_size() * parts_.at(touch.index)};
+                  layout_.element_size() * sizes_.at(touch.index).part};
     case Resource::kStates:
       return Move{"optimizer state", fetch ? Route::kDiskToHost : Route::kHostToDisk,
-                  (fetch ? updated_ : states_).at(touch.index)};
+                  fetch ? sizes_.at(touch.index).updated : sizes_.at(touch.index).offloaded};
     case Resource::kSaved:
       return Move{"activations", fetch ? Route::kHostToDevice : Route::kDeviceToHost, costs_.at(static_cast<size_t>(touch.index)).kept};
     default:

@@ -40,9 +40,8 @@ class ActionMoves {
   const Layout& layout_;
   EffectTable effects_;
   HostPlan plan_;
-  std::map<int, int64_t> parts_;         // by layer: elements of its part
-  std::map<int, int64_t> updated_, states_;  // bytes of its part: that an update reads, that are kept
-  std::vector<arch::LayerCost> costs_;
+  std::map<int, UnitSize> sizes_;
+  std::vector<arch::LayerCost> costs_;  // where activations move
 };
 
 struct MoveTotals {

@@ -15,28 +15,6 @@ namespace {
 
 using mesh::Axis;
 
-// Where a rank stands in the line of all ranks, tp first and the data axes last.
-int place_of(const Layout& layout, int rank) {
-  const mesh::PerAxis at = layout.mesh.coordinates(rank);
-  int place = 0;
-  for (const Axis axis : {Axis::kDpReplicate, Axis::kDpShard, Axis::kPp, Axis::kCp, Axis::kTp})
-    place = place * layout.mesh.degree(axis) + at[axis];
-  return place;
-}
-
-// Between neighbours along an axis of several ranks.
-int stride(const Layout& layout, Axis axis) {
-  mesh::PerAxis next;
-  next[axis] = 1;
-  return layout.mesh.rank(next);
-}
-
-RankMap filled(const std::vector<int>& places, int per_node, int ranks_per_node) {
-  RankMap map{.node = {}, .empty_places = ranks_per_node - per_node};
-  for (const int place : places) map.node.push_back(place / per_node);
-  return map;
-}
-
 // The ledger names the data axis "dp" where only one of the two has several ranks.
 std::string axis_of(const Layout& layout, const std::string& name) {
   if (name != "dp") return name;
@@ -56,7 +34,7 @@ std::vector<AxisGroups> axis_groups(const Layout& layout, int64_t most) {
       if (layout.mesh.coordinates(rank)[*axis] == 0) of_axis.groups.push_back(layout.mesh.group(rank, *axis));
   }
   AxisGroups tied{.axis = "tied"};
-  const int copies = world_size / layout.pipeline.ranks;  // pp varies slowest
+  const int copies = layout.pipelines();
   for (const int first : stage_ranks(layout)) {
     if (layout.tied_peer(first) <= first) continue;
     tied.count += copies;
@@ -67,64 +45,75 @@ std::vector<AxisGroups> axis_groups(const Layout& layout, int64_t most) {
   return found;
 }
 
-int RankMap::nodes() const { return *std::max_element(node.begin(), node.end()) + 1; }
+int RankMap::node_of(int rank) const {
+  const mesh::PerAxis at = mesh_.coordinates(rank);
+  int place = 0, stride = 1;
+  for (const Axis axis : order_) {
+    place += at[axis] * stride;
+    stride *= mesh_.degree(axis);
+  }
+  return place / used_;
+}
 
-std::vector<int> RankMap::ranks_on(int wanted) const {
+std::vector<int> RankMap::ranks_on(int node) const {
   std::vector<int> ranks;
-  for (size_t rank = 0; rank < node.size(); ++rank)
-    if (node[rank] == wanted) ranks.push_back(static_cast<int>(rank));
+  for (int place = node * used_; place < std::min((node + 1) * used_, mesh_.world_size()); ++place) {
+    mesh::PerAxis at;
+    int left = place;
+    for (const Axis axis : order_) {
+      at[axis] = left % mesh_.degree(axis);
+      left /= mesh_.degree(axis);
+    }
+    ranks.push_back(mesh_.rank(at));
+  }
+  std::sort(ranks.begin(), ranks.end());
   return ranks;
 }
 
 RankMap placed_by_axis(const Layout& layout, int ranks_per_node) {
   LOCKSTEP_CHECK(ranks_per_node >= 1, "servers of ", ranks_per_node, " ranks");
   const int tp = layout.mesh.degree(Axis::kTp);
-  std::vector<int> places;
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) places.push_back(place_of(layout, rank));
-  return filled(places, tp <= ranks_per_node ? ranks_per_node / tp * tp : ranks_per_node, ranks_per_node);
+  return {layout.mesh, {Axis::kTp, Axis::kCp, Axis::kPp, Axis::kDpShard, Axis::kDpReplicate},
+          tp <= ranks_per_node ? ranks_per_node / tp * tp : ranks_per_node, ranks_per_node};
 }
 
 RankMap placed_in_order(const Layout& layout, int ranks_per_node) {
   LOCKSTEP_CHECK(ranks_per_node >= 1, "servers of ", ranks_per_node, " ranks");
-  std::vector<int> places;
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) places.push_back(rank);
-  return filled(places, ranks_per_node, ranks_per_node);
+  std::array<Axis, mesh::kAxes.size()> order = mesh::kAxes;
+  std::reverse(order.begin(), order.end());
+  return {layout.mesh, order, ranks_per_node, ranks_per_node};
 }
 
+// A copy's ranks stand in line one behind the other.
 std::vector<std::vector<int>> nodes_of_copies(const Layout& layout, const RankMap& map) {
-  std::vector<std::vector<int>> copies(static_cast<size_t>(layout.mesh.degree(layout.samples())));
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank)
-    copies[static_cast<size_t>(layout.mesh.group_rank(rank, layout.samples()))].push_back(map.node[static_cast<size_t>(rank)]);
-  for (std::vector<int>& nodes : copies) {
-    std::sort(nodes.begin(), nodes.end());
-    nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
-  }
-  return copies;
+  const int64_t copies = layout.mesh.degree(layout.samples()), ranks = layout.mesh.world_size() / copies;
+  std::vector<std::vector<int>> nodes(static_cast<size_t>(copies));
+  for (int64_t copy = 0; copy < copies; ++copy)
+    for (int64_t node = copy * ranks / map.places_used(); node <= ((copy + 1) * ranks - 1) / map.places_used(); ++node)
+      nodes[static_cast<size_t>(copy)].push_back(static_cast<int>(node));
+  return nodes;
 }
 
 namespace {
 
-// Adds up what ranks send, one after the other. The calls of a class are planned for its first rank; those of another have
-// their groups moved by as much as that one stands away along the axes on which the group does not lie.
+// Adds up what ranks send, one after the other. The calls of a class are planned for its first rank; the group of another rank is
+// the same, moved.
 class TrafficSum {
  public:
   TrafficSum(const Layout& layout, const Program& program, const std::vector<RankMap>& maps)
-      : layout_(layout), program_(program), maps_(maps) {}
+      : layout_(layout), program_(program), maps_(maps), classes_(program, layout) {}
 
   void add(int rank) {
-    const auto [known, fresh] = classes_.try_emplace(class_of(program_, layout_, rank));
+    const auto [known, fresh] = calls_.try_emplace(classes_.of(rank));
     if (fresh) known->second = plan(rank);
-    Calls& calls = known->second;
-    const mesh::PerAxis at = layout_.mesh.coordinates(rank);
-    for (Call& call : calls.same) {
-      int shift = 0;
-      for (const Axis axis : mesh::kAxes) shift += (at[axis] - calls.at[axis]) * call.strides[axis];
-      const int place = place_in(call.planned.call.group, rank - shift);
+    for (Call& call : known->second.same) {
+      const int place = group_rank(layout_, rank, call.planned.group);
+      const int moved = rank - call.planned.call.group[static_cast<size_t>(place)];
       const auto [sent, is_new] = call.sent.try_emplace(place);
       if (is_new) sent->second = predicted_sends(call.planned.call, place);
-      for (const auto& [peer, bytes] : sent->second) count(rank, peer + shift, call.times * bytes, axes_[call.axis]);
+      for (const auto& [peer, bytes] : sent->second) count(rank, peer + moved, call.times * bytes, axes_[call.axis]);
     }
-    for (const Action& action : calls.by_shard)
+    for (const Action& action : known->second.by_shard)
       for (const CallOfRank& planned : calls_of_rank(layout_, program_, rank, action)) {
         AxisTraffic& sum = axes_[axis_index(planned.key.axis)];
         for (const auto& [peer, bytes] : predicted_sends(planned.call, planned.group_rank)) count(rank, peer, bytes, sum);
@@ -137,18 +126,16 @@ class TrafficSum {
   struct Call {
     CallOfRank planned{};
     int64_t times = 0;
-    size_t axis = 0;          // of axes_
-    mesh::PerAxis strides{};  // between ranks along the axes on which its group does not lie
+    size_t axis = 0;  // of axes_
     std::map<int, std::map<int, int64_t>> sent{};  // by place in the group: to each peer
   };
   struct Calls {
-    mesh::PerAxis at{};  // of the rank that they are planned for
     std::vector<Call> same{};
     std::vector<Action> by_shard{};
   };
 
   Calls plan(int rank) {
-    Calls calls{.at = layout_.mesh.coordinates(rank)};
+    Calls calls;
     std::vector<RepeatedCalls> repeated = repeated_calls(layout_, program_, rank);
     std::set<std::tuple<std::string, Collective, std::string>> keys;  // axes are named in the order of the printed ledger
     for (const RepeatedCalls& of_action : repeated)
@@ -162,34 +149,16 @@ class TrafficSum {
       }
       for (CallOfRank& planned : of_action.calls) {
         const size_t axis = axis_index(planned.key.axis);
-        const mesh::PerAxis strides = strides_beside(planned.call.group);
-        calls.same.push_back({.planned = std::move(planned), .times = of_action.times, .axis = axis, .strides = strides});
+        calls.same.push_back({.planned = std::move(planned), .times = of_action.times, .axis = axis});
       }
     }
     return calls;
   }
 
-  // A group lies on the axes along which its first and its last rank differ.
-  mesh::PerAxis strides_beside(const std::vector<int>& group) const {
-    const mesh::PerAxis first = layout_.mesh.coordinates(group.front()), last = layout_.mesh.coordinates(group.back());
-    mesh::PerAxis strides;
-    for (const Axis axis : mesh::kAxes)
-      if (first[axis] == last[axis] && layout_.mesh.degree(axis) > 1) strides[axis] = stride(layout_, axis);
-    return strides;
-  }
-
-  // Groups ascend, but for the two ranks of a transfer.
-  static int place_in(const std::vector<int>& group, int rank) {
-    const auto place = group.size() == 2 ? std::find(group.begin(), group.end(), rank)
-                                         : std::lower_bound(group.begin(), group.end(), rank);
-    LOCKSTEP_CHECK(place != group.end() && *place == rank, "rank ", rank, " is not in its group");
-    return static_cast<int>(place - group.begin());
-  }
-
   void count(int rank, int peer, int64_t bytes, AxisTraffic& sum) const {
     sum.sent += bytes;
     for (size_t i = 0; i < maps_.size(); ++i)
-      if (maps_[i].node[static_cast<size_t>(rank)] != maps_[i].node[static_cast<size_t>(peer)]) sum.between_nodes[i] += bytes;
+      if (maps_[i].node_of(rank) != maps_[i].node_of(peer)) sum.between_nodes[i] += bytes;
   }
 
   size_t axis_index(const std::string& ledger_name) {
@@ -204,7 +173,8 @@ class TrafficSum {
   const Layout& layout_;
   const Program& program_;
   const std::vector<RankMap>& maps_;
-  std::map<RankClass, Calls> classes_;
+  const RankClasses classes_;
+  std::map<size_t, Calls> calls_;  // by class
   std::vector<AxisTraffic> axes_;
 };
 

@@ -1,8 +1,8 @@
 #include "lockstep/program/predict/traffic.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -19,27 +19,27 @@ namespace {
 template <typename Wanted>
 std::vector<std::pair<Action, int64_t>> repeated_actions(const std::vector<Action>& list, const Wanted& wanted) {
   std::vector<std::pair<Action, int64_t>> actions;
-  std::map<std::array<int, 5>, size_t> known;
+  std::map<Action, size_t> known;
   for (Action action : list) {
     if (!wanted(action)) continue;
     action.microbatch = 0;
-    const std::array<int, 5> key = {static_cast<int>(action.kind), action.stage, action.layer, action.bucket, action.unit};
-    const auto [entry, is_new] = known.try_emplace(key, actions.size());
+    const auto [entry, is_new] = known.try_emplace(action, actions.size());
     if (is_new) actions.emplace_back(action, 0);
     actions[entry->second].second += 1;
   }
   return actions;
 }
 
+bool all(const Action&) { return true; }
+
 template <typename Wanted>
 std::vector<RepeatedCalls> calls_of(const Layout& layout, const Program& program, int rank, const Wanted& wanted) {
-  const std::vector<std::pair<Action, int64_t>> repeated = repeated_actions(program.list(rank), wanted);
-  std::vector<Action> actions;
-  for (const auto& [action, times] : repeated) actions.push_back(action);
-  std::vector<std::vector<CallOfRank>> planned = calls_of_rank(layout, program, rank, actions);
+  CallTable table(layout, program, rank);
   std::vector<RepeatedCalls> calls;
-  for (size_t i = 0; i < actions.size(); ++i)
-    calls.push_back({.action = actions[i], .times = repeated[i].second, .calls = std::move(planned[i])});
+  for (const auto& [action, times] : repeated_actions(program.list(rank), wanted)) {
+    RepeatedCalls& of_action = calls.emplace_back(RepeatedCalls{.action = action, .times = times});
+    for (const PlannedCall& planned : table.of(action)) of_action.calls.push_back(call_of_rank(layout, rank, planned));
+  }
   return calls;
 }
 
@@ -58,7 +58,7 @@ int64_t sent_for(const Program& program, const Layout& layout, int rank, State l
 }
 
 // Id, collective, axis and algorithm; size of the group; whether this rank is its root.
-using CallKind = std::tuple<LedgerKey, size_t, bool>;
+using CallKind = std::tuple<LedgerKey, int, bool>;
 // Calls and bytes of each.
 using CallKinds = std::map<CallKind, std::pair<int64_t, int64_t>>;
 
@@ -69,24 +69,21 @@ bool has_root(Collective collective) {
 
 CallKinds call_kinds(const Program& program, const Layout& layout, int rank, bool numbered) {
   CallKinds kinds;
-  for (RepeatedCalls& repeated : repeated_calls(layout, program, rank)) {
-    if (differs_by_shard(layout, repeated.action)) continue;
-    for (CallOfRank& planned : repeated.calls) {
-      if (!numbered) planned.key.id = planned.key.id.of_every_owner();
-      const bool root = has_root(planned.call.collective) && planned.call.root == planned.group_rank;
-      auto& [count, bytes] = kinds[{planned.key, planned.call.group.size(), root}];
-      count += repeated.times;
-      bytes += repeated.times * payload(planned.call);
+  CallTable table(layout, program, rank);  // no list of a group's ranks is made
+  for (const auto& [action, times] : repeated_actions(program.list(rank), all)) {
+    if (differs_by_shard(layout, action)) continue;
+    for (const PlannedCall& planned : table.of(action)) {
+      const bool root = has_root(planned.collective) && planned.root == group_rank(layout, rank, planned.group);
+      const LedgerKey key{.id = numbered ? planned.id : planned.id.of_every_owner(),
+                          .collective = planned.collective,
+                          .axis = group_name(layout, planned.group),
+                          .algorithm = planned.algorithm};
+      auto& [count, bytes] = kinds[{key, group_size(layout, planned.group), root}];
+      count += times;
+      bytes += times * planned.bytes();
     }
   }
   return kinds;
-}
-
-// Ranks of one class make the same calls, but for their shard. Along tp the rows of what goes between stages may differ.
-RankClass calling_class(const Program& program, const Layout& layout, int rank) {
-  RankClass of_rank = class_of(program, layout, rank);
-  if (layout.micro_batch * layout.seq_len % layout.mesh.degree(mesh::Axis::kTp) == 0) of_rank.tp = 0;
-  return of_rank;
 }
 
 int64_t gathers(const Layout& layout) {
@@ -101,21 +98,24 @@ int64_t gathers(const Layout& layout) {
 
 std::vector<std::vector<int>> alike_ranks(const Program& program, const Layout& layout, const std::vector<int>& ranks,
                                           bool numbered) {
+  // Ranks of one class make the same calls, but for their shard. Along tp the rows of what goes between stages may differ.
+  const RankClasses classes(program, layout);
+  const bool equal_rows = layout.micro_batch * layout.seq_len % layout.mesh.degree(mesh::Axis::kTp) == 0;
   std::map<CallKinds, size_t> known;
-  std::map<RankClass, size_t> of_class;
+  std::vector<std::optional<size_t>> of_class(classes.count());
   std::vector<std::vector<int>> groups;
   for (const int rank : ranks) {
-    const auto [group, fresh] = of_class.try_emplace(calling_class(program, layout, rank), 0);
-    if (fresh) group->second = known.try_emplace(call_kinds(program, layout, rank, numbered), groups.size()).first->second;
-    if (group->second == groups.size()) groups.emplace_back();
-    groups[group->second].push_back(rank);
+    std::optional<size_t>& group = of_class[equal_rows ? classes.row_of(rank) : classes.of(rank)];
+    if (!group) group = known.try_emplace(call_kinds(program, layout, rank, numbered), groups.size()).first->second;
+    if (*group == groups.size()) groups.emplace_back();
+    groups[*group].push_back(rank);
   }
   return groups;
 }
 
 std::vector<int> stage_ranks(const Layout& layout) {
   std::vector<int> ranks;
-  for (int pp = 0; pp < layout.pipeline.ranks; ++pp) ranks.push_back(pp * layout.mesh.world_size() / layout.pipeline.ranks);
+  for (int pp = 0; pp < layout.pipeline.ranks; ++pp) ranks.push_back(pp * layout.pipelines());
   return ranks;
 }
 
@@ -149,7 +149,7 @@ std::vector<ReductionTraffic> reduction_traffic(const Layout& layout, const std:
 
 std::vector<std::vector<StageTraffic>> sharding_traffic(const Layout& layout, const std::vector<int>& ranks) {
   LOCKSTEP_CHECK(layout.shards() > 1, "one shard: nothing is gathered");
-  const double wire = layout.reduce_precision == config::Precision::kBf16 ? 2 : 4;
+  const auto wire = static_cast<double>(config::bytes_of(layout.reduce_precision));
   std::vector<std::vector<StageTraffic>> of_ranks(ranks.size());
   for (int zero : {1, 2, 3}) {
     Layout staged = layout;
@@ -185,13 +185,11 @@ Ledger predict_ledger(const Layout& layout, const Program& program, int rank) {
 }
 
 std::vector<RepeatedCalls> repeated_calls(const Layout& layout, const Program& program, int rank) {
-  return calls_of(layout, program, rank, [](const Action&) { return true; });
+  return calls_of(layout, program, rank, all);
 }
 
 int64_t sent_bytes(const CallOfRank& planned) {
-  int64_t sent = 0;
-  for (const auto& [peer, bytes] : predicted_sends(planned.call, planned.group_rank)) sent += bytes;
-  return sent;
+  return predicted_bytes(planned.call, planned.group_rank);
 }
 
 double ring_link_bytes(double gradient_bytes, int ranks) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "lockstep/base/text.h"
@@ -9,6 +10,7 @@ namespace lockstep::program {
 namespace {
 
 std::string short_label(int layer, int num_layers) {
+  if (num_layers > 0 && layer >= num_layers) return short_label(layer - num_layers, num_layers) + "r";  // the second group of the layer
   if (layer == 0) return "e";
   return layer == num_layers - 1 ? "h" : cat(layer - 1);
 }
@@ -27,7 +29,7 @@ std::string cell_text(const Action& action, const std::vector<Bucket>& buckets, 
   if (action.layer >= 0) return text + short_label(action.layer, num_layers);
   if (action.unit >= 0) return text + short_label(action.unit, num_layers);
   if (action.bucket < 0) return text;
-  const std::vector<int>& layers = buckets.at(static_cast<size_t>(action.bucket)).layers;
+  const std::vector<int>& layers = buckets.at(static_cast<size_t>(action.bucket)).units;
   const std::string first = short_label(layers.front(), num_layers);
   return layers.size() == 1 ? text + first : cat(text, first, "..", short_label(layers.back(), num_layers));
 }
@@ -35,20 +37,21 @@ std::string cell_text(const Action& action, const std::vector<Bucket>& buckets, 
 // A lane: slot -> text.
 using Slots = std::map<int, std::string>;
 
+constexpr std::array<std::string_view, 3> kLanes = {"compute", "network", "copies"};
+enum LaneIndex : size_t { kCompute, kNetwork, kCopies };
+
 struct RankLanes {
-  Slots compute, network, copies;
-  size_t next = 0;       // action
-  int compute_free = 0;  // first slot
-  int network_free = 0;
-  int copies_free = 0;
-  Pending<int> pending{};  // the slot behind what was started and not yet joined
+  std::array<Slots, kLanes.size()> cells{};
+  std::array<int, kLanes.size()> free{};  // first slot
+  size_t next = 0;                        // action
+  Pending<int> pending{};                 // the slot behind what was started and not yet joined
 };
 
 class Drawing {
  public:
   Drawing(const Program& program, const Layout& layout)
       : program_(program),
-        num_layers_(static_cast<int>(arch::layer_table(layout.model).size())),
+        num_layers_(layout.num_layers()),
         effects_(layout, program.buckets, 0),
         ranks_(program.list_of.size()) {
     while (advance()) communicate();
@@ -59,8 +62,8 @@ class Drawing {
     const size_t shown = std::min(max_ranks, ranks_.size());
     std::vector<size_t> widths;
     for (size_t r = 0; r < shown; ++r) {
-      for (const Slots* lane : {&ranks_[r].compute, &ranks_[r].network, &ranks_[r].copies}) {
-        for (const auto& [slot, label] : *lane) {
+      for (const Slots& lane : ranks_[r].cells) {
+        for (const auto& [slot, label] : lane) {
           widths.resize(std::max(widths.size(), static_cast<size_t>(slot) + 1), 1);
           widths[static_cast<size_t>(slot)] = std::max(widths[static_cast<size_t>(slot)], label.size() + 1);
         }
@@ -74,13 +77,13 @@ class Drawing {
       result += line(std::string(margin, ' '), starts, widths);
     }
     for (size_t r = 0; r < shown; ++r) {
-      result += line(pad_right(cat("rank ", r, " compute"), margin), ranks_[r].compute, widths);
-      if (ranks_.size() > 1)
-        result += line(pad_right(cat("     ", std::string(cat(r).size(), ' '), " network"), margin), ranks_[r].network,
-                       widths);
-      if (!ranks_[r].copies.empty())
-        result += line(pad_right(cat("     ", std::string(cat(r).size(), ' '), " copies"), margin), ranks_[r].copies,
-                       widths);
+      std::string name = cat("rank ", r);
+      for (size_t lane = 0; lane < kLanes.size(); ++lane) {
+        const Slots& cells = ranks_[r].cells[lane];
+        if ((lane == kNetwork && ranks_.size() == 1) || (lane == kCopies && cells.empty())) continue;
+        result += line(pad_right(cat(name, " ", kLanes[lane]), margin), cells, widths);
+        name.assign(name.size(), ' ');
+      }
     }
     if (shown < ranks_.size()) result += cat("(", ranks_.size() - shown, " more ranks)\n");
     return result;
@@ -99,19 +102,24 @@ class Drawing {
         const Effects& effects = effects_.of(action);
         if (effects.lane == Lane::kNetwork && effects.collective) break;
         if (effects.lane == Lane::kCopies) {
-          copy(lanes, action);
+          const int slot = std::max({lanes.free[kCompute], lanes.free[kCopies], ready(lanes, action)});
+          put(lanes, kCopies, slot, action);
+          lanes.pending.start(effects, action, slot + 1);
           continue;
         }
-        lanes.compute_free = std::max(lanes.compute_free, ready(lanes, action));
+        const int slot = std::max(lanes.free[kCompute], ready(lanes, action));
         lanes.pending.join(effects, action);
-        if (r == 0 && action.kind == ActionKind::kForward && action.layer == 0) {
-          microbatch_starts_[action.microbatch] = lanes.compute_free;
-        }
-        lanes.compute[lanes.compute_free++] = cell_text(action, program_.buckets, num_layers_);
+        if (r == 0 && action.kind == ActionKind::kForward && action.layer == 0) microbatch_starts_[action.microbatch] = slot;
+        put(lanes, kCompute, slot, action);
       }
       more = more || lanes.next < actions(r).size();
     }
     return more;
+  }
+
+  void put(RankLanes& lanes, LaneIndex lane, int slot, const Action& action) const {
+    lanes.cells[lane][slot] = cell_text(action, program_.buckets, num_layers_);
+    lanes.free[lane] = slot + 1;
   }
 
   // The first slot in which all is there that the action uses.
@@ -121,33 +129,25 @@ class Drawing {
     return slot;
   }
 
-  void copy(RankLanes& lanes, const Action& action) {
-    const int slot = std::max({lanes.compute_free, lanes.copies_free, ready(lanes, action)});
-    lanes.copies[slot] = cell_text(action, program_.buckets, num_layers_);
-    lanes.copies_free = slot + 1;
-    lanes.pending.start(effects_.of(action), action, slot + 1);
-  }
-
   // The next call of every rank: all of them come to the same one (the verifier's rule [deadlock]).
   void communicate() {
     int start = 0;
     for (size_t r = 0; r < ranks_.size(); ++r) {
       RankLanes& lanes = ranks_[r];
       if (lanes.next >= actions(r).size()) continue;
-      start = std::max({start, lanes.compute_free, lanes.network_free, ready(lanes, actions(r)[lanes.next])});
+      start = std::max({start, lanes.free[kCompute], lanes.free[kNetwork], ready(lanes, actions(r)[lanes.next])});
     }
     for (size_t r = 0; r < ranks_.size(); ++r) {
       RankLanes& lanes = ranks_[r];
       if (lanes.next >= actions(r).size()) continue;
       const Action& action = actions(r)[lanes.next++];
-      lanes.network[start] = cell_text(action, program_.buckets, num_layers_);
-      lanes.network_free = start + 1;
+      put(lanes, kNetwork, start, action);
       const Effects& effects = effects_.of(action);
       if (effects.join == Join::kAtTouch) {
         lanes.pending.start(effects, action, start + 1);
       } else {
         lanes.pending.join(effects, action);
-        lanes.compute_free = start + 1;
+        lanes.free[kCompute] = start + 1;
       }
     }
   }

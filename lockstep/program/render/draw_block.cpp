@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <map>
 
+#include "lockstep/arch/branch_kind.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/program/render/render.h"
@@ -33,6 +33,7 @@ class BlockDrawing {
     for (const arch::ParamSpec& spec : layout.param_table(rank))
       if (spec.layer == block.index) specs_[spec.name.substr(block.name.size() + 1)] = spec;
     rows_ = arch::layer_parameters(layout.model, block);
+    prefix_ = block.name + ".";
     description_ = describe_layer(layout, block);
   }
 
@@ -49,29 +50,29 @@ class BlockDrawing {
   void line(const std::string& text) { text_ += text + "\n"; }
   const arch::ParamSpec& spec(const std::string& name) const { return specs_.at(name); }
 
-  std::string heads_text() const {
-    const auto heads = [&](const char* name) {
-      const arch::ParamSpec& weight = spec(name);
-      const int64_t first = weight.local_offset[0] / layout_.model.head_size;
-      return cat(first, "..", first + weight.local_shape[0] / layout_.model.head_size - 1);
-    };
-    return cat("attention of query heads ", heads("attention.q.weight"), " with key/value heads ",
-               heads("attention.k.weight"));
+  // Norm, the first linears side by side, what is between, the second linear, norm, the sum.
+  void draw(const arch::Branch& branch) {
+    const arch::BranchKind& kind = arch::branch_kind(branch.kind);
+    const auto [first_name, last_name] = kind.linears(layout_.model);
+    const std::string first = branch.part(first_name), last = branch.part(last_name);
+    line("|");
+    if (branch.beside) line(cat("beside the branch above, reads ", branch.norm_before ? "the same x" : "what it reads"));
+    if (branch.norm_before) norm(branch.norm());
+    communication(first);
+    std::vector<std::string> names;
+    const std::string weight = cat(prefix_, first, ".weight");
+    for (const arch::ParamSpec& row : rows_)
+      if (row.fuse == weight || row.name == weight) names.push_back(row.name.substr(prefix_.size()));
+    matrices(names);
+    line(cat("| ", kind.between(layout_.model, branch, specs_)));
+    matrices({last + ".weight"});
+    communication(last);
+    if (branch.norm_behind) norm(branch.post_norm());
+    line(branch.beside ? "+  what the branch above gives, on the same rows" : "+  x of this half, on the same rows");
   }
 
-  // norm, the first linears side by side, what is between, the second linear, the sum.
-  void draw(const arch::Branch& branch) {
-    line("|");
-    line(cat(branch.norm, "  ", shape_text(spec(cat(branch.norm, ".weight")).shape), "  whole on every rank"));
-    communication(branch.first);
-    std::vector<std::string> names;
-    for (const arch::ParameterRow& row : rows_)
-      if (!row.bias && (row.fused == branch.first || row.part == branch.first)) names.push_back(cat(row.part, ".weight"));
-    matrices(names);
-    line(cat("| ", branch.mixer == arch::Branch::Mixer::kAttention ? heads_text() : std::string(branch.between)));
-    matrices({cat(branch.last, ".weight")});
-    communication(branch.last);
-    line(cat("+  x of this half, on the same rows"));
+  void norm(const std::string& name) {
+    line(cat(name, "  ", shape_text(spec(name + ".weight").shape), "  whole on every rank"));
   }
 
   // What the linear communicates, forward to the right, backward to the left.
@@ -121,8 +122,9 @@ class BlockDrawing {
   const int rank_;
   const int tp_;
   const bool sequence_;
-  std::map<std::string, arch::ParamSpec> specs_;  // of block 0, names without its own
-  std::vector<arch::ParameterRow> rows_;          // of the same
+  arch::ParameterPieces specs_;  // of block 0
+  std::vector<arch::ParamSpec> rows_;  // of the same, in order
+  std::string prefix_;                 // of their names
   arch::LayerDescription description_;
   std::string text_;
 };

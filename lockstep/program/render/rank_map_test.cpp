@@ -11,6 +11,7 @@
 #include "lockstep/program/predict/traffic.h"
 #include "lockstep/program/render/render.h"
 #include "lockstep/program/passes/build.h"
+#include "lockstep/program/test_program.h"
 
 namespace lockstep::program {
 namespace {
@@ -77,10 +78,10 @@ TEST(RankMap, TensorInsidePipelineNextDataAcross) {
 TEST(RankMap, NoTensorGroupIsCut) {
   const Layout layout = layout_of({.tp = 3, .pp = 2, .dp = 2});
   const RankMap map = placed_by_axis(layout, 8);
-  EXPECT_EQ(map.empty_places, 2);
+  EXPECT_EQ(map.empty_places(), 2);
   EXPECT_EQ(map.nodes(), 2);
   for (const std::vector<int>& group : groups_of(layout, "tp"))
-    for (const int rank : group) EXPECT_EQ(map.node[static_cast<size_t>(rank)], map.node[static_cast<size_t>(group[0])]);
+    for (const int rank : group) EXPECT_EQ(map.node_of(rank), map.node_of(group[0]));
   EXPECT_EQ(placed_by_axis(layout_of({.tp = 4}), 2).nodes(), 2);
 }
 
@@ -88,7 +89,7 @@ TEST(RankMap, TrafficIsThatOfTheLedgersAndStaysWhereItShould) {
   const Layout layout = layout_of({.tp = 2, .dp = 2, .zero = 1});
   const Program program = make_program(layout);
   int64_t all = 0;
-  for (int rank = 0; rank < 4; ++rank) all += predict_ledger(layout, program, rank).sent_total();
+  for (int rank = 0; rank < 4; ++rank) all += sent_total(predict_ledger(layout, program, rank));
   const std::vector<AxisTraffic> axes = axis_traffic(layout, program, {placed_by_axis(layout, 2), placed_by_axis(layout, 4)});
   int64_t sum = 0;
   for (const AxisTraffic& axis : axes) {

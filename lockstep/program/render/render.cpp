@@ -1,9 +1,9 @@
 #include "lockstep/program/render/render.h"
 
 #include <algorithm>
+#include <span>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/effects.h"
 #include "lockstep/program/names.h"
 
 namespace lockstep::program {
@@ -30,7 +30,7 @@ size_t end_of_run(const std::vector<Action>& actions, size_t i) {
 size_t end_of_pairs(const std::vector<Action>& actions, size_t i, const std::vector<Bucket>& buckets) {
   size_t end = i;
   while (end + 1 < actions.size() && actions[end].kind == ActionKind::kBackward && actions[end + 1].bucket >= 0 &&
-         buckets[static_cast<size_t>(actions[end + 1].bucket)].layers == std::vector<int>{actions[end].layer} &&
+         buckets[static_cast<size_t>(actions[end + 1].bucket)].units == std::vector<int>{actions[end].layer} &&
          (end == i || actions[end].layer == actions[end - 2].layer - 1)) {
     end += 2;
   }
@@ -87,10 +87,7 @@ size_t end_of_microbatch(const std::vector<Entry>& entries, size_t begin) {
 std::vector<std::string> compact_texts(const std::vector<Entry>& entries) {
   std::vector<std::string> texts;
   const auto same = [&](size_t a, size_t b, size_t count) {
-    for (size_t i = 0; i < count; ++i) {
-      if (entries[a + i].text != entries[b + i].text) return false;
-    }
-    return true;
+    return std::ranges::equal(std::span(entries).subspan(a, count), std::span(entries).subspan(b, count), {}, &Entry::text, &Entry::text);
   };
   for (size_t i = 0; i < entries.size();) {
     const size_t count = entries[i].microbatch < 0 ? 1 : end_of_microbatch(entries, i) - i;

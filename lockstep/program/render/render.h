@@ -32,8 +32,9 @@ std::vector<std::string> folded_texts(const std::vector<Action>& actions, const 
 //                m0                m1
 //   rank 0 compute Fe F0 Fh Bh B0 Be Fe F0 Fh Bh B0 Be               NORM STEP
 //          network                                  Rh R0 Re   LOSS
-// e, 0, 1, .., h = embedding, blocks, head. Computing: F, B, I, W; f = RECOMPUTE, U = STEP of one unit; - = RESHARD or
-// EVICT of parameters and S = SHARD_GRAD, which take little time. On the network: + = UNSHARD, R = REDUCE_GRAD,
+// e, 0, 1, .., h = embedding, blocks, head; 0r = the second parameter group of a block. Computing: F, B, I, W; f = RECOMPUTE,
+// U = STEP of one unit, G and O = GATHER_UPDATE and SCATTER_UPDATE; - = RESHARD or EVICT of parameters and S = SHARD_GRAD,
+// which take little time. On the network: + = UNSHARD, R = REDUCE_GRAD,
 // A = REDUCE_SHARD, > = PUSH, < = PULL of the bucket of these layers. A third lane where things are offloaded: + = FETCH
 // of parameters, +s and -s FETCH and EVICT of optimizer state, +x and -x of an input. Not to scale: every action is one
 // slot. Communication starts once all its ranks have come to it, one call after the other; what uses its result waits.

@@ -1,10 +1,10 @@
 #include "lockstep/program/render/render.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/effects.h"
 #include "lockstep/program/names.h"
 
 namespace lockstep::program {
@@ -71,7 +71,7 @@ class Folding {
     if (action.unit >= 0) return action.unit;
     if (action.layer >= 0) return action.layer;
     if (action.bucket < 0) return std::nullopt;
-    const std::vector<int>& layers = buckets_.at(static_cast<size_t>(action.bucket)).layers;
+    const std::vector<int>& layers = buckets_.at(static_cast<size_t>(action.bucket)).units;
     return layers.size() == 1 ? std::optional(layers[0]) : std::nullopt;
   }
 

@@ -57,14 +57,20 @@ std::string rank_list(const std::vector<int>& ranks) {
   return join(texts, ", ");
 }
 
-std::string ranges_text(const std::vector<int>& numbers) {
+std::vector<std::string> stretches(const std::vector<int>& numbers, const std::function<std::string(int, int)>& text) {
   std::vector<std::string> texts;
   for (size_t i = 0; i < numbers.size();) {
     size_t end = i + 1;
     while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    texts.push_back(end == i + 1 ? cat(numbers[i]) : cat(numbers[i], "..", numbers[end - 1]));
+    texts.push_back(text(numbers[i], numbers[end - 1]));
     i = end;
   }
+  return texts;
+}
+
+std::string ranges_text(const std::vector<int>& numbers) {
+  std::vector<std::string> texts =
+      stretches(numbers, [](int first, int last) { return first == last ? cat(first) : cat(first, "..", last); });
   constexpr size_t kMostGroups = 8;
   if (texts.size() > kMostGroups) {
     const std::string last = texts.back();

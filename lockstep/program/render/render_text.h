@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ std::string decimal_bytes(double bytes);
 std::string decimal_bytes(int64_t bytes);
 // "0..3", "0, 2, 4".
 std::string rank_list(const std::vector<int>& ranks);
+// Neighbours in ascending order as one: of {0, 1, 4} text(0, 1) and text(4, 4).
+std::vector<std::string> stretches(const std::vector<int>& numbers, const std::function<std::string(int first, int last)>& text);
 // "0..1, 4..5"; of many stretches the first ones and the last: "..., ... 30..31".
 std::string ranges_text(const std::vector<int>& numbers);
 

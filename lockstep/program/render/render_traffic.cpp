@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "lockstep/base/text.h"
@@ -20,14 +21,13 @@ std::string gathers_text(const Program& program, const Layout& layout, int rank)
   for (const Action& action : program.list(rank)) {
     if (computes(action.kind) || !effects.of(action).collective) continue;
     for (const Touch& touch : effects.of(action).touches)
-      if (touch.what == Resource::kParameters) times[touch.index] += 1;
+      if (touch.what == Resource::kParameters && touch.how == Access::kUpdate) times[touch.index] += 1;
   }
   std::vector<std::string> texts;
   for (auto unit = times.begin(); unit != times.end();) {
     auto last = unit;
     while (std::next(last) != times.end() && std::next(last)->second == unit->second) ++last;
-    const std::string first = layer_label(unit->first, num_layers), to = layer_label(last->first, num_layers);
-    texts.push_back(cat(first == to ? first : cat(first, "..", to), " ", unit->second));
+    texts.push_back(cat(label_range(unit->first, last->first, num_layers), " ", unit->second));
     unit = std::next(last);
   }
   return join(texts, ", ");
@@ -133,25 +133,26 @@ std::string traffic_summary(const Layout& layout, const std::vector<int>& ranks)
   const int n = layout.mesh.degree(layout.tokens());
   const std::string over = cat(" over n = ", n, n == 1 ? " rank" : " ranks", "\n");
   const std::vector<ReductionTraffic> predicted = reduction_traffic(layout, ranks);
+  const auto formulas = [&](int64_t parameters, double size) {  // S, the ring's link, the server's
+    const double bytes = size * static_cast<double>(parameters);
+    return std::array{decimal_bytes(bytes), decimal_bytes(ring_link_bytes(bytes, n)), decimal_bytes(server_link_bytes(bytes, n))};
+  };
   if (ranks.size() == 1) {
     const int64_t parameters = parameters_of(layout, ranks[0]);
-    const double fp32 = 4 * static_cast<double>(parameters), fp16 = fp32 / 2;
+    const auto fp32 = formulas(parameters, 4), fp16 = formulas(parameters, 2);
     return cat("one synchronisation of the gradients of ", parameters, " parameters", over,
                table({{"", "formula", "fp32 gradients", "this layout predicts", "fp16 gradients"},
-                      {"gradients of one rank", "S", decimal_bytes(fp32), "", decimal_bytes(fp16)},
-                      {"ring: each link", "2(n-1)/n S", decimal_bytes(ring_link_bytes(fp32, n)),
-                       decimal_bytes(predicted[0].ring_link), decimal_bytes(ring_link_bytes(fp16, n))},
-                      {"parameter server: the server's link", "2(n-1) S", decimal_bytes(server_link_bytes(fp32, n)),
-                       decimal_bytes(predicted[0].server_link), decimal_bytes(server_link_bytes(fp16, n))}},
+                      {"gradients of one rank", "S", fp32[0], "", fp16[0]},
+                      {"ring: each link", "2(n-1)/n S", fp32[1], decimal_bytes(predicted[0].ring_link), fp16[1]},
+                      {"parameter server: the server's link", "2(n-1) S", fp32[2], decimal_bytes(predicted[0].server_link), fp16[2]}},
                      2, 3));
   }
   std::vector<Row> rows = {{"rank", "parameters", "fp32 gradients S", "ring link: 2(n-1)/n S", "predicted",
                             "server's link: 2(n-1) S", "predicted"}};
   for (size_t i = 0; i < ranks.size(); ++i) {
     const int64_t parameters = parameters_of(layout, ranks[i]);
-    const double bytes = 4 * static_cast<double>(parameters);
-    rows.push_back({cat(ranks[i]), cat(parameters), decimal_bytes(bytes), decimal_bytes(ring_link_bytes(bytes, n)),
-                    decimal_bytes(predicted[i].ring_link), decimal_bytes(server_link_bytes(bytes, n)),
+    const auto fp32 = formulas(parameters, 4);
+    rows.push_back({cat(ranks[i]), cat(parameters), fp32[0], fp32[1], decimal_bytes(predicted[i].ring_link), fp32[2],
                     decimal_bytes(predicted[i].server_link)});
   }
   return cat("one synchronisation of the gradients of each stage", over, table(rows, 0, 7));

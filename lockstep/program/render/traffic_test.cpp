@@ -14,6 +14,7 @@
 #include "lockstep/program/render/render.h"
 #include "lockstep/program/render/render_text.h"
 #include "lockstep/program/passes/build.h"
+#include "lockstep/program/test_program.h"
 
 namespace lockstep::program {
 namespace {
@@ -132,7 +133,7 @@ TEST(StagesTable, SaysWhatEachStageSends) {
   };
   using Row = std::vector<std::string>;
   EXPECT_EQ(row(words(1)), (Row{"ranks", "stages", "layers", "parameters", "send_f", "send_b", "reduce_grad", "reduce_tied", "in all"}));
-  const auto all = [&](int rank) { return decimal_bytes(predict_ledger(layout, program, rank).sent_total()); };
+  const auto all = [&](int rank) { return decimal_bytes(sent_total(predict_ledger(layout, program, rank))); };
   EXPECT_EQ(row(words(3)), (Row{"2..3", "1", "b2..b3", cat(middle), states, states, decimal_bytes(4 * middle), all(2)}));
   EXPECT_EQ(row(words(4)), (Row{"4..5", "2", "b4..b5", cat(middle), states, states, decimal_bytes(4 * middle), all(4)}));
   EXPECT_EQ(row(words(5)), (Row{"6..7", "3", "b6..head", cat(last), states, decimal_bytes(4 * last), tied, all(6)}));

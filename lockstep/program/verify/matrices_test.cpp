@@ -7,10 +7,11 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "lockstep/base/text.h"
 #include "lockstep/program/render/render.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/test_program.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {
@@ -117,7 +118,7 @@ TEST(Matrices, BrokenListsAreNamed) {
   const auto broken = [&](ActionKind kind, bool to_the_end) {
     Program program = build_program(layout);
     for (int rank : {0, 1}) {
-      std::vector<Action>& actions = program.own_list(rank);
+      std::vector<Action>& actions = own_list(program, rank);
       const auto found = std::ranges::find(actions, kind, &Action::kind);
       const Action action = *found;
       actions.erase(found);
@@ -125,10 +126,22 @@ TEST(Matrices, BrokenListsAreNamed) {
     }
     return join(verify(program, layout, Pass::kOffload), "\n");
   };
-  EXPECT_THAT(broken(ActionKind::kGatherUpdate, false), HasSubstr("[matrices] rank 0: b0: 0 GATHER_UPDATE and 1 SCATTER_UPDATE"));
-  EXPECT_THAT(broken(ActionKind::kScatterUpdate, false), HasSubstr("[matrices] rank 0: b0: 1 GATHER_UPDATE and 0 SCATTER_UPDATE"));
-  EXPECT_THAT(broken(ActionKind::kScatterUpdate, true), HasSubstr("[matrices] rank 0: STEP before SCATTER_UPDATE b0"));
-  EXPECT_THAT(broken(ActionKind::kGatherUpdate, true), HasSubstr("[matrices] rank 0: SCATTER_UPDATE b0 before GATHER_UPDATE b0"));
+  EXPECT_THAT(broken(ActionKind::kGatherUpdate, false), HasSubstr("[life] rank 0: SCATTER_UPDATE b0 without the matrices of b0"));
+  EXPECT_THAT(broken(ActionKind::kScatterUpdate, false), HasSubstr("[life] rank 0: STEP b0 finds the matrices of b0 not orthogonalised"));
+  EXPECT_THAT(broken(ActionKind::kScatterUpdate, true), HasSubstr("[life] rank 0: STEP b0 finds the matrices of b0 not orthogonalised"));
+  EXPECT_THAT(broken(ActionKind::kGatherUpdate, true), HasSubstr("[life] rank 0: SCATTER_UPDATE b0 without the matrices of b0"));
+}
+
+// Each list by itself is sound: the ranks would wait for each other's pieces.
+TEST(Matrices, MoveInOneOrderOnAllRanksOfAGroup) {
+  const Layout layout = layout_of(1, 2, 1);
+  Program program = build_program(layout);
+  std::vector<Action>& actions = own_list(program, 1);
+  const auto first = std::ranges::find(actions, ActionKind::kGatherUpdate, &Action::kind);
+  std::swap(first->unit, (first + 1)->unit);
+  EXPECT_THAT(verify(program, layout),
+              Contains(HasSubstr("[deadlock] ranks 0 and 1 of one dp_shard group do not communicate in the same order: "
+                                 "GATHER_UPDATE b0 there, GATHER_UPDATE b1 here")));
 }
 
 }  // namespace

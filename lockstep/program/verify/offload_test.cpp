@@ -12,7 +12,7 @@
 #include "lockstep/program/effects.h"
 #include "lockstep/program/placement.h"
 #include "lockstep/program/render/render.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/test_program.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {
@@ -195,31 +195,31 @@ struct Mutant {
 
 const Mutant kMutants[] = {
     {"ranks", "a unit that owns nothing", {}, [](Actions& a) { a[find(a, K::kFetch, 0)].unit = 99; }},
-    {"fetch", "an updated unit that stays on the host", {}, [](Actions& a) { erase(a, find(a, K::kFetch, 1)); }},
-    {"fetch", "fetched before its update", {}, [](Actions& a) { move(a, find(a, K::kFetch, 1), find(a, K::kStep, 1)); }},
-    {"fetch", "evicted where it stays", {}, [](Actions& a) { a.push_back({.kind = K::kEvict, .unit = 1}); }},
-    {"fetch", "gathered before it came", {.zero = 1, .shard = 2},
+    {"life", "an updated unit that stays on the host", {}, [](Actions& a) { erase(a, find(a, K::kFetch, 1)); }},
+    {"life", "fetched before its update", {}, [](Actions& a) { move(a, find(a, K::kFetch, 1), find(a, K::kStep, 1)); }},
+    {"life", "evicted where it stays", {}, [](Actions& a) { a.push_back({.kind = K::kEvict, .unit = 1}); }},
+    {"life", "gathered before it came", {.zero = 1, .shard = 2},
      [](Actions& a) { move(a, find(a, K::kUnshard, 1), find(a, K::kFetch, 1)); }},
-    {"fetch", "read before it came", {.parameters = true},
+    {"life", "read before it came", {.parameters = true},
      [](Actions& a) { move(a, find(a, K::kFetch, 1), find(a, K::kForward, 1)); }},
-    {"fetch", "a shard that is gathered before it came", kSharded, [](Actions& a) { erase(a, find(a, K::kFetch, 2)); }},
-    {"fetch", "fetched twice", kSharded, [](Actions& a) { insert(a, 0, a[find(a, K::kFetch, 0)]); }},
-    {"fetch", "a shard that is never evicted", kSharded,
+    {"life", "a shard that is gathered before it came", kSharded, [](Actions& a) { erase(a, find(a, K::kFetch, 2)); }},
+    {"life", "fetched twice", kSharded, [](Actions& a) { insert(a, 0, a[find(a, K::kFetch, 0)]); }},
+    {"life", "a shard that is never evicted", kSharded,
      [](Actions& a) { erase(a, find(a, K::kEvict, 2, Moved::kParameters, 1)); }},
-    {"fetch", "evicted while it is gathered", kSharded,
+    {"life", "evicted while it is gathered", kSharded,
      [](Actions& a) { move(a, find(a, K::kEvict, 2), find(a, K::kReshard, 2)); }},
-    {"fetch", "three shards wait", kSharded, [](Actions& a) { move(a, find(a, K::kFetch, 2), 0); }},
-    {"fetch", "fetched after STEP", kSharded, [](Actions& a) { a.push_back({.kind = K::kFetch, .unit = 1}); }},
-    {"fetch", "fetched where nothing is offloaded", {.optimizer = false},
+    {"prefetch", "three shards wait", kSharded, [](Actions& a) { move(a, find(a, K::kFetch, 2), 0); }},
+    {"life", "fetched after STEP", kSharded, [](Actions& a) { a.push_back({.kind = K::kFetch, .unit = 1}); }},
+    {"life", "fetched where nothing is offloaded", {.optimizer = false},
      [](Actions& a) { insert(a, 0, {.kind = K::kFetch, .unit = 1}); }},
-    {"state", "updated before it came", kDisk, [](Actions& a) { erase(a, find(a, K::kFetch, 2, kState)); }},
-    {"state", "never written back", kDisk, [](Actions& a) { erase(a, find(a, K::kEvict, 2, kState)); }},
-    {"state", "written back before its update", kDisk,
+    {"life", "updated before it came", kDisk, [](Actions& a) { erase(a, find(a, K::kFetch, 2, kState)); }},
+    {"life", "never written back", kDisk, [](Actions& a) { erase(a, find(a, K::kEvict, 2, kState)); }},
+    {"life", "written back before its update", kDisk,
      [](Actions& a) { move(a, find(a, K::kEvict, 2, kState), find(a, K::kStep, 2)); }},
-    {"state", "fetched twice", kDisk, [](Actions& a) { insert(a, 0, a[find(a, K::kFetch, 2, kState)]); }},
-    {"state", "three at a time", kDisk,
+    {"life", "fetched twice", kDisk, [](Actions& a) { insert(a, 0, a[find(a, K::kFetch, 2, kState)]); }},
+    {"prefetch", "three at a time", kDisk,
      [](Actions& a) { move(a, find(a, K::kFetch, 3, kState), find(a, K::kFetch, 2, kState)); }},
-    {"state", "of a unit on the host", kDisk,
+    {"life", "of a unit on the host", kDisk,
      [](Actions& a) { insert(a, 0, {.kind = K::kFetch, .unit = 0, .moved = kState}); }},
 };
 
@@ -227,7 +227,7 @@ TEST(OffloadTest, TheVerifierNamesWhatIsWrongWithEachMutant) {
   for (const Mutant& mutant : kMutants) {
     const Layout layout = layout_of(mutant.c);
     Program program = build_program(layout);
-    for (int rank = 0; rank < program.world_size(); ++rank) mutant.breaks(program.own_list(rank));
+    for (int rank = 0; rank < program.world_size(); ++rank) mutant.breaks(own_list(program, rank));
     EXPECT_THAT(join(verify(program, layout), "\n"), HasSubstr(cat("[", mutant.rule, "]"))) << mutant.what;
   }
 }
@@ -242,8 +242,8 @@ TEST(OffloadTest, NoMoveIsTooManyOrTooFew) {
       if (kind != K::kFetch && kind != K::kEvict) continue;
       Program without = good, with = good;
       for (int rank = 0; rank < good.world_size(); ++rank) {
-        erase(without.own_list(rank), i);
-        insert(with.own_list(rank), i, good.list(rank)[i]);
+        erase(own_list(without, rank), i);
+        insert(own_list(with, rank), i, good.list(rank)[i]);
       }
       EXPECT_THAT(verify(without, layout), Not(IsEmpty())) << "without action " << i;
       EXPECT_THAT(verify(with, layout), Not(IsEmpty())) << "action " << i << " twice";

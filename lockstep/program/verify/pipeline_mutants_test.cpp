@@ -8,7 +8,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/program/passes/passes.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/test_program.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {
@@ -90,7 +90,7 @@ TEST(PipelineProgramTest, EveryLayoutIsSound) {
   }
 }
 
-Actions& rank(Program& program, int r) { return program.own_list(r); }
+Actions& rank(Program& program, int r) { return own_list(program, r); }
 // By kind, layer or stage, and microbatch.
 size_t find(const Actions& actions, K kind, int place, int microbatch) {
   for (size_t i = 0; i < actions.size(); ++i) {
@@ -165,17 +165,17 @@ const Mutant kMutants[] = {
        Actions& a = rank(p, 1);
        std::swap(a[find(a, K::kBackwardWeight, 2, 1)].microbatch, a[find(a, K::kBackwardWeight, 2, 2)].microbatch);
      }},
-    {"order", "received after its use", kTwo,
+    {"life", "received after its use", kTwo,
      [](Program& p) { move(rank(p, 1), find(rank(p, 1), K::kRecvForward, 1, 2), find(rank(p, 1), K::kForward, 3, 2)); }},
-    {"order", "gradients received after their use", kTwo,
+    {"life", "gradients received after their use", kTwo,
      [](Program& p) { move(rank(p, 0), find(rank(p, 0), K::kRecvBackward, 0, 2), find(rank(p, 0), K::kBackward, 0, 2)); }},
-    {"order", "sent before it is computed", kTwo,
+    {"life", "sent before it is computed", kTwo,
      [](Program& p) { move(rank(p, 0), find(rank(p, 0), K::kSendForward, 0, 2), find(rank(p, 0), K::kForward, 1, 2)); }},
-    {"order", "gradients sent before they are computed", kSplit,
+    {"life", "gradients sent before they are computed", kSplit,
      [](Program& p) {
        move(rank(p, 1), find(rank(p, 1), K::kSendBackward, 1, 2), find(rank(p, 1), K::kBackwardInput, 2, 2));
      }},
-    {"order", "sent after LOSS", kTwo,
+    {"life", "sent after LOSS", kTwo,
      [](Program& p) { move(rank(p, 1), find(rank(p, 1), K::kSendBackward, 1, 3), rank(p, 1).size()); }},
     {"match", "not sent", kTwo, [](Program& p) { erase(rank(p, 0), find(rank(p, 0), K::kSendForward, 0, 1)); }},
     {"match", "not received", kLoop, [](Program& p) { erase(rank(p, 0), find(rank(p, 0), K::kRecvBackward, 0, 1)); }},
@@ -221,7 +221,7 @@ TEST(PipelineMutantsTest, ACircleOfWaitingIsShown) {
   const Layout layout = layout_of(kThree);
   Program program = schedule(layout);
   // Rank 1 runs every F before B of m0; rank 0 runs B of m0 before F of m3.
-  Actions& middle = program.own_list(1);
+  Actions& middle = own_list(program, 1);
   for (const int m : {2, 3}) move(middle, find(middle, K::kForward, 1, m), find(middle, K::kBackward, 1, 0));
   const auto found = [&](Pass after) { return verify(program, layout, after); };
   const std::vector<std::string> early = found(Pass::kSchedule);
@@ -239,7 +239,7 @@ TEST(PipelineMutantsTest, ACircleOfSendsIsShown) {
   Layout layout = layout_of({.microbatches = 8});
   Program program = schedule(layout);
   layout.pipeline.kind = Kind::kGPipe;
-  program.own_list(0) = schedule(layout).list(0);
+  own_list(program, 0) = schedule(layout).list(0);
   EXPECT_THAT(verify(program, layout, Pass::kSchedule), IsEmpty());
   program = transfer_activations(expand_layers(std::move(program), layout), layout);
   const std::string text = join(verify(program, layout, Pass::kTransferActivations), "\n");
@@ -258,8 +258,8 @@ TEST(PipelineMutantsTest, NoActionIsTooManyOrTooFew) {
     for (const int r : {0, 2})
       for (size_t i = 0; i < good.list(r).size(); ++i) {
         Program without = good, with = good;
-        erase(without.own_list(r), i);
-        twice(with.own_list(r), i);
+        erase(own_list(without, r), i);
+        twice(own_list(with, r), i);
         EXPECT_THAT(verify(without, layout), Not(IsEmpty())) << text_of(shape) << ": rank " << r << " without action " << i;
         EXPECT_THAT(verify(with, layout), Not(IsEmpty())) << text_of(shape) << ": rank " << r << ", action " << i << " twice";
       }

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/test_program.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {
@@ -92,7 +92,7 @@ TEST(PostValidation, VerifierFindsWhatStandsWrong) {
   const Program sound = build_program(layout);
   const auto problems = [&](const auto& change) {
     Program broken = sound;
-    for (int rank = 0; rank < broken.world_size(); ++rank) change(broken.own_list(rank));
+    for (int rank = 0; rank < broken.world_size(); ++rank) change(own_list(broken, rank));
     return join(verify(broken, layout), "\n");
   };
   const Action validate{.kind = ActionKind::kValidate};
@@ -111,7 +111,7 @@ TEST(PostValidation, VerifierFindsWhatStandsWrong) {
               HasSubstr("before VALIDATE"));
   // The first ranks find out before they send: those behind them have received what will be sent again.
   Program early = sound;
-  for (int rank = 0; rank < 2; ++rank) move_to(early.own_list(rank), 0);
+  for (int rank = 0; rank < 2; ++rank) move_to(own_list(early, rank), 0);
   EXPECT_THAT(join(verify(early, layout), "\n"), HasSubstr("before VALIDATE, but sent after it"));
   Layout without = layout;
   without.pipeline.post_validation = false;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "lockstep/base/error.h"
@@ -10,13 +11,14 @@
 #include "lockstep/program/effects.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/render/render.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/test_program.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {
 namespace {
 
 using config::DataParallel;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -78,21 +80,21 @@ TEST(ProgramTest, BucketsCloseOnceTheyAreFull) {
   layout.bucket_bytes = (alone.buckets[0].numel() + alone.buckets[1].numel() + 1) * 4;  // head and more than one block
   const Program program = build_program(layout);
   ASSERT_EQ(program.buckets.size(), 2u);
-  EXPECT_THAT(program.buckets[0].layers, ElementsAre(4, 3, 2));
-  EXPECT_THAT(program.buckets[1].layers, ElementsAre(1, 0));
+  EXPECT_THAT(program.buckets[0].units, ElementsAre(4, 3, 2));
+  EXPECT_THAT(program.buckets[1].units, ElementsAre(1, 0));
   EXPECT_THAT(program_text(program, layout, 0), HasSubstr("B b1 m0 | REDUCE_GRAD head..b1 | B b0 m0"));
   layout.bucket_bytes = int64_t{1} << 40;
   EXPECT_EQ(build_program(layout).buckets.size(), 1u);
 }
 
 TEST(ProgramTest, ATiedParameterIsCompleteOnlyAfterEveryUser) {
-  Bucket embedding{.layers = {0}, .begin = 0, .end = 1};
+  Bucket embedding{.units = {0}, .begin = 0, .end = 1};
   EXPECT_THAT(writers(embedding, arch::param_table(small_layout(2, 1, 1).model)), ElementsAre(0, 3));
   // Were the weight owned by the head, its bucket would wait for the embedding, the last to run backward.
   std::vector<arch::ParamSpec> table(1);
-  table[0].layer = 3;
+  table[0].layer = table[0].unit = 3;
   table[0].tied_layers = {0};
-  EXPECT_THAT(writers({.layers = {3}, .begin = 0, .end = 1}, table), ElementsAre(0, 3));
+  EXPECT_THAT(writers({.units = {3}, .begin = 0, .end = 1}, table), ElementsAre(0, 3));
 }
 
 TEST(ProgramTest, EveryLayoutIsSound) {
@@ -158,6 +160,34 @@ TEST(TensorProgramTest, PartialGradientsAreSummedOnceBehindAllReductions) {
             "REDUCE_GRAD embed | LOSS | REDUCE_PARTIAL | NORM | STEP");
 }
 
+// Norms and output biases of a layer have a bucket of their own, over tp too; what is left of an embedding is summed at the end.
+TEST(TensorProgramTest, RowGroupsAreReducedByThemselves) {
+  Layout layout = tensor_layout(2);
+  layout.row_groups = true;
+  const std::string text = text_of(layout);
+  EXPECT_THAT(text, HasSubstr("B head m0 | REDUCE_GRAD head rows | B b0 m0 | REDUCE_GRAD b0 rows | B embed m0 | LOSS"));
+  layout = tensor_layout(2, 2);
+  layout.row_groups = true;
+  EXPECT_THAT(text_of(layout), HasSubstr("B b0 m0 | REDUCE_GRAD b0 rows | REDUCE_GRAD b0 | B embed m0 | REDUCE_GRAD embed | LOSS"));
+  layout = tensor_layout(2, 2, DataParallel::kParameterServer);
+  const std::string server = text_of(layout);
+  layout.row_groups = true;
+  EXPECT_EQ(text_of(layout), server) << "a server sums over other samples alone";
+}
+
+// A bucket of two groups, and one group that is reduced over the ranks of another.
+TEST(TensorProgramTest, GroupsAreNotMixed) {
+  Layout layout = tensor_layout(2, 2);
+  layout.row_groups = true;
+  Program program = build_program(layout);
+  const auto rows = std::ranges::find_if(program.buckets, [&](const Bucket& bucket) {
+    return layout.group_of(bucket.units.front()) == arch::ParameterGroup::kRows;
+  });
+  ASSERT_NE(rows, program.buckets.end());
+  rows->units.push_back(0);
+  EXPECT_THAT(verify(program, layout), Contains(HasSubstr("lies in a bucket of another group")));
+}
+
 // Nothing is a part of a sum, but for key/value heads that ranks share.
 TEST(TensorProgramTest, WithoutSequenceParallelismOnlySharedHeadsAreSummed) {
   Layout layout = tensor_layout(2);
@@ -183,6 +213,8 @@ TEST(TensorProgramTest, EveryLayoutIsSound) {
             Layout layout = tensor_layout(tp, dp, kind, kv_heads);
             layout.sequence_parallel = sequence;
             EXPECT_THAT(verify(build_program(layout), layout), IsEmpty());
+            layout.row_groups = true;
+            EXPECT_THAT(verify(build_program(layout), layout), IsEmpty());
           }
 }
 
@@ -204,7 +236,7 @@ size_t find(const std::vector<Action>& actions, ActionKind kind, int layer = -1,
   throw std::runtime_error("no such action");
 }
 std::vector<Action>& rank(Program& program, int r) {
-  return program.own_list(r);
+  return own_list(program, r);
 }
 void erase(std::vector<Action>& actions, size_t i) {
   actions.erase(actions.begin() + static_cast<int64_t>(i));
@@ -236,30 +268,30 @@ const Mutant kMutants[] = {
      [](Program& p) { std::swap(rank(p, 0)[4], rank(p, 0)[5]); }},
     {"buckets", "a range that is not that of its layers", kRing, [](Program& p) { p.buckets[0].end -= 1; }},
     {"buckets", "a layer in no bucket", kRing, [](Program& p) { p.buckets.pop_back(); }},
-    {"reduce", "a bucket not reduced", kRing, [](Program& p) { erase(rank(p, 0), find(rank(p, 0), K::kReduceGrad)); }},
-    {"reduce", "a bucket reduced twice", kRing,
+    {"life", "a bucket not reduced", kRing, [](Program& p) { erase(rank(p, 0), find(rank(p, 0), K::kReduceGrad)); }},
+    {"life", "a bucket reduced twice", kRing,
      [](Program& p) {
        const size_t i = find(rank(p, 0), K::kReduceGrad);
        rank(p, 0).insert(rank(p, 0).begin() + static_cast<int64_t>(i), rank(p, 0)[i]);
      }},
     {"reduce", "pushed in a ring", kRing,
      [](Program& p) { rank(p, 0)[find(rank(p, 0), K::kReduceGrad)].kind = K::kPush; }},
-    {"complete", "reduced before the last microbatch", kRing,
+    {"life", "reduced before the last microbatch", kRing,
      [](Program& p) { move(rank(p, 0), find(rank(p, 0), K::kReduceGrad), 6); }},
-    {"complete", "pushed before its backward", kServer,
+    {"life", "pushed before its backward", kServer,
      [](Program& p) { move(rank(p, 1), find(rank(p, 1), K::kPush), find(rank(p, 1), K::kBackward, 2, 1)); }},
-    {"update", "no norm", kRing, [](Program& p) { erase(rank(p, 1), find(rank(p, 1), K::kNorm)); }},
-    {"update", "a worker steps", kServer, [](Program& p) { rank(p, 1).push_back({.kind = K::kStep}); }},
-    {"update", "step before norm", kRing,
+    {"life", "no norm", kRing, [](Program& p) { erase(rank(p, 1), find(rank(p, 1), K::kNorm)); }},
+    {"life", "a worker steps", kServer, [](Program& p) { rank(p, 1).push_back({.kind = K::kStep}); }},
+    {"life", "step before norm", kRing,
      [](Program& p) { move(rank(p, 0), find(rank(p, 0), K::kStep), find(rank(p, 0), K::kNorm)); }},
     {"update", "norm before loss", kRing,
      [](Program& p) { move(rank(p, 0), find(rank(p, 0), K::kNorm), find(rank(p, 0), K::kLoss)); }},
-    {"update", "reduced after norm", kRing,
+    {"life", "reduced after norm", kRing,
      [](Program& p) { move(rank(p, 0), find(rank(p, 0), K::kNorm), find(rank(p, 0), K::kBackward, 0, 1) + 1); }},
-    {"pull", "a bucket not pulled", kServer, [](Program& p) { rank(p, 1).pop_back(); }},
-    {"pull", "pulled before the step", kServer,
+    {"deadlock", "a bucket not pulled", kServer, [](Program& p) { rank(p, 1).pop_back(); }},
+    {"life", "pulled before the step", kServer,
      [](Program& p) { move(rank(p, 0), find(rank(p, 0), K::kStep), rank(p, 0).size() - 1); }},
-    {"stale", "forward after the step", kRing, [](Program& p) { move(rank(p, 0), 0, rank(p, 0).size() - 1); }},
+    {"update", "forward after the step", kRing, [](Program& p) { move(rank(p, 0), 0, rank(p, 0).size() - 1); }},
     {"deadlock", "buckets in another order on one rank", kRing,
      [](Program& p) {
        auto& actions = rank(p, 1);
@@ -279,22 +311,22 @@ TEST(VerifyTest, NamesWhatIsWrongWithEachMutant) {
 }
 
 const Mutant kTensorMutants[] = {
-    {"partial", "parts of a sum never summed", kRing,
+    {"life", "parts of a sum never summed", kRing,
      [](Program& p) { erase(rank(p, 0), find(rank(p, 0), K::kReducePartial)); }},
-    {"partial", "summed twice", kRing,
+    {"life", "summed twice", kRing,
      [](Program& p) {
        const size_t i = find(rank(p, 3), K::kReducePartial);
        rank(p, 3).insert(rank(p, 3).begin() + static_cast<int64_t>(i), rank(p, 3)[i]);
      }},
-    {"partial", "summed after the norm", kRing,
+    {"life", "summed after the norm", kRing,
      [](Program& p) { move(rank(p, 1), find(rank(p, 1), K::kReducePartial), find(rank(p, 1), K::kNorm)); }},
-    {"partial", "summed before the last reduction over dp", kRing,
+    {"life", "summed before the last reduction over dp", kRing,
      [](Program& p) { move(rank(p, 2), find(rank(p, 2), K::kReducePartial), find(rank(p, 2), K::kLoss) - 1); }},
-    {"partial", "summed before the last backward", kRing,
+    {"life", "summed before the last backward", kRing,
      [](Program& p) { move(rank(p, 2), find(rank(p, 2), K::kReducePartial), find(rank(p, 2), K::kBackward, 0)); }},
-    {"partial", "a worker sums", kServer,
+    {"life", "a worker sums", kServer,
      [](Program& p) { rank(p, 2).insert(rank(p, 2).end() - 4, {.kind = K::kReducePartial}); }},
-    {"partial", "the server does not sum", kServer,
+    {"life", "the server does not sum", kServer,
      [](Program& p) { erase(rank(p, 1), find(rank(p, 1), K::kReducePartial)); }},
     // Both replicas alike, so that each data group agrees.
     {"deadlock", "ranks of a tp group run their layers in another order", kRing,
@@ -322,7 +354,7 @@ TEST(LayoutTest, RanksTakeContiguousPartsOfTheGlobalBatchInOrder) {
   int64_t next = 0;
   for (int rank = 0; rank < 3; ++rank) {
     for (int microbatch = 0; microbatch < 4; ++microbatch) {
-      const SampleRange range = microbatch_samples(layout, rank, microbatch);
+      const mesh::Range range = microbatch_samples(layout, rank, microbatch);
       EXPECT_EQ(range.begin, next);
       EXPECT_EQ(range.end, next + 2);
       next = range.end;

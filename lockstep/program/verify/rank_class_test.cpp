@@ -16,7 +16,7 @@
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/predict/rank_map.h"
 #include "lockstep/program/predict/traffic.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/test_program.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {
@@ -123,10 +123,11 @@ using Kinds = std::map<std::tuple<LedgerKey, size_t, bool>, std::pair<int64_t, i
 Kinds kinds_alone(const Layout& layout, const Program& program, int rank) {
   Kinds kinds;
   const std::vector<Action>& actions = program.list(rank);
-  const std::vector<std::vector<CallOfRank>> calls = calls_of_rank(layout, program, rank, actions);
-  for (size_t i = 0; i < actions.size(); ++i)
-    for (const CallOfRank& planned : calls[i]) {
-      if (layout.shards() > 1 && actions[i].kind == ActionKind::kReducePartial) continue;
+  CallTable table(layout, program, rank);
+  for (const Action& action : actions)
+    for (const PlannedCall& call : table.of(action)) {
+      if (layout.shards() > 1 && action.kind == ActionKind::kReducePartial) continue;
+      const CallOfRank planned = call_of_rank(layout, rank, call);
       const bool rooted = planned.call.collective == Collective::kBroadcast || planned.call.collective == Collective::kReduce;
       auto& [count, bytes] =
           kinds[{planned.key, planned.call.group.size(), rooted && planned.call.root == planned.group_rank}];
@@ -198,8 +199,8 @@ TEST(RankClasses, EqualListsAreOneUntilARankGetsItsOwn) {
   EXPECT_EQ(program.lists.size(), 2u);
   EXPECT_EQ(program.first_ranks(), (std::vector<int>{0, 1}));
   EXPECT_TRUE(program.same_list(0, 3));
-  program.own_list(2) = norm;
-  program.own_list(1).clear();  // nobody else runs it
+  own_list(program, 2) = norm;
+  own_list(program, 1).clear();  // nobody else runs it
   EXPECT_EQ(program.lists.size(), 3u);
   EXPECT_EQ(program.list(3), loss);
   EXPECT_TRUE(program == Program::of_ranks({loss, {}, norm, loss}));
@@ -213,11 +214,11 @@ TEST(RankClasses, TheBrokenListOfOneRankIsFound) {
   ASSERT_THAT(verify(sound, layout), IsEmpty());
   for (const int rank : {0, 1, 2, 15, 16, 40, 63}) {
     Program broken = sound;
-    broken.own_list(rank).pop_back();
+    own_list(broken, rank).pop_back();
     EXPECT_EQ(broken.lists.size(), sound.lists.size() + 1);
     EXPECT_FALSE(broken == sound);
     EXPECT_THAT(verify(broken, layout), Not(IsEmpty())) << rank;
-    broken.own_list(rank).push_back(sound.list(rank).back());
+    own_list(broken, rank).push_back(sound.list(rank).back());
     EXPECT_TRUE(broken == sound);
     EXPECT_THAT(verify(broken, layout), IsEmpty()) << rank;
   }

@@ -8,7 +8,7 @@
 #include "lockstep/program/passes/passes.h"
 #include "lockstep/program/render/render.h"
 #include "lockstep/program/tensor_calls.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/test_program.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {
@@ -56,7 +56,7 @@ TEST(Recompute, CommunicatesWhatForwardDidButForTheOutput) {
     const Layout layout = layout_of(2, sequence_parallel);
     const auto sites = [&](K kind, int layer) {
       std::vector<std::string> names;
-      for (const TensorCall& call : tensor_calls(layout, {.kind = kind, .layer = layer})) names.push_back(call_text(call.id));
+      for (const PlannedCall& call : tensor_calls(layout, {.kind = kind, .layer = layer})) names.push_back(call_text(call.id));
       return names;
     };
     std::vector<std::string> forward = sites(K::kForward, 3);
@@ -73,7 +73,7 @@ TEST(Recompute, TheVerifierNamesWhatIsBroken) {
   ASSERT_THAT(verify(sound, layout), IsEmpty());
   const auto broken = [&](auto change) {
     Program program = sound;
-    std::vector<Action>& actions = program.own_list(0);
+    std::vector<Action>& actions = own_list(program, 0);
     const auto first = std::find_if(actions.begin(), actions.end(), [](const Action& a) { return a.kind == K::kRecompute; });
     change(actions, first);
     return verify(program, layout);
@@ -81,14 +81,14 @@ TEST(Recompute, TheVerifierNamesWhatIsBroken) {
   using List = std::vector<Action>&;
   using At = std::vector<Action>::iterator;
   EXPECT_THAT(broken([](List actions, At at) { actions.erase(at); }),
-              Contains("[recompute] rank 0: b2 m0 0 RECOMPUTE; should be 1"));
+              Contains("[life] rank 0: B b2 m0 finds what b2 keeps of m0 incomplete (before RECOMPUTE)"));
   EXPECT_THAT(broken([](List actions, At at) { actions.insert(at, *at); }),
-              Contains("[recompute] rank 0: b2 m0 2 RECOMPUTE; should be 1"));
+              Contains("[life] rank 0: RECOMPUTE b2 m0 finds what b2 keeps of m0 whole; expects incomplete (before RECOMPUTE)"));
   EXPECT_THAT(broken([](List, At at) { std::swap(*at, *(at + 1)); }),
-              Contains("[recompute] rank 0: RECOMPUTE b2 m0 is not directly before its backward"));
+              Contains("[life] rank 0: B b2 m0 finds what b2 keeps of m0 incomplete (before RECOMPUTE)"));
   EXPECT_THAT(broken([](List actions, At at) { std::rotate(actions.begin(), at, at + 1); }),
-              Contains("[recompute] rank 0: RECOMPUTE b2 m0 before its F"));
-  EXPECT_THAT(broken([](List, At at) { at->layer = 1; }), Contains("[recompute] rank 0: b0 m0 1 RECOMPUTE; should be 0"));
+              Contains("[life] rank 0: RECOMPUTE b2 m0 without what b2 keeps of m0"));
+  EXPECT_THAT(broken([](List, At at) { at->layer = 1; }), Contains("[life] rank 0: RECOMPUTE b0 m0 finds what b0 keeps of m0 whole; expects incomplete (before RECOMPUTE)"));
   EXPECT_THAT(broken([](List, At at) { at->layer = 9; }), Contains(HasSubstr("[ranks]")));
 }
 

@@ -13,7 +13,7 @@
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/passes/schedules.h"
 #include "lockstep/program/predict/memory.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/test_program.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {
@@ -64,8 +64,8 @@ TEST(ScheduleFileTest, RunsWhatPyTorchPrints) {
   const ScheduleInput loop = grid(kInterleaved, 2, 2, 4), v = grid(kDualPipeV, 2, 2, 4);
   EXPECT_THAT(said(loop), IsEmpty());
   EXPECT_THAT(said(v), IsEmpty());
-  EXPECT_FALSE(grid_lies_in_v(kInterleaved));
-  EXPECT_TRUE(grid_lies_in_v(kDualPipeV));
+  EXPECT_FALSE(read_grid(kInterleaved).in_v());
+  EXPECT_TRUE(read_grid(kDualPipeV).in_v());
   EXPECT_EQ(make_schedule(loop),
             make_schedule({.kind = Kind::kInterleaved, .ranks = 2, .virtual_stages = 2, .microbatches = 4}));
   EXPECT_EQ(make_schedule(v), make_schedule({.kind = Kind::kDualPipeV, .ranks = 2, .virtual_stages = 2, .microbatches = 4}));
@@ -132,7 +132,7 @@ TEST(ScheduleFileTest, BackwardInAnyOrderOfTheMicrobatches) {
   EXPECT_THAT(verify(program, layout), IsEmpty());
   for (const ActionKind kind : {ActionKind::kBackwardInput, ActionKind::kBackwardWeight}) {
     Program other = program;
-    std::vector<Action>& list = other.own_list(1);
+    std::vector<Action>& list = own_list(other, 1);
     const int last = layout.num_layers() - 1;
     const auto of = [&](int m) {
       return std::ranges::find(list, Action{.kind = kind, .layer = last, .microbatch = m});

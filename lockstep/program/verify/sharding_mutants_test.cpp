@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/verify/build.h"
+#include "lockstep/program/test_program.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {
@@ -83,29 +83,29 @@ struct Mutant {
 
 const Mutant kMutants[] = {
     {"ranks", "a unit that does not exist", layout_of(3), [](Actions& a) { a[find(a, K::kUnshard)].unit = 9; }},
-    {"gather", "never gathered", layout_of(3), [](Actions& a) { erase(a, find(a, K::kUnshard, 1)); }},
-    {"gather", "not gathered again for backward", layout_of(3),
+    {"life", "never gathered", layout_of(3), [](Actions& a) { erase(a, find(a, K::kUnshard, 1)); }},
+    {"life", "not gathered again for backward", layout_of(3),
      [](Actions& a) { erase(a, find(a, K::kUnshard, 1, 1)); }},
-    {"gather", "gathered twice", layout_of(3), [](Actions& a) { twice(a, find(a, K::kUnshard, 1)); }},
-    {"gather", "gathered behind its use", layout_of(3),
+    {"life", "gathered twice", layout_of(3), [](Actions& a) { twice(a, find(a, K::kUnshard, 1)); }},
+    {"life", "gathered behind its use", layout_of(3),
      [](Actions& a) { move(a, find(a, K::kUnshard, 2), find(a, K::kForward, 2)); }},
-    {"gather", "dropped before its use", layout_of(3),
+    {"life", "dropped before its use", layout_of(3),
      [](Actions& a) { move(a, find(a, K::kReshard, 1), find(a, K::kForward, 1)); }},
-    {"gather", "gathered where nothing is sharded", layout_of(1),
+    {"life", "gathered where nothing is sharded", layout_of(1),
      [](Actions& a) { insert(a, 0, {.kind = K::kUnshard, .unit = 0}); }},
-    {"gather", "an updated unit that is not gathered", layout_of(1),
+    {"life", "an updated unit that is not gathered", layout_of(1),
      [](Actions& a) { erase(a, find(a, K::kUnshard, 1)); }},
-    {"gather", "gathered before its update", layout_of(2),
+    {"life", "gathered before its update", layout_of(2),
      [](Actions& a) { move(a, find(a, K::kUnshard, 1), find(a, K::kStep, 1)); }},
-    {"gather", "gathered twice after its update", layout_of(2),
+    {"life", "gathered twice after its update", layout_of(2),
      [](Actions& a) { twice(a, find(a, K::kUnshard, kHead)); }},
-    {"gather", "zero 3 gathers after STEP", layout_of(3),
+    {"life", "zero 3 gathers after STEP", layout_of(3),
      [](Actions& a) { a.push_back({.kind = K::kUnshard, .unit = 0}); }},
-    {"reshard", "dropped twice", layout_of(3), [](Actions& a) { twice(a, find(a, K::kReshard, 1)); }},
-    {"reshard", "never dropped", layout_of(3), [](Actions& a) { erase(a, find(a, K::kReshard, 1, 3)); }},
-    {"reshard", "dropped after STEP", layout_of(3),
+    {"life", "dropped twice", layout_of(3), [](Actions& a) { twice(a, find(a, K::kReshard, 1)); }},
+    {"life", "never dropped", layout_of(3), [](Actions& a) { erase(a, find(a, K::kReshard, 1, 3)); }},
+    {"life", "dropped after STEP", layout_of(3),
      [](Actions& a) { move(a, find(a, K::kReshard, 1, 3), a.size() - 1); }},
-    {"reshard", "gathered for nothing", layout_of(3),
+    {"life", "gathered for nothing", layout_of(3),
      [](Actions& a) {
        const size_t i = find(a, K::kLoss);
        insert(a, i, {.kind = K::kReshard, .unit = 2});
@@ -131,47 +131,47 @@ const Mutant kMutants[] = {
      }},
     {"prefetch", "two units wait", narrow(), [](Actions& a) { move(a, find(a, K::kUnshard, 2), 0); }},
     {"buckets", "transient gradients of two units in one bucket", layout_of(2), nullptr},
-    {"reduce", "transient gradients not reduced", layout_of(2),
+    {"life", "transient gradients not reduced", layout_of(2),
      [](Actions& a) { erase(a, find(a, K::kReduceGrad, 1)); }},
-    {"reduce", "reduced twice", layout_of(3), [](Actions& a) { twice(a, find(a, K::kReduceGrad, 1)); }},
-    {"reduce", "reduced for another microbatch", layout_of(2),
+    {"life", "reduced twice", layout_of(3), [](Actions& a) { twice(a, find(a, K::kReduceGrad, 1)); }},
+    {"deadlock", "reduced for another microbatch", layout_of(2),
      [](Actions& a) { a[find(a, K::kReduceGrad, 1)].microbatch = 1; }},
-    {"reduce", "zero 1 reduces a microbatch", layout_of(1),
+    {"life", "zero 1 reduces a microbatch", layout_of(1),
      [](Actions& a) { insert(a, find(a, K::kForward, 0, 1), {.kind = K::kReduceGrad, .microbatch = 0, .bucket = 0}); }},
-    {"reduce", "zero 1 does not reduce", layout_of(1), [](Actions& a) { erase(a, find(a, K::kReduceGrad, 1)); }},
+    {"life", "zero 1 does not reduce", layout_of(1), [](Actions& a) { erase(a, find(a, K::kReduceGrad, 1)); }},
     {"reduce", "pushed to a server", layout_of(2), [](Actions& a) { a[find(a, K::kReduceGrad, 1)].kind = K::kPush; }},
-    {"reduce", "shards of gradients where there are none", layout_of(0),
+    {"life", "shards of gradients where there are none", layout_of(0),
      [](Actions& a) { insert(a, find(a, K::kLoss), {.kind = K::kShardGrad, .bucket = 0}); }},
-    {"gather", "gathered where nothing is shared out", layout_of(0),
+    {"life", "gathered where nothing is shared out", layout_of(0),
      [](Actions& a) { a.push_back({.kind = K::kUnshard, .unit = 0}); }},
-    {"complete", "reduced before the last backward that writes", layout_of(2),
+    {"life", "reduced before the last backward that writes", layout_of(2),
      [](Actions& a) { move(a, find(a, K::kReduceGrad, 1), find(a, K::kBackward, 2)); }},
-    {"complete", "zero 1 reduces before the last microbatch", layout_of(1),
+    {"life", "zero 1 reduces before the last microbatch", layout_of(1),
      [](Actions& a) { move(a, find(a, K::kReduceGrad, 1), find(a, K::kForward, 0, 1)); }},
-    {"complete", "the next microbatch writes before SHARD_GRAD", layout_of(2),
+    {"life", "the next microbatch writes before SHARD_GRAD", layout_of(2),
      [](Actions& a) { move(a, find(a, K::kShardGrad, 1), find(a, K::kBackward, 2, 1)); }},
-    {"shard_grad", "missing", layout_of(3), [](Actions& a) { erase(a, find(a, K::kShardGrad, 1)); }},
-    {"shard_grad", "twice", layout_of(3), [](Actions& a) { twice(a, find(a, K::kShardGrad, 1)); }},
-    {"shard_grad", "before its REDUCE_GRAD", layout_of(3),
+    {"life", "SHARD_GRAD missing", layout_of(3), [](Actions& a) { erase(a, find(a, K::kShardGrad, 1)); }},
+    {"life", "SHARD_GRAD twice", layout_of(3), [](Actions& a) { twice(a, find(a, K::kShardGrad, 1)); }},
+    {"life", "SHARD_GRAD before its REDUCE_GRAD", layout_of(3),
      [](Actions& a) { move(a, find(a, K::kShardGrad, 1), find(a, K::kReduceGrad, 1)); }},
-    {"shard_grad", "zero 1 drops no gradients", layout_of(1),
+    {"life", "zero 1 drops no gradients", layout_of(1),
      [](Actions& a) { insert(a, find(a, K::kLoss), {.kind = K::kShardGrad, .bucket = 0}); }},
-    {"reduce_shard", "missing", layout_of(3), [](Actions& a) { erase(a, find(a, K::kReduceShard, 1)); }},
-    {"reduce_shard", "twice", layout_of(1), [](Actions& a) { twice(a, find(a, K::kReduceShard, 1)); }},
-    {"reduce_shard", "before SHARD_GRAD", layout_of(2),
+    {"life", "REDUCE_SHARD missing", layout_of(3), [](Actions& a) { erase(a, find(a, K::kReduceShard, 1)); }},
+    {"life", "REDUCE_SHARD twice", layout_of(1), [](Actions& a) { twice(a, find(a, K::kReduceShard, 1)); }},
+    {"life", "REDUCE_SHARD before SHARD_GRAD", layout_of(2),
      [](Actions& a) { move(a, find(a, K::kReduceShard, 1), find(a, K::kShardGrad, 1, 1)); }},
-    {"reduce_shard", "before REDUCE_GRAD", layout_of(1),
+    {"life", "REDUCE_SHARD before REDUCE_GRAD", layout_of(1),
      [](Actions& a) { move(a, find(a, K::kReduceShard, 1), find(a, K::kReduceGrad, 1)); }},
-    {"update", "SHARD_GRAD after NORM", layout_of(3),
+    {"life", "SHARD_GRAD after NORM", layout_of(3),
      [](Actions& a) { move(a, find(a, K::kShardGrad, 1, 1), find(a, K::kNorm)); }},
-    {"update", "REDUCE_SHARD after NORM", layout_of(3),
+    {"life", "REDUCE_SHARD after NORM", layout_of(3),
      [](Actions& a) { move(a, find(a, K::kReduceShard, 1), find(a, K::kNorm)); }},
-    {"update", "a unit that is not updated", layout_of(2), [](Actions& a) { erase(a, find(a, K::kStep, 1)); }},
-    {"update", "a unit that is updated twice", layout_of(1), [](Actions& a) { twice(a, find(a, K::kStep, 1)); }},
-    {"update", "a unit that is updated before NORM", layout_of(1),
+    {"life", "a unit that is not updated", layout_of(2), [](Actions& a) { erase(a, find(a, K::kStep, 1)); }},
+    {"life", "a unit that is updated twice", layout_of(1), [](Actions& a) { twice(a, find(a, K::kStep, 1)); }},
+    {"life", "a unit that is updated before NORM", layout_of(1),
      [](Actions& a) { move(a, find(a, K::kStep, 0), find(a, K::kNorm)); }},
-    {"update", "zero 3 updates unit by unit", layout_of(3), [](Actions& a) { a[find(a, K::kStep)].unit = 0; }},
-    {"stale", "forward after the first update", layout_of(1), [](Actions& a) { move(a, 0, a.size() - 1); }},
+    {"life", "zero 3 updates unit by unit", layout_of(3), [](Actions& a) { a[find(a, K::kStep)].unit = 0; }},
+    {"update", "forward after the first update", layout_of(1), [](Actions& a) { move(a, 0, a.size() - 1); }},
     {"deadlock", "two gathers in another order", layout_of(1),
      [](Actions& a) {
        const size_t i = find(a, K::kUnshard, 1);
@@ -188,9 +188,9 @@ TEST(ShardingMutantsTest, TheVerifierNamesWhatIsWrongWithEach) {
     Program program = build_program(mutant.layout);
     ASSERT_THAT(verify(program, mutant.layout), IsEmpty());
     if (mutant.breaks) {
-      mutant.breaks(program.own_list(1));
+      mutant.breaks(own_list(program, 1));
     } else {
-      program.buckets[0].layers = {kHead, 2};
+      program.buckets[0].units = {kHead, 2};
       program.buckets[0].begin = program.buckets[1].begin;
     }
     EXPECT_THAT(join(verify(program, mutant.layout), "\n"), HasSubstr(cat("[", mutant.rule, "]"))) << mutant.what;
@@ -204,8 +204,8 @@ TEST(ShardingMutantsTest, NoActionIsTooManyOrTooFew) {
     for (size_t i = 0; i < good.list(0).size(); ++i) {
       Program without = good, with = good;
       for (int rank = 0; rank < good.world_size(); ++rank) {
-        erase(without.own_list(rank), i);
-        twice(with.own_list(rank), i);
+        erase(own_list(without, rank), i);
+        twice(own_list(with, rank), i);
       }
       EXPECT_THAT(verify(without, layout), Not(IsEmpty())) << "without action " << i;
       EXPECT_THAT(verify(with, layout), Not(IsEmpty())) << "action " << i << " twice";

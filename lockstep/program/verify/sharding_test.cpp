@@ -9,7 +9,6 @@
 #include "lockstep/program/effects.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/render/render.h"
-#include "lockstep/program/verify/build.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {
@@ -221,6 +220,7 @@ TEST(ShardingTest, EveryLayoutIsSound) {
     layout.offload.activations =
         one_of(true, false) && std::count(layout.recompute.begin(), layout.recompute.end(), arch::Recompute::kFull) > 0;
     if (one_of(true, false)) layout.precision = config::Precision::kBf16;
+    layout.row_groups = one_of(true, false);
     EXPECT_THAT(verify(build_program(layout), layout), IsEmpty()) << describe(layout);
   }
 }

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/program/effects.h"
 #include "lockstep/program/names.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/passes/post_validation.h"
 #include "lockstep/program/rank_class.h"
 #include "lockstep/program/verify/rules.h"
@@ -24,7 +24,6 @@ class Verifier {
         after_(after),
         microbatches_(layout.num_microbatches()),
         model_layers_(layout.num_layers()),
-        places_(after == Pass::kSchedule ? layout.pipeline.stages() : model_layers_),
         sharded_(layout.shards() > 1 || layout.transient_gradients()) {}
 
   std::vector<std::string> run() {
@@ -33,7 +32,7 @@ class Verifier {
       return problems_;
     }
     for (int coordinate = 0; coordinate < layout_.pipeline.ranks; ++coordinate) {
-      tables_.push_back(layout_.param_table(some_rank(coordinate)));
+      tables_.push_back(layout_.param_table(coordinate * layout_.pipelines()));
       if (after_ >= Pass::kReduceGradients) check_buckets(coordinate);
     }
     for (const Bucket& bucket : program_.buckets)
@@ -41,26 +40,25 @@ class Verifier {
         problem("ranks", cat("a bucket of coordinate ", bucket.pipeline, " on pp"));
         return problems_;
       }
-    for (const int rank : representatives()) {
+    // Of every row of classes the first. The rules of a list read layers, units and their sizes, ties and who owns the optimizer;
+    // all ranks of tp agree on these (passes.h).
+    const std::vector<int> ranks = RankClasses(program_, layout_).first_ranks();
+    for (const int rank : ranks) {
       rank_ = rank;
       if (!indices_exist()) {
         indices_exist_ = false;
         continue;
       }
       take(check_passes(program_, layout_, rank_, after_));
-      if (after_ >= Pass::kExpandLayers) take(check_recomputed(program_, layout_, rank_));
-      if (after_ >= Pass::kShardParameters) take(check_gathered(program_, layout_, rank_));
-      if (after_ >= Pass::kReduceGradients)
-        take(sharded_ ? check_sharded_gradients(program_, layout_, rank_) : check_reductions(program_, layout_, rank_));
-      if (after_ >= Pass::kUpdate) take(check_update(program_, layout_, rank_, after_));
-      if (after_ >= Pass::kOffload) take(check_offloaded(program_, layout_, rank_));
+      check_sums();
+      if (after_ >= Pass::kOffload) take(check_kept(program_, layout_, rank_));
     }
     if (problems_.empty()) take(check_pipelines(program_, layout_, after_));
     if (problems_.empty() && after_ >= Pass::kPostValidation) take(check_validation(program_, layout_));
     if (indices_exist_) check_same_communication();
-    if (problems_.empty() && after_ >= Pass::kOffload)
-      for (const int rank : representatives()) take(check_life(program_, layout_, rank));
-    return problems_;
+    if (indices_exist_ && after_ >= Pass::kOffload)
+      for (const int rank : ranks) take(check_life(program_, layout_, rank));
+    return std::move(problems_);
   }
 
  private:
@@ -69,37 +67,24 @@ class Verifier {
   void take(const std::vector<std::string>& problems) {
     problems_.insert(problems_.end(), problems.begin(), problems.end());
   }
+  std::string text(const Action& action) const { return action_text(action, program_.buckets, model_layers_); }
   void here(const char* rule, const std::string& what) { problem(rule, cat("rank ", rank_, ": ", what)); }
 
-  // The first rank of every class that runs a list. The rules of a list read layers, units and their sizes, ties and who owns
-  // the optimizer; all ranks of tp agree on these (passes.h), so their classes are one.
-  std::vector<int> representatives() const {
-    std::set<RankClass> known;
-    std::vector<int> ranks;
-    RankClass before{.list = -1};
-    for (int rank = 0; rank < program_.world_size(); ++rank) {
-      RankClass of_rank = class_of(program_, layout_, rank);
-      of_rank.tp = 0;
-      if (of_rank != before && known.insert(of_rank).second) ranks.push_back(rank);
-      before = of_rank;
-    }
-    return ranks;
-  }
-
-  int some_rank(int coordinate) const {
-    mesh::PerAxis at = layout_.mesh.coordinates(0);
-    at[mesh::Axis::kPp] = coordinate;
-    return layout_.mesh.rank(at);
-  }
+  bool by_stage(const Action& action) const { return after_ == Pass::kSchedule || is_transfer(action.kind); }
+  int place(const Action& action) const { return by_stage(action) ? action.stage : action.layer; }
   bool exists(const Action& action) const {
-    const bool by_stage = after_ == Pass::kSchedule || is_transfer(action.kind);
-    const int place = by_stage ? action.stage : action.layer;
-    const int places = by_stage ? layout_.pipeline.stages() : places_;
-    return place >= 0 && place < places && action.microbatch >= 0 && action.microbatch < microbatches_;
+    const int at = place(action), places = by_stage(action) ? layout_.pipeline.stages() : model_layers_;
+    return at >= 0 && at < places && action.microbatch >= 0 && action.microbatch < microbatches_;
+  }
+  bool leaves_rank(const Action& transfer) const {
+    const Pipeline& pipeline = layout_.pipeline;
+    const int coordinate = layout_.pipeline_rank(rank_), neighbour = transfer_of(transfer).neighbour;
+    const bool exists = neighbour >= 0 && neighbour < pipeline.stages();
+    return exists && pipeline.rank_of(transfer.stage) == coordinate && pipeline.rank_of(neighbour) != coordinate;
   }
   bool owns_parameters(int unit) const {
     const std::vector<arch::ParamSpec>& table = tables_[static_cast<size_t>(layout_.pipeline_rank(rank_))];
-    return std::any_of(table.begin(), table.end(), [&](const arch::ParamSpec& spec) { return spec.layer == unit; });
+    return std::any_of(table.begin(), table.end(), [&](const arch::ParamSpec& spec) { return spec.unit == unit; });
   }
 
   // False where an index does not exist.
@@ -107,101 +92,108 @@ class Verifier {
     const size_t problems_before = problems_.size();
     for (int i = 0; i < static_cast<int>(actions().size()); ++i) {
       const Action& action = actions()[static_cast<size_t>(i)];
-      const int place = after_ == Pass::kSchedule || is_transfer(action.kind) ? action.stage : action.layer;
       const auto what = [&] { return cat("action ", i, ": ", action_name(action.kind)); };
       const bool has_unit = gathers(action.kind) || drops_gathered(action.kind);
-      const bool has_bucket = of_bucket(action.kind);
-      if ((computes(action.kind) || is_transfer(action.kind)) && !exists(action)) {
-        here("ranks", cat(what(), " of place ", place, ", microbatch ", action.microbatch));
-        continue;
-      }
-      if (has_bucket && (action.bucket < 0 || action.bucket >= static_cast<int>(program_.buckets.size()))) {
+      if ((computes(action.kind) || is_transfer(action.kind)) && !exists(action))
+        here("ranks", cat(what(), " of place ", place(action), ", microbatch ", action.microbatch));
+      else if (is_transfer(action.kind) && !leaves_rank(action))
+        here("match", cat(text(action), " is not between a stage of this rank and one of another"));
+      else if (of_bucket(action.kind) && (action.bucket < 0 || action.bucket >= static_cast<int>(program_.buckets.size())))
         here("ranks", cat(what(), " of bucket ", action.bucket));
-        continue;
-      }
-      if (is_move(action.kind) && (action.moved == Moved::kActivation ? !exists(action) : !owns_parameters(action.unit))) {
+      else if (is_move(action.kind) && (action.moved == Moved::kActivation ? !exists(action) : !owns_parameters(action.unit)))
         here("ranks", cat(what(), " of unit ", action.unit, ", layer ", action.layer, ", microbatch ", action.microbatch));
-        continue;
-      }
-      if ((has_unit && action.unit < 0) || action.unit >= model_layers_) here("ranks", cat(what(), " of unit ", action.unit));
+      else if ((has_unit && action.unit < 0) || action.unit >= layout_.num_units())
+        here("ranks", cat(what(), " of unit ", action.unit));
     }
     return problems_.size() == problems_before;
   }
 
   void check_buckets(int coordinate) {
-    std::map<int, int> times;  // layer -> buckets that hold it
-    const arch::FlatLayout flat = layout_.flat_layout(some_rank(coordinate));
+    std::map<int, int> times;  // unit -> buckets that hold it
+    const arch::FlatLayout flat = layout_.flat_layout(coordinate * layout_.pipelines());
     for (const Bucket& bucket : program_.buckets) {
       if (bucket.pipeline != coordinate) continue;
       int64_t begin = flat.numel, end = 0, numel = 0;
       for (const arch::FlatUnit& unit : flat.units) {
-        if (std::count(bucket.layers.begin(), bucket.layers.end(), unit.layer) == 0) continue;
-        times[unit.layer] += 1;
+        if (std::count(bucket.units.begin(), bucket.units.end(), unit.id) == 0) continue;
+        times[unit.id] += 1;
+        if (layout_.group_of(bucket.units.front()) != unit.group)
+          problem("buckets", cat(layer_label(unit.id, model_layers_), " lies in a bucket of another group"));
         begin = std::min(begin, unit.begin);
         end = std::max(end, unit.end);
         numel += unit.end - unit.begin;
       }
-      if (layout_.transient_gradients() && bucket.layers.size() != 1)
-        problem("buckets", cat(bucket.layers.size(), " units in a bucket of gradients that are dropped unit by unit"));
+      if (layout_.transient_gradients() && bucket.units.size() != 1)
+        problem("buckets", cat(bucket.units.size(), " units in a bucket of gradients that are dropped unit by unit"));
       if (bucket.begin != begin || bucket.end != end || bucket.numel() != numel) {
         problem("buckets", cat("elements ", bucket.begin, " to ", bucket.end, ", its units are ", begin, " to ", end));
       }
     }
     for (const arch::FlatUnit& unit : flat.units) {
-      if (times[unit.layer] != 1) {
-        problem("buckets", cat(layer_label(unit.layer, model_layers_), " lies in ", times[unit.layer], " buckets"));
+      if (times[unit.id] != 1) {
+        problem("buckets", cat(layer_label(unit.id, model_layers_), " lies in ", times[unit.id], " buckets"));
       }
     }
   }
 
+  // Across ranks of pp the sums of a step have one order. LOSS says whether gradients are finite, and brings the tokens for NORM.
+  void check_sums() {
+    const bool pushes = layout_.server_mode() && !sharded_;
+    bool loss = false;
+    for (const Action& action : actions()) {
+      loss = loss || sums_losses(action.kind);
+      if (loss && computes(action.kind)) return here("update", cat(text(action), " after LOSS"));
+      if (!loss && makes_norm(action.kind)) return here("update", "NORM before LOSS, which brings the number of tokens");
+      if (reduces(action.kind) && pushes != (action.kind == ActionKind::kPush))
+        return here("reduce", cat(text(action), " is not how this layout reduces"));
+    }
+  }
+
+  struct Along {
+    mesh::Axis axis;
+    std::set<std::pair<size_t, size_t>> compared{};
+  };
   // Sends and receives of a group match if every member makes the same calls in the same order: lists are compared, not
   // ranks, each pair that stands in one group once.
   void check_same_communication() {
-    struct Along {
-      mesh::Axis axis;
-      int stride;  // between neighbours of a group
-      std::set<std::pair<size_t, size_t>> compared{};
-    };
     std::vector<Along> groups;
     for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kTp})
-      if (layout_.mesh.degree(axis) > 1) groups.push_back({.axis = axis, .stride = stride_of(axis)});
-    for (int rank = 0; rank < layout_.mesh.world_size(); ++rank) {
-      const mesh::PerAxis at = layout_.mesh.coordinates(rank);
-      for (Along& group : groups) {
-        const int first = rank - at[group.axis] * group.stride;
-        const std::pair lists(program_.list_index(first), program_.list_index(rank));
-        if (lists.first != lists.second && group.compared.insert(lists).second) compare(first, rank, group.axis);
-      }
+      if (layout_.mesh.degree(axis) > 1) groups.push_back({.axis = axis});
+    const int of_stage = layout_.pipelines();
+    for (int begin = 0; begin < layout_.mesh.world_size(); begin += of_stage) {
+      const auto first = program_.list_of.begin() + begin, last = first + of_stage;
+      if (std::all_of(first, last, [&](int32_t list) { return list == *first; })) continue;
+      for (int rank = begin; rank < begin + of_stage; ++rank)
+        for (Along& group : groups) compare_with_first(rank, group);
     }
   }
 
-  int stride_of(mesh::Axis axis) const {
-    mesh::PerAxis at = layout_.mesh.coordinates(0);
-    at[axis] = 1;
-    return layout_.mesh.rank(at);
-  }
-
-  void compare(int first, int rank, mesh::Axis axis) {
-    if (program_.same_list(first, rank)) return;
+  void compare_with_first(int rank, Along& group) {
+    const mesh::Axis axis = group.axis;
+    const int first = layout_.mesh.member(rank, axis, 0);
+    const std::pair lists(program_.list_index(first), program_.list_index(rank));
+    if (lists.first == lists.second || !group.compared.insert(lists).second || program_.same_list(first, rank)) return;
     // Layers communicate too over tp: the whole list counts.
     if (axis == mesh::Axis::kTp)
       problem("deadlock", cat("ranks ", first, " and ", rank, " of one tp group do not run the same list"));
-    else if (data_calls(first) != data_calls(rank))
-      problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", mesh::axis_name(axis),
-                              " group do not communicate in the same order"));
+    else if (const std::vector<Action> ours = data_calls(first), theirs = data_calls(rank); ours != theirs) {
+      const auto [one, other] = std::ranges::mismatch(ours, theirs);
+      problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", mesh::axis_name(axis), " group do not communicate in the same order: ",
+                              one == ours.end() ? "nothing" : text(*one), " there, ", other == theirs.end() ? "nothing" : text(*other), " here"));
+    }
   }
 
-  using Call = std::tuple<ActionKind, int, int, int>;
-  std::vector<Call> data_calls(int rank) const {
-    std::vector<Call> calls;
+  std::vector<Action> data_calls(int rank) const {
+    std::vector<Action> calls;
     EffectTable effects(layout_, program_.buckets, rank);
     for (const Action& action : program_.list(rank)) {
       if (computes(action.kind)) continue;
       const Effects& of = effects.of(action);
       // Servers and workers differ in what they sum inside of a model group.
       const auto in_model_group = [](const Touch& touch) { return (touch.from & (kPartOfTp | kPartOfStages)) != 0; };
-      if (of.collective && std::ranges::none_of(of.touches, in_model_group))
-        calls.emplace_back(action.kind, action.bucket, action.unit, action.microbatch);
+      // Pieces of matrices go from rank to rank, in the order of the lists too.
+      const bool in_data_group = of.collective || (layout_.shards() > 1 && moves_matrices(action.kind));
+      if (in_data_group && std::ranges::none_of(of.touches, in_model_group)) calls.push_back(action);
     }
     return calls;
   }
@@ -211,7 +203,6 @@ class Verifier {
   const Pass after_;
   const int64_t microbatches_;
   const int model_layers_;
-  const int places_;  // of an action: the stages before expand_layers, then the layers
   const bool sharded_;  // gradients
   std::vector<std::vector<arch::ParamSpec>> tables_;  // by coordinate on pp
   int rank_ = 0;
@@ -221,30 +212,25 @@ class Verifier {
 
 }  // namespace
 
-std::string_view pass_name(Pass pass) {
-  switch (pass) {
-    case Pass::kSchedule:
-      return "schedule";
-    case Pass::kExpandLayers:
-      return "expand_layers";
-    case Pass::kTransferActivations:
-      return "transfer_activations";
-    case Pass::kShardParameters:
-      return "shard_parameters";
-    case Pass::kReduceGradients:
-      return "reduce_gradients";
-    case Pass::kUpdate:
-      return "update";
-    case Pass::kPostValidation:
-      return "validate_in_next_step";
-    case Pass::kOffload:
-      return "offload";
-  }
-  throw InternalError("no such pass");
-}
-
 std::vector<std::string> verify(const Program& program, const Layout& layout, Pass after) {
   return Verifier(program, layout, after).run();
+}
+
+// A sound result says that every pass was; only what is not is made again, to name the pass that broke it.
+Program build_program(const Layout& layout) {
+  Program program = make_program(layout);
+  if (verify(program, layout).empty()) return program;
+  const auto require_sound = [&](const Program& made, Pass pass, const char* name) {
+    const std::vector<std::string> problems = verify(made, layout, pass);
+    LOCKSTEP_CHECK(problems.empty(), "after pass ", name, ":\n  ", join(problems, "\n  "));
+  };
+  Program again = schedule(layout);
+  require_sound(again, Pass::kSchedule, "schedule");
+  for (const PassStep& step : pass_steps()) {
+    again = step.make(std::move(again), layout);
+    require_sound(again, step.pass, step.name);
+  }
+  return again;
 }
 
 }  // namespace lockstep::program

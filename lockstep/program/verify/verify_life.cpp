@@ -1,116 +1,193 @@
-// The rule that follows from what actions touch alone.
+// The rules that follow from what actions touch alone.
 #include <algorithm>
-#include <array>
 #include <iterator>
+#include <string_view>
 #include <utility>
 
 #include "lockstep/program/effects.h"
-#include "lockstep/program/verify/rank_check.h"
 #include "lockstep/program/verify/rules.h"
 
 namespace lockstep::program {
 namespace {
 
-constexpr std::array<const char*, 10> kStateWords = {
-    "this rank's shard alone", "on the host or on disk",   "on the device and the host",    "incomplete",
-    "what W needs alone",      "not in this rank's sum yet", "part of a sum over other tokens", "part of a sum over copies",
-    "part of a sum over tp",   "part of a sum over stages"};
+constexpr size_t kEnough = 8;  // findings of a rank: what breaks early breaks what comes later
+constexpr int kBuffers = 2;    // of the host: the unit at hand and the next one
 
-std::string state_text(State state) {
+struct Lack {
+  State bit;
+  std::string_view text;  // and what changes it, or has made it
+};
+constexpr Lack kLacks[] = {
+    {kShardOnly, "up to date in this rank's shard or copy alone (before UNSHARD or PULL)"},
+    {kAway, "on the host or on disk (before FETCH)"},
+    {kCopied, "on the device and the host (after FETCH)"},
+    {kForWeights, "cut down to what W needs (after I)"},
+    {kOpen, "without this rank's share (before SHARD_GRAD)"},
+    {kPartOfTokens, "part of a sum over other tokens (before REDUCE_GRAD or PUSH)"},
+    {kPartOfCopies, "part of a sum over copies (before REDUCE_SHARD)"},
+    {kPartOfTp, "part of a sum over tp (before REDUCE_PARTIAL)"},
+    {kPartOfStages, "part of a sum over stages (before REDUCE_TIED)"},
+};
+
+// By resource, what stands before and behind the layer, unit or stage that it is of.
+constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+    {"the input of ", ""},
+    {"the gradient of the output of ", ""},
+    {"what ", " keeps of"},
+    {"what stage ", " sends of"},
+    {"the parameters of ", ""},
+    {"the gradient of ", ""},
+    {"the optimizer state of ", ""},
+    {"the loss", ""},
+    {"the number of tokens", ""},
+    {"the norm", ""},
+    {"the matrices of ", ""},
+};
+
+static_assert(std::size(kNames) == static_cast<size_t>(Resource::kDirections) + 1);
+
+std::string_view incomplete_text(Resource what) {
+  if (what == Resource::kSaved) return "incomplete (before RECOMPUTE)";
+  return what == Resource::kLosses ? "that of this rank (before LOSS)" : "not orthogonalised (before SCATTER_UPDATE)";
+}
+
+std::string state_text(Resource what, State state) {
   std::vector<std::string> words;
-  for (size_t bit = 0; bit < kStateWords.size(); ++bit)
-    if (((state >> bit) & 1U) != 0) words.emplace_back(kStateWords[bit]);
+  for (const Lack& lack : kLacks)
+    if ((state & lack.bit) != 0) words.emplace_back(lack.text);
+  if ((state & kIncomplete) != 0) words.emplace_back(incomplete_text(what));
   return words.empty() ? "whole" : join(words, ", ");
 }
 
-// Made by one action and used up by another; all else is there from step to step.
-bool comes_and_goes(Resource what) { return by_microbatch(what) || what == Resource::kTokens || what == Resource::kDirections; }
+// The sums of a gradient that come before the one that an action makes.
+State sums_before(State made) {
+  State before = 0;
+  for (const State sum : kSums) {
+    if ((made & sum) != 0) return before;
+    before |= sum;
+  }
+  return 0;
+}
+
+bool made_in_step(Resource what) { return by_microbatch(what) || what == Resource::kTokens || what == Resource::kDirections; }
 
 class LifeCheck : RankCheck {
  public:
   LifeCheck(const Program& program, const Layout& layout, int rank)
       : RankCheck(program, layout, rank),
         effects_(layout, program.buckets, rank),
+        owner_(layout.owns_optimizer(rank)),
         microbatches_(static_cast<size_t>(layout.num_microbatches())),
-        indices_(2 * static_cast<size_t>(std::max(num_layers_, layout.pipeline.stages())) + 1),
-        rows_(kResources * indices_, -1) {
-    for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) units_.push_back(unit.layer);
+        indices_(static_cast<size_t>(std::max(layout.num_units(), 2 * layout.pipeline.stages())) + 1),
+        rows_(kResources * indices_, -1),
+        bytes_(static_cast<size_t>(layout.num_units()), -1) {
+    for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) {
+      units_.push_back(unit.id);
+      bytes_[static_cast<size_t>(unit.id)] = unit.numel() * layout.element_size();
+    }
   }
 
   std::vector<std::string> run() {
-    for (at_ = 0; at_ < actions_.size(); ++at_) {
+    for (at_ = 0; at_ < actions_.size() && problems_.size() < kEnough; ++at_) {
       const Effects& effects = effects_.of(actions_[at_]);
-      const bool starts = effects.join == Join::kAtTouch;
+      bool changes = false;
       for (const Touch& touch : effects.touches) {
-        const bool changes = touch.how == Access::kCreate || touch.how == Access::kUpdate || touch.how == Access::kAdd;
+        changes = changes || touch.how != Access::kRead;
+        const bool makes = touch.how == Access::kCreate || touch.how == Access::kUpdate || touch.how == Access::kAdd;
+        const bool starts = makes && effects.join == Join::kAtTouch;
         if (touch.index != kEvery)
-          apply(touch, touch.index, starts && changes);
+          apply(touch, touch.index, starts);
         else if (touch.what == Resource::kSent)
           end_sends();
-        else if (comes_and_goes(touch.what))
+        else if (made_in_step(touch.what))
           problem("life", cat(text(at_), " is of nothing"));
         else
-          for (const int unit : units_) apply(touch, unit, starts && changes);
+          for (const int unit : units_) apply(touch, unit, starts);
       }
+      if (!changes) problem("life", cat(text(at_), " changes nothing"));
+      check_room(effects);
     }
     at_end();
     return std::move(problems_);
   }
 
  private:
-  static constexpr size_t kResources = static_cast<size_t>(Resource::kDirections) + 1;
+  static constexpr size_t kResources = std::size(kNames);
   static constexpr State kAbsent = ~State{0};
   struct Cell {
     State state = kAbsent;
     bool started = false;  // and not joined
   };
 
+  bool held(int unit) const { return bytes_.at(static_cast<size_t>(unit)) >= 0; }
+
+  // As the step finds it. With post-validation loss and norm of the step before are there.
+  State found(Resource what, int index) {
+    if (made_in_step(what)) return kAbsent;
+    if (what == Resource::kNorm) return layout_.pipeline.post_validation ? 0 : kAbsent;
+    if (what != Resource::kLosses && !held(index)) return kAbsent;
+    return what == Resource::kStates && !owner_ ? kAbsent : effects_.at_rest(what, index);
+  }
+  // And as the next one finds it, or who reads the result.
+  State left(Resource what, int index) {
+    if (what == Resource::kLosses || what == Resource::kNorm) return 0;
+    if (what == Resource::kGradients) return owner_ ? kAbsent : 0;
+    return found(what, index);
+  }
+
   // A row has a cell, or one for each microbatch.
   Cell& cell(Resource what, int index, int microbatch) {
     int& row = rows_.at(static_cast<size_t>(what) * indices_ + static_cast<size_t>(index));
     if (row < 0) {
       row = static_cast<int>(cells_.size());
-      cells_.resize(cells_.size() + (by_microbatch(what) ? microbatches_ : 1));
-      if (!comes_and_goes(what)) cells_.back().state = effects_.at_rest(what, index);
+      cells_.resize(cells_.size() + (by_microbatch(what) ? microbatches_ : 1), {.state = found(what, index)});
     }
     return cells_[static_cast<size_t>(row) + (by_microbatch(what) ? static_cast<size_t>(microbatch) : 0)];
   }
 
   void apply(const Touch& touch, int index, bool starts) {
-    Cell& found = cell(touch.what, index, actions_[at_].microbatch);
-    found.started = starts;
-    if (comes_and_goes(touch.what)) {
-      if (touch.how == Access::kCreate) return create(touch, index, found);
-      if (found.state == kAbsent) return problem("life", cat(text(at_), " without ", name(touch.what, index, actions_[at_].microbatch)));
-    }
-    if (!fits(touch, found.state))
-      problem("life", cat(text(at_), ": ", name(touch.what, index, actions_[at_].microbatch), " is ", state_text(found.state)));
-    if (touch.how == Access::kConsume && comes_and_goes(touch.what))
-      found.state = kAbsent;
-    else if (touch.index != kEvery || (found.state & touch.from) == touch.from)
-      found.state = (found.state & ~touch.from) | touch.to;
+    if (touch.how == Access::kAdd && touch.what == Resource::kGradients && !held(index)) return;  // a layer without parameters
+    Cell& there = cell(touch.what, index, actions_[at_].microbatch);
+    if (touch.how == Access::kDrop && there.started)
+      problem("life", cat(text(at_), " drops ", name(touch.what, index, 0), " before anything has used it"));
+    count_ahead(touch.what, index, there, -1);
+    there = {.state = behind(touch, index, there.state), .started = starts};
+    count_ahead(touch.what, index, there, 1);
+    if (touch.what == Resource::kSent) sent_.push_back(static_cast<size_t>(&there - cells_.data()));
   }
 
-  void create(const Touch& touch, int index, Cell& found) {
-    if (found.state != kAbsent) problem("life", cat(text(at_), ": ", name(touch.what, index, actions_[at_].microbatch), " is there already"));
-    found.state = touch.to;
-    if (touch.what == Resource::kSent) sent_.push_back(static_cast<size_t>(&found - cells_.data()));
+  // What it lacks behind the touch.
+  State behind(const Touch& touch, int index, State state) {
+    const auto of = [&] { return name(touch.what, index, actions_[at_].microbatch); };
+    if (touch.how == Access::kCreate) {
+      if (state != kAbsent) problem("life", cat(text(at_), " finds ", of(), " there already"));
+      return touch.to;
+    }
+    if (state == kAbsent) {
+      problem("life", cat(text(at_), " without ", of()));
+      return kAbsent;
+    }
+    if (const State wanted = touch.how == Access::kRead && touch.index == kEvery ? 0 : touch.from; (state & wanted) != wanted)
+      problem("life", cat(text(at_), " finds ", of(), " ", state_text(touch.what, state), "; expects ", state_text(touch.what, wanted)));
+    else if (!fits(touch, state))
+      problem("life", cat(text(at_), " finds ", of(), " ", state_text(touch.what, state)));
+    if (touch.how == Access::kConsume) return kAbsent;
+    return touch.how == Access::kRead ? state : (state & ~touch.from) | touch.to;
   }
 
   // What is read is whole, but for what the action says; what is changed is here, and not yet as it will be.
   static bool fits(const Touch& touch, State state) {
-    if (touch.index != kEvery && (state & touch.from) != touch.from) return false;
     const State more = state & ~touch.from, opens = touch.to & ~touch.from;
     switch (touch.how) {
       case Access::kRead:
       case Access::kConsume:
         return more == 0;
       case Access::kAdd:  // to what was opened before, or opened by this
-        return (more & ~opens) == 0 && (more == 0 || more == opens);
+        return more == 0 || more == opens;
       case Access::kCreate:
       case Access::kUpdate:
       case Access::kDrop:
-        return (more & (kAway | touch.to)) == 0;
+        return (more & (kAway | touch.to | sums_before(touch.from))) == 0;
     }
     return false;
   }
@@ -119,62 +196,61 @@ class LifeCheck : RankCheck {
     for (const size_t sent : std::exchange(sent_, {})) cells_[sent] = {};
   }
 
-  // Left are parameters and states on their way to where the next step finds them, and what it validates.
+  // What lies in buffers for its next use: gathered parameters, shards that came from the host, states that came from disk.
+  void count_ahead(Resource what, int index, const Cell& there, int sign) {
+    if (what == Resource::kParameters && there.started) {
+      if (there.state == 0) bytes_ahead_ += sign * bytes_[static_cast<size_t>(index)];
+      if (there.state == kShardOnly && layout_.offload.parameters) shards_ahead_ += sign;
+    } else if (what == Resource::kStates && (there.state & kAway) == 0 && effects_.at_rest(what, index) == kAway) {
+      states_here_ += sign;
+    }
+  }
+  void check_room(const Effects& effects) {
+    if (computes(actions_[at_].kind) && bytes_ahead_ > layout_.prefetch_limit)
+      problem("prefetch", cat(bytes_ahead_, " bytes wait beside ", text(at_), "; prefetch_limit is ", layout_.prefetch_limit));
+    if (const int units = std::max(shards_ahead_, states_here_); effects.lane == Lane::kCopies && units > kBuffers)
+      problem("prefetch", cat(text(at_), ": ", units, " units at a time; the host has buffers for ", kBuffers));
+  }
+
   void at_end() {
+    for (const Resource what : {Resource::kLosses, Resource::kNorm}) cell(what, 0, 0);
     for (size_t row = 0; row < rows_.size(); ++row) {
       if (rows_[row] < 0) continue;
       const auto what = static_cast<Resource>(row / indices_);
       const int index = static_cast<int>(row % indices_);
+      const State expected = left(what, index);
       const size_t count = by_microbatch(what) ? microbatches_ : 1;
-      for (size_t i = 0; i < count; ++i) check_left(what, index, static_cast<int>(i), cells_[static_cast<size_t>(rows_[row]) + i]);
+      for (size_t i = 0; i < count && problems_.size() < kEnough; ++i)
+        if (const State state = cells_[static_cast<size_t>(rows_[row]) + i].state; state != expected)
+          left_otherwise(what, name(what, index, static_cast<int>(i)), state, expected);
     }
   }
-  void check_left(Resource what, int index, int microbatch, const Cell& left) {
-    if (comes_and_goes(what)) {
-      if (left.state != kAbsent) problem("life", cat("nobody takes ", name(what, index, microbatch)));
-      return;
-    }
-    const bool stays = what == Resource::kParameters || what == Resource::kStates;
-    const bool validated = layout_.pipeline.post_validation && (what == Resource::kLosses || what == Resource::kNorm);
-    if (stays && left.state != effects_.at_rest(what, index))
-      problem("life", cat(name(what, index, 0), " is left: ", state_text(left.state), "; found: ", state_text(effects_.at_rest(what, index))));
-    if (left.started && !stays && !validated) problem("life", cat("nobody waits for ", name(what, index, 0)));
+  void left_otherwise(Resource what, const std::string& of, State state, State expected) {
+    if (state == kAbsent)
+      problem("life", cat("nobody makes ", of));
+    else if (expected == kAbsent)
+      problem("life", cat("nobody takes ", of));
+    else
+      problem("life", cat("the step leaves ", of, " ", state_text(what, state), "; the next one expects it ", state_text(what, expected)));
   }
 
   std::string name(Resource what, int index, int microbatch) const {
-    switch (what) {
-      case Resource::kInput:
-        return cat("the input of ", RankCheck::name(index), " m", microbatch);
-      case Resource::kOutputGrad:
-        return cat("the gradient of the output of ", RankCheck::name(index), " m", microbatch);
-      case Resource::kSaved:
-        return cat("what ", RankCheck::name(index), " keeps of m", microbatch);
-      case Resource::kSent:
-        return cat("what stage ", index / 2, " sends of m", microbatch);
-      case Resource::kParameters:
-        return cat("the parameters of ", RankCheck::name(index));
-      case Resource::kGradients:
-        return cat("the gradient of ", RankCheck::name(index));
-      case Resource::kStates:
-        return cat("the optimizer state of ", RankCheck::name(index));
-      case Resource::kLosses:
-        return "the loss";
-      case Resource::kTokens:
-        return "the number of tokens";
-      case Resource::kNorm:
-        return "the norm";
-      case Resource::kDirections:
-        return cat("the matrices of ", RankCheck::name(index));
-    }
-    return "";
+    const auto& [before, behind] = kNames[static_cast<size_t>(what)];
+    if (what == Resource::kLosses || what == Resource::kTokens || what == Resource::kNorm) return std::string(before);
+    const std::string place = what == Resource::kSent ? cat(index / 2) : RankCheck::name(index);
+    return cat(before, place, behind, by_microbatch(what) ? cat(" m", microbatch) : "");
   }
 
   EffectTable effects_;
+  const bool owner_;  // of optimizer state
   const size_t microbatches_, indices_;
   std::vector<int> rows_;  // by resource and index: where its cells begin; -1: nothing touched it
   std::vector<Cell> cells_;
   std::vector<size_t> sent_;  // cells of what is on its way
+  std::vector<int64_t> bytes_;  // by unit, of its compute copy; -1: this rank has none
   std::vector<int> units_;
+  int64_t bytes_ahead_ = 0;
+  int shards_ahead_ = 0, states_here_ = 0;
   size_t at_ = 0;  // position
 };
 

@@ -1,14 +1,8 @@
 #include "lockstep/program/verify/rules.h"
 
-#include <algorithm>
 #include <array>
-#include <string_view>
 #include <utility>
 
-#include "lockstep/base/text.h"
-#include "lockstep/program/effects.h"
-#include "lockstep/program/names.h"
-#include "lockstep/program/passes/pipeline_walk.h"
 #include "lockstep/program/passes/schedule_file.h"
 
 namespace lockstep::program {
@@ -20,14 +14,11 @@ struct Found {
   int times = 0;
 };
 
-class PassCheck {
+class PassCheck : RankCheck {
  public:
   PassCheck(const Program& program, const Layout& layout, int rank, Pass after)
-      : program_(program),
-        layout_(layout),
-        rank_(rank),
+      : RankCheck(program, layout, rank),
         after_(after),
-        actions_(program.list(rank)),
         microbatches_(static_cast<int>(layout.num_microbatches())),
         stages_(layout.pipeline.stages_of(layout.pipeline_rank(rank))),
         places_(after == Pass::kSchedule ? stages_ : layout.layers_of(rank)) {
@@ -35,7 +26,6 @@ class PassCheck {
     place_slots_ = slots(places_, after == Pass::kSchedule ? stages : layout.num_layers());
     stage_slots_ = slots(stages_, stages);
     for (auto& found : passes_) found.resize(places_.size() * static_cast<size_t>(microbatches_));
-    for (auto& found : transfers_) found.resize(stages_.size() * static_cast<size_t>(microbatches_));
     if (layout.pipeline.kind == ScheduleKind::kFile) follow_grid();
   }
 
@@ -43,24 +33,15 @@ class PassCheck {
     for (int i = 0; i < static_cast<int>(actions_.size()); ++i) collect(actions_[static_cast<size_t>(i)], i);
     for (const int place : places_)
       for (int m = 0; m < microbatches_; ++m) check_place(place, m);
-    if (after_ < Pass::kTransferActivations || layout_.pipeline.ranks == 1) return std::move(problems_);
-    for (const int stage : stages_)
-      for (int m = 0; m < microbatches_; ++m) check_transfers(stage, m);
     return std::move(problems_);
   }
 
  private:
   enum Part { kF, kI, kW };  // B counts as I and W
 
-  void problem(const char* rule, const std::string& what) {
-    problems_.push_back(cat("[", rule, "] rank ", rank_, ": ", what));
-  }
-  std::string text(int position) const {
-    return action_text(actions_[static_cast<size_t>(position)], program_.buckets, layout_.num_layers());
-  }
+  std::string text(int position) const { return RankCheck::text(static_cast<size_t>(position)); }
   std::string name(int place, int microbatch) const {
-    return after_ == Pass::kSchedule ? cat("stage ", place, " m", microbatch)
-                                     : cat(layer_label(place, layout_.num_layers()), " m", microbatch);
+    return cat(after_ == Pass::kSchedule ? cat("stage ", place) : RankCheck::name(place), " m", microbatch);
   }
 
   static std::vector<int> slots(const std::vector<int>& held, int count) {
@@ -73,21 +54,12 @@ class PassCheck {
            static_cast<size_t>(microbatch);
   }
   Found& pass(Part part, int place, int microbatch) { return passes_[part][cell(place_slots_, place, microbatch)]; }
-  Found& transfer(const Transfer& of, int stage, int microbatch) {
-    return transfers_[2 * size_t{of.sends} + size_t{of.forward}][cell(stage_slots_, stage, microbatch)];
-  }
 
   void collect(const Action& action, int position) {
     const auto add = [&](Found& found) {
       found.at = position;
       found.times += 1;
     };
-    if (ends_sends(action.kind)) loss_ = position;
-    if (is_transfer(action.kind)) {
-      if (stage_slots_[static_cast<size_t>(action.stage)] < 0)
-        return problem("match", cat(text(position), " is not of a stage of this rank"));
-      return add(transfer(transfer_of(action), action.stage, action.microbatch));
-    }
     const Work work = work_of(action.kind);
     if (work == Work::kNone || work == Work::kAgain) return;
     const int place = after_ == Pass::kSchedule ? action.stage : action.layer, m = action.microbatch;
@@ -143,43 +115,12 @@ class PassCheck {
       problem("order", cat(text(pass(kI, place - 1, m).at), " before the backward of the layer above"));
   }
 
-  // One of what the neighbour wants or has, at the right side of the action that makes or uses it.
-  void check_transfers(int stage, int m) {
-    const auto [begin, end] = layout_.stage_layers(stage);
-    for (const KindWords& words : kActionKinds) {
-      if (!is_transfer(words.kind)) continue;
-      const Transfer of = transfer_of({.kind = words.kind, .stage = stage});
-      check_transfer(words.name, of, stage, m, {of.forward ? kF : kI, of.sends == of.forward ? end - 1 : begin});
-    }
-  }
-  void check_transfer(std::string_view name, const Transfer& of, int stage, int m, std::pair<Part, int> use) {
-    const Found found = transfer(of, stage, m);
-    const int neighbour = of.neighbour;
-    const bool exists = neighbour >= 0 && neighbour < layout_.pipeline.stages();
-    const int wanted = exists && layout_.pipeline.rank_of(neighbour) != layout_.pipeline_rank(rank_) ? 1 : 0;
-    if (found.times != wanted)
-      return problem("match", cat(name, " stage ", stage, " m", m, " is there ", found.times,
-                                  " times; should be ", wanted));
-    const Found computes = pass(use.first, use.second, m);
-    if (wanted == 0 || computes.times != 1) return;
-    if (of.sends ? found.at < computes.at : found.at > computes.at)
-      problem("order", cat(text(found.at), of.sends ? " before " : " after ", text(computes.at)));
-    if (of.sends && loss_ >= 0 && found.at > loss_) problem("order", cat(text(found.at), " after LOSS"));
-  }
-
-  const Program& program_;
-  const Layout& layout_;
-  const int rank_;
   const Pass after_;
-  const std::vector<Action>& actions_;
   const int microbatches_;
   const std::vector<int> stages_, places_;  // that this rank holds; places: stages or layers
   std::vector<int> place_slots_, stage_slots_;  // where a place or stage is among those, or -1
   std::array<std::vector<Found>, 3> passes_;     // by part, place and microbatch
   std::array<std::vector<int>, 3> before_;       // by part (kI, kW), stage and microbatch; empty = ascending
-  std::array<std::vector<Found>, 4> transfers_;  // by kind, stage and microbatch
-  int loss_ = -1;
-  std::vector<std::string> problems_;
 };
 
 }  // namespace

@@ -1,3 +1,5 @@
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "lockstep/base/text.h"
@@ -16,10 +18,7 @@ class PipelineCheck {
       : program_(program), layout_(layout), after_(after), ranks_(std::move(ranks)) {}
 
   std::vector<std::string> run() {
-    if (after_ >= Pass::kTransferActivations) {
-      check_channels(true);
-      check_channels(false);
-    }
+    if (after_ >= Pass::kTransferActivations) check_channels();
     if (problems_.empty()) check_ends();
     return std::move(problems_);
   }
@@ -28,41 +27,34 @@ class PipelineCheck {
   const std::vector<Action>& list(size_t at) const { return program_.list(ranks_[at]); }
   std::string text(const Action& action) const { return action_text(action, {}, layout_.num_layers()); }
 
-  // By peer, what a rank sends or receives, in its order.
-  std::vector<std::vector<Action>> transfers(size_t at, bool sends, bool forward) const {
-    std::vector<std::vector<Action>> by_peer(ranks_.size());
-    for (const Action& action : list(at)) {
-      if (!is_transfer(action.kind)) continue;
-      const Transfer transfer = transfer_of(action);
-      if (transfer.sends == sends && transfer.forward == forward)
-        by_peer[static_cast<size_t>(layout_.pipeline.rank_of(transfer.neighbour))].push_back(action);
-    }
-    return by_peer;
-  }
+  // What its two ranks send and receive, each in its order.
+  struct ChannelUse {
+    std::vector<const Action*> sent{}, received{};
+  };
 
-  // Of activations, or of their gradients.
-  void check_channels(bool forward) {
-    std::vector<std::vector<std::vector<Action>>> received;  // by rank and sender
-    for (size_t to = 0; to < ranks_.size(); ++to) received.push_back(transfers(to, /*sends=*/false, forward));
-    for (size_t from = 0; from < ranks_.size(); ++from) {
-      const std::vector<std::vector<Action>> sent = transfers(from, /*sends=*/true, forward);
-      for (size_t to = 0; to < ranks_.size(); ++to) check_channel(from, to, sent[to], received[to][from], forward ? 1 : -1);
-    }
-  }
-
-  // `step`: from the stage that sends to the one that receives.
-  void check_channel(size_t from, size_t to, const std::vector<Action>& sent, const std::vector<Action>& received,
-                     int step) {
-    const std::string channel = cat("[match] from rank ", ranks_[from], " to rank ", ranks_[to], ": ");
-    if (sent.size() != received.size()) {
-      problems_.push_back(cat(channel, sent.size(), " sends and ", received.size(), " receives"));
-      return;
-    }
-    for (size_t i = 0; i < sent.size(); ++i)
-      if (sent[i].stage + step != received[i].stage || sent[i].microbatch != received[i].microbatch) {
-        problems_.push_back(cat(channel, "number ", i, " is ", text(sent[i]), " here and ", text(received[i]), " there"));
-        return;
+  // Those of activations, then those of their gradients.
+  void check_channels() {
+    std::map<std::tuple<bool, size_t, size_t>, ChannelUse> channels;  // back, from, to
+    for (size_t at = 0; at < ranks_.size(); ++at)
+      for (const Action& action : list(at)) {
+        if (!is_transfer(action.kind)) continue;
+        const auto [sends, forward, neighbour] = transfer_of(action);
+        const auto peer = static_cast<size_t>(layout_.pipeline.rank_of(neighbour));
+        ChannelUse& use = channels[{!forward, sends ? at : peer, sends ? peer : at}];
+        (sends ? use.sent : use.received).push_back(&action);
       }
+    for (const auto& [channel, use] : channels) check_channel(std::get<1>(channel), std::get<2>(channel), use);
+  }
+
+  void check_channel(size_t from, size_t to, const ChannelUse& use) {
+    const std::string channel = cat("[match] from rank ", ranks_[from], " to rank ", ranks_[to], ": ");
+    if (use.sent.size() != use.received.size())
+      return problems_.push_back(cat(channel, use.sent.size(), " sends and ", use.received.size(), " receives"));
+    for (size_t i = 0; i < use.sent.size(); ++i) {
+      const Action &sent = *use.sent[i], &received = *use.received[i];
+      if (transfer_of(sent).neighbour != received.stage || sent.microbatch != received.microbatch)
+        return problems_.push_back(cat(channel, "number ", i, " is ", text(sent), " here and ", text(received), " there"));
+    }
   }
 
   void check_ends() {

@@ -1,0 +1,59 @@
+// Attention and the MLP as layers that run.
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/model/parts.h"
+#include "lockstep/nn/activation.h"
+#include "lockstep/nn/attention.h"
+#include "lockstep/nn/mlp.h"
+
+namespace lockstep::model {
+namespace {
+
+std::unique_ptr<nn::HeadNorm> head_norm(PartsBuilder& parts, const BranchPlace& place) {
+  if (!parts.model().qk_norm) return nullptr;
+  return std::make_unique<nn::HeadNorm>(parts.parameter(place, "q_norm.weight"), parts.parameter(place, "k_norm.weight"),
+                                        parts.model().norm_eps);
+}
+
+std::unique_ptr<nn::Branch> attention(PartsBuilder& parts, const BranchPlace& place) {
+  const arch::ModelConfig& model = parts.model();
+  const int64_t ranks = parts.tensor_size();
+  const nn::Attention::Shape shape{.heads = model.heads / ranks,
+                                   .kv_heads = std::max<int64_t>(1, model.kv_heads / ranks),
+                                   .head_size = model.head_size};
+  return std::make_unique<nn::Attention>(shape, parts.first_linear(place, model.qkv_bias), parts.rotary(place),
+                                         parts.last_linear(place, model.out_bias), head_norm(parts, place));
+}
+
+std::unique_ptr<nn::Branch> mlp(PartsBuilder& parts, const BranchPlace& place) {
+  const arch::ModelConfig& model = parts.model();
+  std::unique_ptr<nn::Activation> activation;
+  if (model.traits().gated_mlp)
+    activation = std::make_unique<nn::SwiGlu>();
+  else
+    activation = std::make_unique<nn::GeluTanh>();
+  return std::make_unique<nn::Mlp>(parts.first_linear(place, model.mlp_bias), std::move(activation),
+                                   parts.last_linear(place, model.mlp_bias));
+}
+
+std::map<std::string_view, BranchMaker>& makers() {
+  static std::map<std::string_view, BranchMaker> all = {{"attention", attention}, {"mlp", mlp}};
+  return all;
+}
+
+}  // namespace
+
+void add_branch_maker(std::string_view kind, BranchMaker maker) {
+  LOCKSTEP_CHECK(makers().emplace(kind, maker).second, "two makers of branches named ", kind);
+}
+
+BranchMaker branch_maker(std::string_view kind) {
+  const auto found = makers().find(kind);
+  LOCKSTEP_CHECK(found != makers().end(), "no maker of branches named ", kind);
+  return found->second;
+}
+
+}  // namespace lockstep::model
