@@ -1,8 +1,9 @@
 #include "lockstep/launch/failure_file.h"
 
 #include <ctime>
-#include <fstream>
 
+#include "lockstep/base/error.h"
+#include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
 
 namespace lockstep::launch {
@@ -15,7 +16,11 @@ void tell_launcher(const Environment& environment, const std::string& message) {
       {"message",
        {{"message", message},
         {"extraInfo", {{"py_callstack", message}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
-  std::ofstream(path->second) << report.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  // Whole or not at all: torchrun may end this rank while it writes, and cannot read half a file.
+  try {
+    write_file(path->second, report.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
+  } catch (const Error&) {  // the message stands on stderr as well
+  }
 }
 
 }  // namespace lockstep::launch
