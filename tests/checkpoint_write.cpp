@@ -23,9 +23,10 @@
 #include <string_view>
 
 #include "lockstep/arch/hf_config.h"
-#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/model_config.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/hf_import.h"
 #include "lockstep/checkpoint/safetensors.h"

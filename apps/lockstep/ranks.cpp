@@ -7,6 +7,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
 #include "lockstep/launch/backend_choice.h"
+#include "lockstep/launch/compute_threads.h"
 #include "lockstep/launch/local_launcher.h"
 #include "lockstep/program/passes/job.h"
 
@@ -61,15 +62,17 @@ int ranks_of(const CommandLine& command_line, const config::RunConfig& config) {
   return identity.world_size;
 }
 
-plan::HostRanks ranks_here(const CommandLine& command_line, int ranks) {
-  return {.first = first_rank_here(command_line, ranks), .fewer_ranks = command_line.identity.alone()};
+plan::Room ranks_here(const CommandLine& command_line, int ranks) {
+  const launch::Identity first = first_rank_here(command_line, ranks);
+  return {.first_rank = first.rank, .ranks = std::max(1, first.local_size), .fewer_ranks = command_line.identity.alone()};
 }
 
 void judge(const CommandLine& command_line, config::LoadedConfig& loaded, int ranks, bool twin) {
   if (is_rank(command_line)) return;
-  const program::Layout layout = program::layout_of(loaded, ranks);
+  program::Layout layout = program::layout_of(loaded, ranks);
   program::check_data(loaded.config, layout);
-  plan::HostRanks here = ranks_here(command_line, ranks);
+  layout.threads = launch::compute_threads(loaded.config.train.threads, first_rank_here(command_line, ranks));
+  plan::Room here = ranks_here(command_line, ranks);
   here.twin = twin;
   plan::refuse_what_does_not_fit(loaded.config, layout, here);
 }

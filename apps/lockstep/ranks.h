@@ -16,8 +16,8 @@ bool is_rank(const CommandLine& command_line);
 // are asked to start more (-n, --max-restarts).
 int ranks_of(const CommandLine& command_line, const config::RunConfig& config);
 
-// Of `ranks` those that run on this host.
-plan::HostRanks ranks_here(const CommandLine& command_line, int ranks);
+// Of `ranks` those that run on this host; what it has left is not asked.
+plan::Room ranks_here(const CommandLine& command_line, int ranks);
 
 // What a verb that trains or verifies judges before it starts ranks: layout, data, the memory of this host. In a rank nothing: ranks
 // of another launcher compare first what they were told (runtime/job.h). twin: rank 0 also runs the one-rank twin. Errors of

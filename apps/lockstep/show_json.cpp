@@ -2,7 +2,6 @@
 
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
-#include "lockstep/program/names.h"
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/predict/rank_map.h"
 #include "lockstep/program/predict/traffic.h"
@@ -83,7 +82,7 @@ OrderedJson rank_json(const Shown& shown, program::RankMemory& memory, int rank,
     OrderedJson sent = OrderedJson::object();
     for (const auto& [peer, bytes] : entry.sent) sent[cat(peer)] = bytes;
     json["calls"].push_back({{"site", text},
-                             {"collective", collective_name(key.collective)},
+                             {"collective", program::collective_name(key.collective)},
                              {"axis", key.axis},
                              {"algorithm", algorithm_name(key.algorithm)},
                              {"count", entry.count},
@@ -162,7 +161,7 @@ OrderedJson way_json(const plan::WayOut& way) {
   for (const config::Override& flag : way.set) set[flag.key] = flag.value;
   OrderedJson json = {{"change", way.change}, {"set", set}};
   if (way.ranks > 0) json["ranks"] = way.ranks;
-  json.update({{"needed", way.peak}, {"saved", way.saved}, {"slower", way.slower}, {"same_numbers", way.same_numbers}, {"fits", way.fits}});
+  json.update({{"needed", way.peak}, {"saved", way.saved}, {"slower", way.slower}, {"same_numbers", way.same_numbers()}, {"fits", way.fits}});
   return json;
 }
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/plan/ways_out.h"
+#include "lockstep/plan/room.h"
 #include "lockstep/program/program.h"
 
 namespace lockstep::apps {

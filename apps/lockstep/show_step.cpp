@@ -10,8 +10,6 @@
 #include "lockstep/plan/bubble.h"
 #include "lockstep/plan/cost_file.h"
 #include "lockstep/plan/drawing.h"
-#include "lockstep/plan/report_html.h"
-#include "lockstep/plan/step_trace.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/passes/passes.h"
 #include "lockstep/program/predict/traffic.h"
@@ -55,14 +53,15 @@ std::pair<plan::Measured, plan::Typical> measured_steps(const CommandLine& comma
     last = {.step = step, .spans = plan::measured_spans(program, layout, traces), .overhead = plan::overhead(traces)};
     times.push_back(plan::measured_times(program, layout, last.spans));
   }
-  const plan::Simulation typical = plan::simulate(program, layout, plan::typical_times(program, times));
-  return {std::move(last), plan::Typical{.steps = steps, .use = typical.use, .period = typical.period}};
+  return {std::move(last), plan::Typical{.steps = steps, .simulation = plan::simulate(program, layout, plan::typical_times(program, times))}};
 }
 
 plan::ActionTimes times_of(const CommandLine& command_line, const Layout& layout, const Program& program,
                            const std::optional<plan::Measured>& measured) {
-  if (command_line.has("costs"))
-    return plan::cost_times(program, layout, plan::read_costs(command_line.value("costs"), layout));
+  if (command_line.has("costs")) {
+    const std::string file = command_line.value("costs");
+    return plan::cost_times(program, layout, plan::parse_costs(read_file(file), file, layout));
+  }
   if (!measured) return plan::unit_times(program, layout);
   plan::ActionTimes times = plan::measured_times(program, layout, measured->spans);
   times.source = cat("those of the actions of step ", measured->step);
@@ -75,7 +74,7 @@ std::string summary(const Layout& layout, const plan::Simulation& simulation, co
   if (layout.pipeline.post_validation) text += cat(", one behind the other ", plan::time_text(simulation.period, times.in_units));
   text += cat(", bubble ", plan::percent_text(use.bubble()));
   if (const auto formula = plan::bubble_share(program::schedule_of(layout)))
-    text += cat(" (", plan::bubble_formula(layout.pipeline.kind), " of equal stages: ", plan::percent_text(*formula), ")");
+    text += cat(" (", formula->formula, " of equal stages: ", plan::percent_text(formula->value), ")");
   return cat(text, ", idle ", plan::percent_text(use.idle()), "; times: ", times.source, "\n");
 }
 

@@ -6,7 +6,7 @@
 #include "apps/lockstep/ranks.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/arch/hf_config.h"
-#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/model_config.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/source.h"
 #include "lockstep/base/text.h"

@@ -11,7 +11,7 @@
 #include "lockstep/config/check.h"
 #include "lockstep/launch/backend_choice.h"
 #include "lockstep/launch/script.h"
-#include "lockstep/plan/ways_out.h"
+#include "lockstep/plan/room.h"
 #include "lockstep/program/passes/job.h"
 
 namespace lockstep::apps {

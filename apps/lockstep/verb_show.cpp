@@ -10,7 +10,6 @@
 #include "lockstep/base/units.h"
 #include "lockstep/config/check.h"
 #include "lockstep/plan/bubble.h"
-#include "lockstep/program/names.h"
 #include "lockstep/program/passes/job.h"
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/predict/moves.h"
@@ -41,9 +40,10 @@ int ranks_per_node(const CommandLine& command_line) {
 std::vector<Shortfall> shortfalls(const CommandLine& command_line, const config::RunConfig& config, const Layout& layout,
                                   const Program& program) {
   std::vector<Shortfall> found;
+  program::RankMemory bytes(layout, program);
   for (const plan::Room& room : plan::rooms_here(config, ranks_here(command_line, layout.mesh.world_size()))) {
     if (room.kind == plan::Room::Kind::kHost && config.train.device == config::Device::kCuda) continue;
-    const plan::Need need = plan::need_of(config, layout, program, room);
+    const plan::Need need = plan::need_of(config, layout, bytes, room);
     if (!plan::fits(need, room))
       found.push_back({room, need, plan::ways_out(config, layout, {.rank = need.worst, .room = room})});
   }

@@ -1,10 +1,9 @@
-// Kinds of branches, a registry: an entry says the parameters of a branch and describes what is its own between a column-parallel
-// linear in front and a row-parallel one at the end. A program adds its own kinds; the layer that runs is made under the same
+// Kinds of branches, a registry: an entry says the two linears of a branch, a column-parallel one in front and a row-parallel one at
+// the end, and describes what is its own between them. A program adds its own kinds; the layer that runs is made under the same
 // id (model/parts.h).
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <map>
 #include <memory>
 #include <string>
@@ -29,52 +28,48 @@ class ParameterRows {
   ParamSpec& bias(std::string_view part, int64_t size, TensorCut cut = TensorCut::kNone);
   ParamSpec& scale(std::string_view part, int64_t size);
   void norm(const std::string& part);
-  // Linears that read the same input: their weights stacked along dim 0, and their biases where there are any.
-  struct Fused {
-    std::string part{};
-    int64_t outputs = 0;
-    TensorCut cut = TensorCut::kRows;
-  };
-  void fused(const std::string& name, bool has_bias, std::initializer_list<Fused> parts);
-  // The linear at the end of a branch.
-  void output(const std::string& part, int64_t inputs, bool has_bias);
+  void branch(const Branch& branch);  // with its norms
 
  private:
   std::string named(std::string_view part, std::string_view kind) const;
   ParamSpec& add(std::string_view part, std::string_view kind, std::vector<int64_t> shape, TensorCut cut);
 };
 
-// Of one branch of a block that is being described: its linears, and what lies between them.
+struct BranchLinears {
+  struct Piece {
+    std::string_view name{};
+    int64_t outputs = 0;
+    TensorCut cut = TensorCut::kRows;
+  };
+  LayerBuilder::Linear first{};
+  std::vector<Piece> pieces{};  // of its outputs, each a parameter of its own: several are stacked along dim 0
+  LayerBuilder::Linear last{};
+};
+
+// Of one branch of a block that is being described: what lies between its linears.
 class BranchDescription {
  public:
   virtual ~BranchDescription() = default;
-  virtual void forward(LayerBuilder& b) const = 0;           // from `projected` to `inner`
-  virtual void backward_input(LayerBuilder&) const {}        // from `dinner` to the gradient of `projected`, in its place
+  virtual void forward(LayerBuilder& b) const = 0;     // from `projected` to `inner`
+  virtual void backward_input(LayerBuilder&) const {}  // from the gradient of `inner` to that of `projected`, in its place
   virtual void backward_weight(LayerBuilder&) const {}
 
-  LayerBuilder::Linear first{}, last{};
   int projected = kNoValue;  // by the first linear
   int inner = kNoValue;      // what the last linear takes
-  int dinner = kNoValue;     // its gradient
   bool views_projected = false;  // `projected` is in use until the last linear has run
 };
 
-struct BranchLinears {
-  std::string_view first{}, last{};  // "qkv", "out"
-};
 using ParameterPieces = std::map<std::string, ParamSpec>;  // of one layer, by their names without its own
 
 struct BranchKind {
   std::string_view id{};   // texts live as long as the program
   std::string_view sum{};  // the line of `show memory` that counts x + branch
   BranchLinears (*linears)(const ModelConfig&) = nullptr;
-  void (*parameters)(ParameterRows&, const Branch&) = nullptr;
-  // Makes the values, those that are kept in the order of `show memory`.
-  std::unique_ptr<BranchDescription> (*describe)(LayerBuilder&) = nullptr;
+  void (*parameters)(ParameterRows&, const Branch&) = nullptr;  // beside the linears'; null: none
+  // Makes the values, those that are kept in the order of `show memory`. The linears are those of this rank's part.
+  std::unique_ptr<BranchDescription> (*describe)(LayerBuilder&, const BranchLinears&) = nullptr;
   // In the drawing of a block, between the linears.
   std::string (*between)(const ModelConfig&, const Branch&, const ParameterPieces&) = nullptr;
-  // Multiply-adds of a pair of tokens, a query and a key before it; null: no token sees another.
-  int64_t (*macs_of_pair)(const ModelConfig&) = nullptr;
 };
 
 // InternalError where the id is there already, or is not there. Kinds are added before the first model that has them is made.

@@ -5,8 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/arch/hf_config.h"
-#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/model_config.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::arch {

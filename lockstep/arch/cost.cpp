@@ -2,16 +2,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <map>
 
-#include "lockstep/arch/branch_kind.h"
+#include "lockstep/arch/layer_description.h"
 
 namespace lockstep::arch {
 namespace {
-
-int64_t bytes_of(const LayerDescription& layer, int value) {
-  return value == kNoValue ? 0 : layer.values[static_cast<size_t>(value)].bytes();
-}
 
 // Alive while a layer's steps are run.
 struct Bytes {
@@ -23,8 +18,8 @@ struct Bytes {
 Bytes walk(const LayerDescription& layer, Bytes bytes, Phase phase, Phase part) {
   for (const Step& step : layer.steps) {
     if (!step.phases.has(phase) || !step.phases.has(part)) continue;
-    if (step.what == Step::What::kTake) bytes.now += bytes_of(layer, step.index);
-    if (step.what == Step::What::kDrop) bytes.now -= bytes_of(layer, step.index);
+    if (step.what == Step::What::kTake) bytes.now += layer.bytes(step.index);
+    if (step.what == Step::What::kDrop) bytes.now -= layer.bytes(step.index);
     bytes.peak = std::max(bytes.peak, bytes.now + step.scratch);
   }
   return bytes;
@@ -48,7 +43,7 @@ void add_work(const LayerDescription& layer, LayerCost& cost) {
 int64_t kept_by(const LayerDescription& layer, Recompute choice) {
   int64_t bytes = 0;
   for (const Value& value : layer.values)
-    if (!value.kept_as.empty() && choice <= value.most) bytes += value.bytes();
+    if (value.kept_by(choice)) bytes += value.bytes;
   return bytes;
 }
 
@@ -57,15 +52,16 @@ void add_forward_bytes(const LayerDescription& layer, Recompute choice, LayerCos
   const bool full = choice == Recompute::kFull;
   cost.kept = kept_by(layer, choice);
   cost.restored = all - cost.kept;
-  cost.output = bytes_of(layer, layer.output);
-  const Phase forward = full && layer.has(Phase::kRecompute) ? Phase::kEvaluate : Phase::kForward;
-  cost.forward_workspace = walk(layer, bytes_of(layer, layer.input), forward).peak - cost.kept - cost.output;
+  cost.output = layer.bytes(layer.output);
+  // An embedding and a head are not computed again.
+  const Phase forward = full && !layer.branches.empty() ? Phase::kEvaluate : Phase::kForward;
+  cost.forward_workspace = walk(layer, layer.bytes(layer.input), forward).peak - cost.kept - cost.output;
   if (choice == Recompute::kNone) return;
   cost.recompute_workspace = walk(layer, cost.kept, full ? Phase::kRecompute : Phase::kRestore).peak - all;
 }
 
 void add_backward_bytes(const LayerDescription& layer, bool overlapped, LayerCost& cost) {
-  const int64_t dx = bytes_of(layer, layer.input), begin = kept_by(layer, Recompute::kNone) + cost.output;
+  const int64_t dx = layer.bytes(layer.input), begin = kept_by(layer, Recompute::kNone) + cost.output;
   cost.input_workspace = walk(layer, begin, Phase::kInput).peak - begin - dx;
   cost.held = -walk(layer, 0, Phase::kWeight).now;  // W leaves nothing, so it begins with what it releases
   cost.weight_workspace = walk(layer, cost.held, Phase::kWeight).peak - cost.held;
@@ -75,21 +71,18 @@ void add_backward_bytes(const LayerDescription& layer, bool overlapped, LayerCos
   cost.backward_workspace = (overlapped ? walk(layer, begin, Phase::kOverlapped) : in_turn()).peak - begin - dx;
 }
 
-}  // namespace
-
-std::vector<KeptPart> block_kept_parts(const ModelConfig& model, const CostInput& input) {
-  std::vector<KeptPart> parts;
-  for (const Value& value : describe_layer(model, layer_spec(model, 1), input).values) {
-    if (value.kept_as.empty()) continue;
-    auto part = std::ranges::find(parts, value.kept_as, &KeptPart::name);
-    if (part == parts.end()) part = parts.insert(part, KeptPart{.name = std::string(value.kept_as), .bytes = 0, .most = value.most});
-    part->bytes += value.bytes();
-  }
-  return parts;
+// In sequences of so many, an even number: the products round an odd one's causal half up to whole keys.
+double model_flops_of_token(const ModelConfig& model, const LayerSpec& layer, int64_t seq_len) {
+  const LayerCost cost = layer_cost(model, layer, {.seq_len = seq_len});
+  // Backward computes scores again, which are no FLOPs of the model; all of a head's are in its I.
+  const double flops = layer.kind == LayerKind::kHead ? cost.backward_flops : 3 * cost.forward_flops;
+  return flops / static_cast<double>(seq_len);
 }
 
-int64_t head_chunk_rows(int64_t vocab_size) {
-  return std::max<int64_t>(256, 16 * 1024 * 1024 / (4 * vocab_size));
+}  // namespace
+
+int64_t head_chunk_rows(int64_t vocab_size, int ranks) {
+  return std::max<int64_t>(256, 16 * 1024 * 1024 / (4 * mesh::padded_part(vocab_size, ranks)));
 }
 
 LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input) {
@@ -101,25 +94,14 @@ LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const Cos
   return cost;
 }
 
-double model_flops_per_token(const ModelConfig& model, int64_t seq_len, bool causal) {
-  const auto number = [](int64_t value) { return static_cast<double>(value); };
-  const double pairs = number(seq_len) * (causal ? 0.5 : 1);  // a token's
-  const auto macs_of = [&](const LayerSpec& block) {
-    double sum = 0;
-    for (const ParamSpec& spec : layer_parameters(model, block))
-      if (spec.shape.size() == 2) sum += number(spec.shape[0]) * number(spec.shape[1]);
-    for (const Branch& branch : block_branches(model, block.index))
-      if (const auto of_pair = branch_kind(branch.kind).macs_of_pair) sum += number(of_pair(model)) * pairs;
-    return sum;
-  };
-  double macs = number(model.hidden) * number(model.vocab_size);
-  std::map<int, double> known;  // blocks of one pattern cost the same
-  for (int index = 1; index <= static_cast<int>(model.layers); ++index) {
-    const auto [block, fresh] = known.try_emplace(layer_pattern(model, {.kind = LayerKind::kBlock, .index = index, .name = {}}));
-    if (fresh) block->second = macs_of(layer_spec(model, index));
-    macs += block->second;
+double model_flops_per_token(const ModelConfig& model, int64_t seq_len) {
+  const double further_pairs = static_cast<double>(seq_len) / 2 - 1;
+  double flops = 0;
+  for (const LayerSpec& layer : layer_table(model)) {
+    const double of_two = model_flops_of_token(model, layer, 2);
+    flops += of_two + further_pairs * (model_flops_of_token(model, layer, 4) - of_two);
   }
-  return 6 * macs;
+  return flops;
 }
 
 }  // namespace lockstep::arch

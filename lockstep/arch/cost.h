@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "lockstep/arch/params.h"
 #include "lockstep/config/run_config.h"
@@ -47,23 +45,13 @@ struct CostInput {
   bool overlap = false;      // with tp: in action B weight gradients run beside the communication, not behind it
 };
 
-// One of the things that a block's Saved holds, as `show memory` lists them.
-struct KeptPart {
-  std::string name;
-  int64_t bytes = 0;
-  Recompute most = Recompute::kNone;  // kept by this choice and by those that compute less again
-  bool kept_by(Recompute choice) const { return choice <= most; }
-};
-// All that has bytes; `input.recompute` plays no part.
-std::vector<KeptPart> block_kept_parts(const ModelConfig& model, const CostInput& input);
-
 LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const CostInput& input);
 
-// Rows of logits the head holds at a time: as many as fit 16 MiB of fp32, yet enough that adding to the gradient of the
-// weight costs less than the product.
-int64_t head_chunk_rows(int64_t vocab_size);
+// Rows of logits the head holds at a time, of a vocabulary cut over `ranks`: as many as fit 16 MiB of fp32, yet enough that adding
+// to the gradient of the weight costs less than the product.
+int64_t head_chunk_rows(int64_t vocab_size, int ranks = 1);
 
-// Model FLOPs of one training token at length S: 6 x MACs, attention causal (half) or not (planning convention).
-double model_flops_per_token(const ModelConfig& model, int64_t seq_len, bool causal = true);
+// Model FLOPs of one training token at length S: 6 x MACs, of attention its causal half.
+double model_flops_per_token(const ModelConfig& model, int64_t seq_len);
 
 }  // namespace lockstep::arch

@@ -36,13 +36,14 @@ ModelConfig llama3() {
 }
 
 TEST(ModelFlops, FollowTheClosedForms) {
-  // 72 L h^2 (1 + s/6h + V/12Lh) a token, attention not halved (Narayanan et al. 2021, without recomputation).
+  // 72 L h^2 (1 + s/6h + V/12Lh) a token, attention not halved, as that of 2 s is halved (Narayanan et al. 2021, without
+  // recomputation).
   const double h = 12288, layers = 96, s = 2048, v = 51200;
   const double closed = 72 * layers * h * h * (1 + s / (6 * h) + v / (12 * layers * h));
-  EXPECT_NEAR(model_flops_per_token(gpt3(), 2048, /*causal=*/false), closed, 1e-9 * closed);
+  EXPECT_NEAR(model_flops_per_token(gpt3(), 2 * 2048), closed, 1e-9 * closed);
   // What halving the core takes away.
   const auto excess = [](const ModelConfig& m, int64_t seq) {
-    return model_flops_per_token(m, seq, false) / model_flops_per_token(m, seq, true) - 1;
+    return model_flops_per_token(m, 2 * seq) / model_flops_per_token(m, seq) - 1;
   };
   EXPECT_NEAR(excess(gpt3(), 2048), 0.013, 0.001);
   EXPECT_NEAR(excess(llama3(), 8192), 0.125, 0.002);
@@ -53,6 +54,13 @@ TEST(ModelFlops, LlamaByHand) {
   // 128256; core 2 x 4096 x 8192 / 2.
   const double layer = 2.0 * 4096 * 4096 + 2.0 * 4096 * 1024 + 3.0 * 4096 * 14336 + 4096.0 * 8192;
   EXPECT_DOUBLE_EQ(model_flops_per_token(llama3(), 8192), 6 * (32 * layer + 4096.0 * 128256));
+}
+
+TEST(ModelFlops, HalveOddLengthsToo) {
+  for (const int64_t seq : {1, 2, 3, 7, 255, 8191}) {
+    const double core = 4096.0 * static_cast<double>(seq), rest = model_flops_per_token(llama3(), 8192) - 6 * 32 * 4096.0 * 8192;
+    EXPECT_EQ(model_flops_per_token(llama3(), seq), rest + 6 * 32 * core);
+  }
 }
 
 // The model FLOPs (forward 2 and backward 4 a multiply-add), and the scores a second time in backward.

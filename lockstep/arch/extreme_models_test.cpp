@@ -6,8 +6,9 @@
 
 #include "lockstep/arch/cost.h"
 #include "lockstep/arch/hf_config.h"
-#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/model_config.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/json.h"
 
 namespace lockstep::arch {
 namespace {

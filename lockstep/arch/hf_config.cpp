@@ -1,16 +1,14 @@
 #include "lockstep/arch/hf_config.h"
 
 #include <algorithm>
-#include <array>
+#include <cmath>
+#include <functional>
+#include <optional>
 #include <utility>
 
 #include "lockstep/arch/hf_config_families.h"
-#include "lockstep/arch/hf_config_keys.h"
-#include "lockstep/arch/model_findings.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
-#include "lockstep/config/fields.h"
 
 namespace lockstep::arch {
 namespace {
@@ -18,6 +16,82 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uintmax_t kMostBytes = 16 << 20;  // of config.json; real ones have a few KiB
+
+// Values of one JSON object by key, with every problem noted rather than the first thrown: as a line of `problems`, where a fallback
+// (or 1, or nothing) stands in. null counts as missing.
+class HfKeys {
+ public:
+  // The references outlive it. `path` stands before each key in lines: "rope_scaling.".
+  HfKeys(const Json& object, std::string path, std::vector<std::string>& problems)
+      : object_(object), path_(std::move(path)), problems_(problems) {}
+
+  bool has(const char* key) const { return find(key) != nullptr; }
+  std::string name(const char* key) const { return path_ + key; }
+  const Json& json() const { return object_; }
+
+  const Json* find(const char* key) const {
+    const auto found = object_.find(key);
+    return found == object_.end() || found->is_null() ? nullptr : &*found;
+  }
+
+  // Whole numbers. Without a fallback the key must be there.
+  int64_t size(const char* key, std::optional<int64_t> fallback = std::nullopt, int64_t least = 1, int64_t most = int64_t{1} << 31) const {
+    const Json* value = checked(key, !fallback, cat("a whole number from ", least, " to ", most), [&](const Json& number) {
+      return number.is_number_integer() && number >= least && number <= most;
+    });
+    return value ? value->get<int64_t>() : fallback.value_or(1);
+  }
+
+  // Finite and above 0.
+  double positive(const char* key, std::optional<double> fallback = std::nullopt) const {
+    const Json* value = checked(key, !fallback, "a number above 0", [](const Json& number) {
+      return number.is_number() && number.get<double>() > 0 && std::isfinite(number.get<double>());
+    });
+    return value ? value->get<double>() : fallback.value_or(1);
+  }
+
+  bool flag(const char* key, bool fallback) const {
+    const Json* value = checked(key, false, "true or false", &Json::is_boolean);
+    return value ? value->get<bool>() : fallback;
+  }
+
+  std::string text(const char* key, std::string fallback) const {
+    const Json* value = checked(key, false, "text", &Json::is_string);
+    return value ? value->get<std::string>() : fallback;
+  }
+
+  // An object of its own; nothing where it is missing.
+  std::optional<HfKeys> object(const char* key) const {
+    const Json* value = checked(key, false, "an object", &Json::is_object);
+    if (!value) return std::nullopt;
+    return HfKeys(*value, cat(name(key), "."), problems_);
+  }
+
+  // One number or a list of them.
+  std::vector<int64_t> ids(const char* key) const {
+    const auto is_id = [](const Json& id) { return id.is_number_integer() && id >= 0 && id < int64_t{1} << 31; };
+    const Json* value = checked(key, false, "a token id or a list of them", [&](const Json& list) {
+      return is_id(list) || (list.is_array() && std::all_of(list.begin(), list.end(), is_id));
+    });
+    if (!value) return {};
+    return value->is_array() ? value->get<std::vector<int64_t>>() : std::vector{value->get<int64_t>()};
+  }
+
+ private:
+  // Null where it is missing, or not `good` and so not `what` is expected.
+  const Json* checked(const char* key, bool required, const std::string& what, const std::function<bool(const Json&)>& good) const {
+    const Json* value = find(key);
+    if (!value && required) problems_.push_back(cat(name(key), " is missing"));
+    if (!value || good(*value)) return value;
+    const std::string text = value->dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+    problems_.push_back(cat(name(key), " = ", text.substr(0, 60), ": ", what, " is expected"));
+    return nullptr;
+  }
+
+  const Json& object_;
+  std::string path_;
+  std::vector<std::string>& problems_;
+};
 
 class Reader {
  public:
@@ -60,9 +134,7 @@ class Reader {
     const std::optional<Family> family = family_of(type);
     if (family) return *family;
     if (!keys_.has("model_type")) problems_.push_back("model_type is missing");
-    std::vector<std::string> known;
-    for (const FamilyTraits& traits : kFamilies) known.emplace_back(traits.name);
-    unsupported(cat("model_type = \"", type, "\": of ", join(known, ", ")));
+    unsupported(cat("model_type = \"", type, "\": of ", join(family_names(), ", ")));
     refuse();
   }
 
@@ -214,7 +286,7 @@ class Reader {
   void tokens(const Json& generation) {
     const auto take = [&](const HfKeys& keys) {
       if (std::vector<int64_t> ids = keys.ids("eos_token_id"); !ids.empty()) read_.eos_token_ids = std::move(ids);
-      if (const std::vector<int64_t> ids = keys.ids("bos_token_id"); !ids.empty()) read_.bos_token_id = ids.front();
+      keys.ids("bos_token_id");  // of no use here, but no other text may stand there
     };
     take(keys_);
     if (generation.is_object()) take(HfKeys(generation, "generation_config.json: ", problems_));
@@ -236,25 +308,6 @@ Json read_small(const fs::path& path) {
   return read_json(path);
 }
 
-// Keys that the directory answers, and the section names all the same.
-std::vector<std::string> keys_beside(const config::ModelSection& section) {
-  constexpr std::array<std::string_view, 3> kMayBeSet = {"from", "dropout", "max_seq_len"};
-  config::RunConfig config;
-  config.model = section;
-  std::vector<std::string> given;
-  for (const config::Section& table : config::sections())
-    for (const config::Field& field : table.fields) {
-      const bool judged = field.section == "model" && std::ranges::count(kMayBeSet, field.name) == 0;
-      if (judged && field.print(config) != field.default_text()) given.push_back(field.key());
-    }
-  return given;
-}
-
-ModelFindings refused(int depth, const std::string& key, std::string what, config::Suggestion way) {
-  return {.code = "LS1116",
-          .problems = {{.key = key, .what = std::move(what), .ways = {std::move(way)}, .depth = depth}}};
-}
-
 }  // namespace
 
 HfConfig parse_hf_config(const Json& config, const Json& generation, std::string_view origin) {
@@ -272,35 +325,6 @@ HfConfig load_hf_config(const fs::path& dir, std::string_view name) {
                                 "save_pretrained writes it"});
   const Json beside = fs::is_regular_file(generation) ? read_small(generation) : Json();
   return parse_hf_config(read_small(path), beside, path.string());
-}
-
-std::optional<fs::path> hf_folder(const config::ModelSection& section) {
-  if (section.from.empty()) return std::nullopt;
-  return source_folder(section.from);
-}
-
-ModelFindings judge_hf_model(const config::ModelSection& section) {
-  if (const std::vector<std::string> given = keys_beside(section); !given.empty()) {
-    config::Suggestion without{.changes = {}, .text = "leave them out; dropout and max_seq_len may be set"};
-    for (const std::string& key : given) without.changes.push_back({.key = key});
-    return refused(kNamesDepth, given.front(),
-                   cat(join(given, ", "), " beside model.from: the directory says what the model is"), std::move(without));
-  }
-  ModelConfig model = load_hf_config(hf_folder(section).value()).model;
-  model.dropout = section.dropout.value_or(model.dropout);
-  if (!section.max_seq_len || *section.max_seq_len == model.max_seq_len) return {.model = model};
-  const char* key = "model.max_seq_len";
-  if (model.traits().learned_positions)
-    return refused(kSizesDepth, key,
-                   cat(key, " = ", *section.max_seq_len, ": the model has learned ", model.max_seq_len, " positions"),
-                   {.changes = {{.key = key}}, .text = "leave it out; train.seq_len may be shorter"});
-  if (model.sliding_window > 0 && *section.max_seq_len > model.sliding_window)
-    return refused(kSizesDepth, key,
-                   cat(key, " = ", *section.max_seq_len, " is above the model's sliding_window = ", model.sliding_window,
-                       "; windows shorter than a sequence are not built"),
-                   {.changes = {{key, cat(model.sliding_window)}}, .text = cat("use max_seq_len <= ", model.sliding_window)});
-  model.max_seq_len = *section.max_seq_len;
-  return {.model = model};
 }
 
 }  // namespace lockstep::arch

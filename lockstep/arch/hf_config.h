@@ -5,23 +5,20 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lockstep/arch/model_config.h"
 #include "lockstep/base/json.h"
-#include "lockstep/config/run_config.h"
 
 namespace lockstep::arch {
 
 struct HfConfig {
-  ModelConfig model{};                    // max_seq_len: at most the sliding window; dropout 0, which files say of training
-  std::vector<int64_t> eos_token_ids{};   // of generation_config.json, or else of config.json; may be empty
-  std::optional<int64_t> bos_token_id{};  // the same
-  std::string dtype{};                    // "bfloat16": of the weights; empty where config.json does not say
-  std::vector<std::string> notes{};       // a sentence for each key that is accepted and has no effect here
+  ModelConfig model{};                   // max_seq_len: at most the sliding window; dropout 0, which files say of training
+  std::vector<int64_t> eos_token_ids{};  // of generation_config.json, or else of config.json; may be empty
+  std::string dtype{};                   // "bfloat16": of the weights; empty where config.json does not say
+  std::vector<std::string> notes{};      // a sentence for each key that is accepted and has no effect here
 };
 
 // DataError LS1115 where `dir` holds no config.json; LS1117 with all keys that are missing, of another type or
@@ -38,8 +35,5 @@ HfConfig parse_hf_config(const Json& config, const Json& generation, std::string
 Json hf_config_json(const ModelConfig& model, const Json* original = nullptr);
 // Under the key that is there, `dtype` or `torch_dtype`; the older where neither is.
 void set_hf_dtype(Json& config, std::string_view dtype);
-
-// The folder of model.from (base/source.h); nothing where it is not set.
-std::optional<std::filesystem::path> hf_folder(const config::ModelSection& section);
 
 }  // namespace lockstep::arch

@@ -111,7 +111,6 @@ TEST(HfConfig, PublishedModels) {
 TEST(HfConfig, TokensDtypeAndNotes) {
   const HfConfig llama = read(llama31());
   EXPECT_EQ(llama.dtype, "bfloat16");
-  EXPECT_EQ(llama.bos_token_id, 128000);
   EXPECT_THAT(llama.eos_token_ids, ElementsAre(128001));
   EXPECT_THAT(llama.notes, IsEmpty());
   EXPECT_THAT(read(llama31(), {{"eos_token_id", {128001, 128009}}}).eos_token_ids, ElementsAre(128001, 128009));
@@ -186,12 +185,13 @@ TEST(HfConfig, NamesAllThatIsWrong) {
   config["rms_norm_eps"] = 0;
   config["tie_word_embeddings"] = 1;
   config["eos_token_id"] = {"a"};
+  config["bos_token_id"] = -1;
   config["rope_theta"] = -1;
   const Message message = refusal(config);
   EXPECT_EQ(message.code, "LS1117");
   for (const char* part : {"hidden_size is missing", "vocab_size is missing", "num_hidden_layers = \"32\": a whole number",
                            "rms_norm_eps = 0: a number above 0", "tie_word_embeddings = 1: true or false",
-                           "eos_token_id = [\"a\"]", "rope_theta = -1"})
+                           "eos_token_id = [\"a\"]", "bos_token_id = -1", "rope_theta = -1"})
     EXPECT_THAT(message.what, HasSubstr(part));
 }
 

@@ -1,14 +1,15 @@
 // What the descriptions of all layers are put together from: for arch/ and for kinds of branches (branch_kind.h). Each function
-// stands for the one of the same name in nn/ or parallel/.
+// stands for the one of the same name in nn/ or parallel/. What a kernel takes beside its operands while it runs is in bytes: of our
+// own kernels by their code, of a library's by measurement.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lockstep/arch/layer_description.h"
-#include "lockstep/arch/layer_sizes.h"
 
 namespace lockstep::arch {
 
@@ -18,11 +19,61 @@ inline constexpr PhaseSet kLose = Phase::kEvaluate;              // where what w
 inline constexpr PhaseSet kInputs = Phase::kInput | Phase::kBackward | Phase::kOverlapped;
 inline constexpr PhaseSet kWeights = Phase::kWeight | Phase::kBackward | Phase::kOverlapped;
 
-// Value::kept_as and most.
-struct Kept {
-  std::string_view as{};
-  Recompute most = Recompute::kNone;
+// Of one microbatch of one layer.
+struct Sizes {
+  Sizes(const ModelConfig& m, const CostInput& in) : model(part_of(m, in.tensor)), input(in) {}
+
+  // The model whose layers are what this rank holds of them.
+  static ModelConfig part_of(ModelConfig m, const TensorShard& shard) {
+    m.heads /= shard.size;
+    m.kv_heads = std::max<int64_t>(1, m.kv_heads / shard.size);
+    m.ffn = mesh::shard_range(m.ffn, shard.size, shard.rank).size();
+    m.vocab_size = mesh::shard_range(m.vocab_size, shard.size, shard.rank).size();
+    return m;
+  }
+  int64_t activations(int64_t width) const { return tokens * width * input.element_size; }  // bytes
+
+  const ModelConfig model;
+  const CostInput& input;
+  const int64_t tokens = input.batch * input.seq_len;  // M = B S
+  const bool sequence = input.tensor.size > 1 && input.tensor.sequence_parallel;  // norms, dropout and sums act on `rows` of them
+  const int64_t rows = sequence ? mesh::padded_part(tokens, input.tensor.size) : tokens;  // the last ranks may have fewer, in
+                                                                                          // buffers of so many
+  const bool fp32 = input.element_size == 4;
+  const int64_t hidden = rows * model.hidden * input.element_size;  // bytes of the rows here
+  const int64_t whole = sequence ? hidden * input.tensor.size : 0;  // with sequence parallelism of all, gathered or to be scattered
+  const bool uneven = sequence && tokens % input.tensor.size != 0;  // they are copied to equal parts for that (parallel/tensor/group.cpp)
+  const int64_t mask = model.dropout > 0 ? rows * model.hidden : 0;  // bytes
 };
+
+inline int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// Packing areas of a bf16 product (oneDNN), at least.
+inline constexpr int64_t kPackingBytes = 128 * 1024;
+
+// Of nn::multiply of [rows, terms] and a weight: what oneDNN packs, by measurement on AVX2 and AVX-512 and at most this. Each thread
+// packs 64 columns of the weight, up to 1024 terms at a time, where it lies as rows, each of a result's column (y = x W^T), or its
+// `columns` (dx = dy W; 0: rows) are a power of two apart. One row and, of rows, a few (nn/gemm_rows.h) go without.
+inline int64_t product_scratch(const CostInput& input, int64_t rows, int64_t terms, int64_t columns = 0) {
+  constexpr int64_t kColumns = 64, kMostTerms = 1024, kFewRows = 16, kFarApart = 512;
+  if (input.element_size != 4) {
+    constexpr int64_t kResult = 4 * kColumns * 256 + 1024;  // in fp32, of a block of rows
+    return std::max(kPackingBytes, input.threads * (2 * kColumns * std::min(kMostTerms, rounded_up(terms, 32)) + kResult));
+  }
+  constexpr int64_t kBatch = 640, kOnce = 384;  // lists of blocks
+  const bool as_rows = columns == 0, far_apart = columns >= kFarApart && (columns & (columns - 1)) == 0;
+  if (rows <= (as_rows ? kFewRows : 1)) return 0;
+  const int64_t packed = as_rows || far_apart ? 4 * kColumns * std::min(kMostTerms, rounded_up(terms, 16)) : 0;
+  return input.threads * (packed + kBatch) + kOnce;
+}
+
+// Of nn::accumulate_matmul into [out, in]: straight into an fp32 gradient where the operands are fp32.
+inline int64_t weight_gradient_scratch(const CostInput& input, int64_t in, int64_t out) {
+  return input.element_size == 4 ? 0 : in * out * input.element_size + kPackingBytes;
+}
+
+// Sums over rows of [rows, columns] are taken in some pieces first, fp32 (nn/norm_cpu.cpp, nn/accumulate_cpu.cpp).
+inline int64_t row_sum_scratch(int64_t rows, int64_t columns) { return std::min<int64_t>(16, rows) * 4 * columns; }
 
 class LayerBuilder {
  public:
@@ -37,26 +88,21 @@ class LayerBuilder {
   LayerDescription d;
 
   // kNoValue where it would have no bytes. Taking and dropping that is nothing.
-  int value(const Value& value) {
-    if (value.bytes() == 0) return kNoValue;
-    d.values.push_back(value);
+  int value(int64_t bytes, Kept kept = {}) {
+    if (bytes == 0) return kNoValue;
+    d.values.push_back({.bytes = bytes, .kept = kept});
     return static_cast<int>(d.values.size()) - 1;
   }
-  int64_t bytes(int value) const { return value == kNoValue ? 0 : d.values[static_cast<size_t>(value)].bytes(); }
+  int64_t bytes(int value) const { return d.bytes(value); }
   // Of all tokens.
-  int activations(int64_t width, Kept kept = {}) { return matrix(s.tokens, width, kept); }
-  int activations_of(int64_t rows, int64_t width) { return matrix(rows, width); }
+  int activations(int64_t width, Kept kept = {}) { return value(s.activations(width), kept); }
   // Of this rank's rows, as wide as the model.
-  int hidden(Kept kept = {}) { return matrix(s.rows, s.model.hidden, kept); }
-  // With sequence parallelism: all rows, gathered or to be scattered.
-  int whole() { return s.sequence ? matrix(s.rows * s.input.tensor.size, s.model.hidden) : kNoValue; }
-  int mask(Kept kept) {
-    if (s.mask == 0) return kNoValue;
-    return value({.rows = s.rows, .columns = s.model.hidden, .element_size = 1, .kept_as = kept.as, .most = kept.most});
-  }
+  int hidden(Kept kept = {}) { return value(s.hidden, kept); }
+  int whole() { return value(s.whole); }
+  int mask(Kept kept) { return value(s.mask, kept); }
   int statistics(Kept kept = {}) {
     const int64_t numbers = s.model.traits().layer_norm ? 2 : 1;  // mean and rstd; RMSNorm: rstd
-    return value({.rows = s.rows, .columns = numbers, .element_size = 4, .kept_as = kept.as, .most = kept.most});
+    return value(4 * s.rows * numbers, kept);
   }
 
   void take(PhaseSet phases, int value) {
@@ -81,16 +127,16 @@ class LayerBuilder {
     d.calls.push_back(call);
     return static_cast<int>(d.calls.size()) - 1;
   }
-  int gather_rows(const std::string& part, LayerCall::Slot slot) {
+  int gather_rows(const std::string& part, CallPhase phase) {
     if (!s.sequence) return kNoCall;
-    return call({.part = part, .slot = slot, .what = LayerCall::What::kGather, .numel = padded_numel(),
+    return call({.part = part, .phase = phase, .collective = Collective::kAllGather, .numel = padded_numel(),
                  .element_size = s.input.element_size});
   }
   // The sum over the ranks, of which each takes its rows or all.
-  int reduce_output(const std::string& part, LayerCall::Slot slot) {
+  int reduce_output(const std::string& part, CallPhase phase) {
     return call({.part = part,
-                 .slot = slot,
-                 .what = s.sequence ? LayerCall::What::kReduceScatter : LayerCall::What::kAllReduce,
+                 .phase = phase,
+                 .collective = s.sequence ? Collective::kReduceScatter : Collective::kAllReduce,
                  .numel = s.sequence ? padded_numel() : s.tokens * s.model.hidden,
                  .element_size = s.input.element_size});
   }
@@ -128,11 +174,11 @@ class LayerBuilder {
   };
   void linear(PhaseSet phases, const Linear& l) {
     product(phases, {.name = l.name, .m = s.tokens, .n = l.out, .k = l.in},
-            product_scratch(s.input, {.rows = s.tokens, .terms = l.in, .columns = 0, .weight = Weight::kRows}));
+            product_scratch(s.input, s.tokens, l.in));
   }
   void linear_backward_input(const Linear& l) {
     product(kInputs, {.name = l.name, .role = Product::Role::kInputGradient, .m = s.tokens, .n = l.in, .k = l.out},
-            product_scratch(s.input, {.rows = s.tokens, .terms = l.out, .columns = l.in, .weight = Weight::kColumns}));
+            product_scratch(s.input, s.tokens, l.out, l.in));
   }
   void linear_backward_weight(const Linear& l) {
     if (l.has_bias) kernel(kWeights, row_sum_scratch(s.tokens, l.out));
@@ -158,15 +204,10 @@ class LayerBuilder {
   }
 
  private:
-  int matrix(int64_t rows, int64_t columns, Kept kept = {}) {
-    return value({.rows = rows, .columns = columns, .element_size = s.input.element_size, .kept_as = kept.as, .most = kept.most});
-  }
   int64_t padded_numel() const { return s.rows * s.input.tensor.size * s.model.hidden; }
 };
 
 LayerDescription describe_embedding(const ModelConfig& model, const CostInput& input);
-// At least one branch.
-LayerDescription describe_block(const ModelConfig& model, const BlockSpec& branches, const CostInput& input);
 LayerDescription describe_head(const ModelConfig& model, const CostInput& input);
 
 }  // namespace lockstep::arch

@@ -5,12 +5,9 @@
 #include <utility>
 
 #include "lockstep/arch/branch_kind.h"
-#include "lockstep/base/check.h"
 
 namespace lockstep::arch {
 namespace {
-
-using Slot = LayerCall::Slot;
 
 // A block of branches, in the order in which model::Block and the layers below it allocate and release. Branches beside each
 // other are a group: they read one x and make one sum.
@@ -38,7 +35,9 @@ class BlockBuilder {
   static constexpr size_t kNobody = std::numeric_limits<size_t>::max();
   struct Part {
     const BranchKind* kind = nullptr;
+    BranchLinears linears{};
     std::unique_ptr<BranchDescription> inside{};
+    int dinner = kNoValue;  // the gradient of inside->inner
     size_t group = 0;  // its first part
     size_t keeper = kNobody;  // of the first of a group: the first of it that keeps dsum for W, the last to let it go
     int x = kNoValue;  // of the group: the block's input, or the sum before
@@ -93,7 +92,9 @@ class BlockBuilder {
       p.h = parts_[i - 1].h;
     }
     p.dh = p.norm.dy = b_.hidden();
-    p.inside = p.kind->describe(b_);
+    p.linears = p.kind->linears(s_.model);
+    p.inside = p.kind->describe(b_, p.linears);
+    p.dinner = b_.activations(p.linears.last.in);
     p.y = p.made = is_kept ? b_.hidden({p.kind->sum, Recompute::kSelective}) : b_.hidden();
     if (branch.norm_behind) {
       p.y = b_.hidden({"branch outputs", Recompute::kSelective});
@@ -108,13 +109,12 @@ class BlockBuilder {
   void make_calls() {
     for (size_t i = 0; i < parts_.size(); ++i) {
       Part& p = parts_[i];
-      const auto [first_name, last_name] = p.kind->linears(s_.model);
-      const std::string first = spec(i).part(first_name), last = spec(i).part(last_name);
-      p.first_forward = b_.gather_rows(first, Slot::kForward);
-      p.last_forward = b_.reduce_output(last, Slot::kForward);
-      p.last_backward = b_.gather_rows(last, Slot::kBackward);
-      p.first_gather = b_.gather_rows(first, Slot::kGather);
-      p.first_backward = b_.reduce_output(first, Slot::kBackward);
+      const std::string first = spec(i).part(p.linears.first.name), last = spec(i).part(p.linears.last.name);
+      p.first_forward = b_.gather_rows(first, CallPhase::kForward);
+      p.last_forward = b_.reduce_output(last, CallPhase::kForward);
+      p.last_backward = b_.gather_rows(last, CallPhase::kBackward);
+      p.first_gather = b_.gather_rows(first, CallPhase::kGather);
+      p.first_backward = b_.reduce_output(first, CallPhase::kBackward);
     }
   }
 
@@ -127,7 +127,7 @@ class BlockBuilder {
     b_.take(kForwards, p.whole_x), b_.take(kForwards, p.copy_x);
     b_.communicate(kForwards, p.first_forward, 0);
     b_.take(kForwards, inside.projected);
-    b_.linear(kForwards, inside.first);
+    b_.linear(kForwards, p.linears.first);
     b_.drop(kForwards, p.whole_x), b_.drop(kForwards, p.copy_x);
     inside.forward(b_);
     if (!inside.views_projected) b_.drop(kLose, inside.projected);
@@ -151,7 +151,7 @@ class BlockBuilder {
     const Part& p = parts_[i];
     const BranchDescription& inside = *p.inside;
     b_.take(phases, s_.sequence ? p.whole_y : p.y);
-    b_.linear(phases, inside.last);
+    b_.linear(phases, p.linears.last);
     if (s_.sequence) b_.take(phases, p.y);
     b_.communicate(phases, p.last_forward, b_.copy_to_scatter());
     b_.drop(phases, p.whole_y);
@@ -201,13 +201,13 @@ class BlockBuilder {
       p.dy = masked;
     b_.take(kInputs, p.whole_dy);
     b_.communicate(kInputs, p.last_backward, b_.copy_to_gather());
-    b_.take(kInputs, p.inside->dinner);
-    b_.linear_backward_input(p.inside->last);
+    b_.take(kInputs, p.dinner);
+    b_.linear_backward_input(p.linears.last);
     p.inside->backward_input(b_);
-    b_.drop(kInputs, p.inside->dinner);
+    b_.drop(kInputs, p.dinner);
     gather_input(Phase::kOverlapped, p);
     b_.take(kInputs, s_.sequence ? p.whole_dx : p.dh);
-    b_.linear_backward_input(p.inside->first);
+    b_.linear_backward_input(p.linears.first);
     if (s_.sequence) b_.take(kInputs, p.dh), b_.take(kInputs, p.copy_dx);
     b_.start(kInputs, p.first_backward);
     if (s_.sequence) b_.drop(kInputs, p.dy);  // W takes the gathered one
@@ -227,7 +227,7 @@ class BlockBuilder {
     const Part& p = parts_[i];
     const int read = spec(i).norm_before ? p.h : begins(i) ? p.x : kNoValue;  // a shared one goes with its first reader
     if (spec(i).norm_behind) b_.norm_backward_weight(p.behind), drop_dsum(i);
-    b_.linear_backward_weight(p.inside->last);
+    b_.linear_backward_weight(p.linears.last);
     b_.drop(kWeights, p.inside->inner);
     b_.drop(kWeights, s_.sequence ? p.whole_dy : p.dy);
     if (!spec(i).norm_behind) drop_dsum(i);
@@ -235,7 +235,7 @@ class BlockBuilder {
     gather_input(Phase::kWeight | Phase::kBackward, p);
     b_.join(kWeights, p.first_gather);
     if (s_.sequence) b_.drop(kWeights, read);  // the gathered rows take its place
-    b_.linear_backward_weight(p.inside->first);
+    b_.linear_backward_weight(p.linears.first);
     if (!s_.sequence) b_.drop(kWeights, read);
     b_.drop(kWeights, p.whole_x), b_.drop(kWeights, p.copy_x);
     b_.drop(kWeights, p.inside->projected);
@@ -250,25 +250,23 @@ class BlockBuilder {
 
 }  // namespace
 
-bool LayerDescription::has(Phase phase) const {
-  return std::any_of(steps.begin(), steps.end(), [&](const Step& step) { return step.phases.has(phase); });
-}
-
-LayerDescription describe_block(const ModelConfig& model, const BlockSpec& branches, const CostInput& input) {
-  LOCKSTEP_CHECK(!branches.empty(), "a block without branches");
-  return BlockBuilder(model, branches, input).take();
-}
-
 LayerDescription describe_layer(const ModelConfig& model, const LayerSpec& layer, const CostInput& input) {
-  switch (layer.kind) {
-    case LayerKind::kEmbedding:
-      return describe_embedding(model, input);
-    case LayerKind::kBlock:
-      return describe_block(model, block_branches(model, layer.index), input);
-    case LayerKind::kHead:
-      return describe_head(model, input);
+  if (layer.kind == LayerKind::kEmbedding) return describe_embedding(model, input);
+  if (layer.kind == LayerKind::kHead) return describe_head(model, input);
+  return BlockBuilder(model, block_branches(model, layer.index), input).take();
+}
+
+std::vector<Value> block_kept_parts(const ModelConfig& model, const CostInput& input) {
+  std::vector<Value> parts;
+  for (const Value& value : describe_layer(model, layer_spec(model, 1), input).values) {
+    if (value.kept.as.empty()) continue;
+    const auto part = std::ranges::find_if(parts, [&](const Value& other) { return other.kept.as == value.kept.as; });
+    if (part == parts.end())
+      parts.push_back(value);
+    else
+      part->bytes += value.bytes;
   }
-  throw InternalError("no such layer");
+  return parts;
 }
 
 }  // namespace lockstep::arch

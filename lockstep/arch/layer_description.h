@@ -3,6 +3,7 @@
 // layers of nn/, parallel/ and model/ against it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -24,29 +25,28 @@ enum class Phase {
   kOverlapped,  // B whose weight gradients run beside the communication over tp: its steps in the order of the list
 };
 
-class PhaseSet {
- public:
+struct PhaseSet {
   constexpr PhaseSet() = default;
-  constexpr PhaseSet(Phase phase) : bits_(1U << static_cast<unsigned>(phase)) {}
-  constexpr bool has(Phase phase) const { return (bits_ & PhaseSet(phase).bits_) != 0; }
-  friend constexpr PhaseSet operator|(PhaseSet a, PhaseSet b) {
-    a.bits_ |= b.bits_;
-    return a;
-  }
-
- private:
-  unsigned bits_ = 0;
+  constexpr PhaseSet(Phase phase) : bits(1U << static_cast<unsigned>(phase)) {}
+  constexpr bool has(Phase phase) const { return (bits & PhaseSet(phase).bits) != 0; }
+  unsigned bits = 0;
 };
-constexpr PhaseSet operator|(Phase a, Phase b) { return PhaseSet(a) | PhaseSet(b); }
+constexpr PhaseSet operator|(PhaseSet a, PhaseSet b) {
+  a.bits |= b.bits;
+  return a;
+}
+constexpr PhaseSet operator|(Phase a, Phase b) { return PhaseSet(a) | b; }  // of two enumerators the one above is no candidate
 
-// A tensor of this rank: [rows, columns].
+struct Kept {
+  std::string_view as{};              // the line of `show memory` that counts it; empty: it lives within an action, or from I to W
+  Recompute most = Recompute::kNone;  // where `as` is set: kept by this choice and by those that compute less again
+};
+
+// A tensor of this rank.
 struct Value {
-  int64_t rows = 0;
-  int64_t columns = 0;
-  int64_t element_size = 0;         // bytes
-  std::string_view kept_as{};       // the line of `show memory` that counts it; empty: it lives within an action, or from I to W
-  Recompute most = Recompute::kNone;  // where kept_as is set: kept by this choice and by those that compute less again
-  int64_t bytes() const { return rows * columns * element_size; }
+  int64_t bytes = 0;
+  Kept kept{};
+  bool kept_by(Recompute choice) const { return !kept.as.empty() && choice <= kept.most; }
 };
 
 // [m, k] times [k, n], `count` times.
@@ -61,18 +61,24 @@ struct Product {
   }
 };
 
-// A collective over tp. Owner (the layer), part and slot are its id (program/call.h).
+enum class Collective { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kReduce, kGather, kScatter, kSend, kRecv, kBarrier };
+
+// Which of the calls of one layer, part or purpose.
+enum class CallPhase : uint8_t {
+  kNone,
+  kForward,   // of what comes in, or of what the part makes
+  kBackward,  // of its gradient
+  kGather,    // the input once more, for the weight gradient
+  kSoftmax,   // what the ranks of a cut vocabulary know of each row
+  kLogits,    // generation
+  kSize,      // how much the call of the same id that follows carries
+};
+
+// A collective over tp. Owner (the layer), part and phase are its id (program/call.h).
 struct LayerCall {
-  enum class Slot {
-    kForward,   // of what comes in, or of what the part makes
-    kBackward,  // of its gradient
-    kGather,    // of what came in, for the weight gradient
-    kSoftmax,   // of maxima and sums
-  };
-  enum class What { kGather, kReduceScatter, kAllReduce };
   std::string part{};  // "attention.qkv"; empty: the whole layer
-  Slot slot = Slot::kForward;
-  What what = What::kAllReduce;
+  CallPhase phase = CallPhase::kForward;
+  Collective collective = Collective::kAllReduce;
   int64_t numel = 0;         // of the full buffer, padding included
   int64_t element_size = 0;  // bytes
   int64_t at_once = 0;       // > 0: several calls, of so many elements and the rest
@@ -90,7 +96,7 @@ struct Step {
   What what = What::kKernel;
   PhaseSet phases{};
   int index = -1;
-  int64_t scratch = 0;  // bytes beside its operands while it runs (layer_sizes.h)
+  int64_t scratch = 0;  // bytes beside its operands while it runs (layer_builder.h)
   int64_t traffic = 0;  // bytes that pointwise work reads and writes, as far as they are counted
 };
 
@@ -104,12 +110,14 @@ struct LayerDescription {
   std::vector<Step> steps{};
   int input = kNoValue;  // x, kept in every case, and as large as dx; the embedding has none
   int output = kNoValue;  // as large as dy; the head has none
-  // Some steps take place in it. An embedding and a head are not computed again.
-  bool has(Phase phase) const;
+  int64_t bytes(int value) const { return value == kNoValue ? 0 : values[static_cast<size_t>(value)].bytes; }
 };
 
 // Of `input` all but the recomputation and overlap, which choose among phases.
 LayerDescription describe_layer(const ModelConfig& model, const LayerSpec& layer, const CostInput& input);
+
+// What a block's Saved holds, a value for each line of `show memory`; `input.recompute` plays no part.
+std::vector<Value> block_kept_parts(const ModelConfig& model, const CostInput& input);
 
 // Its rows of the parameter table, not yet placed, in the order of the forward pass; `layer` with its name and its index of the
 // layer table.

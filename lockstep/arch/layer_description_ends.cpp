@@ -7,8 +7,6 @@
 namespace lockstep::arch {
 namespace {
 
-using Slot = LayerCall::Slot;
-
 constexpr int64_t kLossBytes = 4;  // a sum of losses
 constexpr PhaseSet kAllForwards = Phase::kForward | Phase::kEvaluate;
 
@@ -20,7 +18,7 @@ int embedding_forward(LayerBuilder& b, int mask) {
   const bool positions = s.model.traits().learned_positions;
   // Ids relative to the first one here, and which of them are: of a vocabulary that is cut.
   const int64_t local_ids = s.input.tensor.size > 1 ? (2 * 8 + 3) * s.tokens : 0;
-  const int y = b.hidden(), whole = b.whole(), sum = b.reduce_output("", Slot::kForward);
+  const int y = b.hidden(), whole = b.whole(), sum = b.reduce_output("", CallPhase::kForward);
   b.take(kAllForwards, s.sequence ? whole : y);
   b.kernel(kAllForwards, local_ids, (positions ? 3 : 2) * s.hidden);
   if (s.sequence) b.take(kAllForwards, y);
@@ -38,7 +36,7 @@ void embedding_backward(LayerBuilder& b, int mask) {
   // With a cut vocabulary the rows of tokens that live here: that share of them, if tokens are spread evenly.
   const int64_t here = s.tokens / ranks;
   const int masked = b.dropout_backward(mask), dy = b.hidden(), whole = b.whole();
-  const int gather = b.gather_rows("", Slot::kBackward);
+  const int gather = b.gather_rows("", CallPhase::kBackward);
   const auto drop_dy = [&] {  // in B without dropout the caller holds it
     b.drop(mask == kNoValue ? PhaseSet(Phase::kWeight) : kWeights, mask == kNoValue ? dy : masked);
   };
@@ -47,52 +45,35 @@ void embedding_backward(LayerBuilder& b, int mask) {
   b.take(kWeights, whole);
   b.communicate(kWeights, gather, b.copy_to_gather());
   if (s.sequence) drop_dy();
-  const int rows_here = ranks == 1 ? kNoValue : b.activations_of(here, s.model.hidden);
-  const int ids_here = ranks == 1 ? kNoValue : b.value({.rows = s.tokens, .columns = 2, .element_size = 8});
+  const int rows_here = ranks == 1 ? kNoValue : b.value(here * s.model.hidden * s.input.element_size);
+  const int ids_here = ranks == 1 ? kNoValue : b.value(2 * 8 * s.tokens);
   b.take(kWeights, rows_here), b.take(kWeights, ids_here);
   b.kernel(kWeights, rows_scratch(s, here));
   b.drop(kWeights, rows_here), b.drop(kWeights, ids_here), b.drop(kWeights, whole);
   if (!s.sequence) drop_dy();
 }
 
-// What the loss takes of a chunk of rows.
-struct Chunk {
-  int64_t rows, logits_scratch, softmax_scratch, gradient_scratch;
-};
-
-Chunk chunk_of(const Sizes& s) {
-  const ModelConfig& m = s.model;
-  const int64_t tp = s.input.tensor.size;
-  const int64_t rows = std::min(head_chunk_rows(mesh::padded_part(s.vocab_size, s.input.tensor.size)), s.tokens);
-  const int64_t of_all = tp > 1 ? 4 * 3 * rows * (1 + tp) : 0;  // maxima and sums of this rank and of all
-  return {.rows = rows,
-          .logits_scratch =
-              product_scratch(s.input, {.rows = rows, .terms = m.hidden, .columns = m.vocab_size, .weight = Weight::kRows}),
-          .softmax_scratch = of_all + 4 * rows + kLossBytes,  // losses of rows, and their sum
-          .gradient_scratch =
-              product_scratch(s.input, {.rows = rows, .terms = m.vocab_size, .columns = m.hidden, .weight = Weight::kColumns})};
-}
-
 constexpr PhaseSet kLoss = kInputs | Phase::kEvaluate;
 
 // The loss, chunk by chunk: the steps of one. The products are those of all rows.
-void loss(LayerBuilder& b, int softmax) {
+void loss(LayerBuilder& b, int64_t chunk_rows, int softmax) {
   const Sizes& s = b.s;
   const ModelConfig& m = s.model;
-  const Chunk chunk = chunk_of(s);
-  const int logits = b.activations_of(chunk.rows, m.vocab_size);  // overwritten with their gradient
-  const int gradient = b.activations_of(chunk.rows, m.hidden);
-  b.take(kLoss, b.value({.rows = 1, .columns = 1, .element_size = kLossBytes}));
+  const int64_t tp = s.input.tensor.size, rows = std::min(chunk_rows, s.tokens);
+  const int64_t of_all = tp > 1 ? 4 * 3 * rows * (1 + tp) : 0;  // maxima and sums of this rank and of all
+  const int logits = b.value(rows * m.vocab_size * s.input.element_size);  // overwritten with their gradient
+  const int gradient = b.value(rows * m.hidden * s.input.element_size);
+  b.take(kLoss, b.value(kLossBytes));
   b.take(kLoss, logits);
-  b.product(kLoss, {.name = "logits", .m = s.tokens, .n = m.vocab_size, .k = m.hidden}, chunk.logits_scratch);
+  b.product(kLoss, {.name = "logits", .m = s.tokens, .n = m.vocab_size, .k = m.hidden}, product_scratch(s.input, rows, m.hidden));
   b.communicate(kLoss, softmax, 0);
-  // Softmax cross-entropy: read and write.
-  b.kernel(kLoss, chunk.softmax_scratch, 2 * s.activations(m.vocab_size));
+  // Softmax cross-entropy: losses of rows, and their sum; logits are read and written.
+  b.kernel(kLoss, of_all + 4 * rows + kLossBytes, 2 * s.activations(m.vocab_size));
   b.product(kInputs, {.name = "logits", .role = Product::Role::kWeightGradient, .m = m.vocab_size, .n = m.hidden, .k = s.tokens},
             weight_gradient_scratch(s.input, m.hidden, m.vocab_size));
   b.take(kInputs, gradient);
   b.product(kInputs, {.name = "logits", .role = Product::Role::kInputGradient, .m = s.tokens, .n = m.hidden, .k = m.vocab_size},
-            chunk.gradient_scratch);
+            product_scratch(s.input, rows, m.vocab_size, m.hidden));
   b.drop(kInputs, gradient);
   b.drop(kLoss, logits);
 }
@@ -111,12 +92,11 @@ LayerDescription describe_embedding(const ModelConfig& model, const CostInput& i
 LayerDescription describe_head(const ModelConfig& model, const CostInput& input) {
   LayerBuilder b(model, input);
   const Sizes& s = b.s;
-  const int64_t tp = input.tensor.size, a_row = 3 * tp;
-  const int gather = b.gather_rows("", Slot::kForward);
-  const int softmax = b.call({.slot = Slot::kSoftmax, .what = LayerCall::What::kGather, .numel = a_row * s.tokens,
-                              .element_size = 4,
-                              .at_once = a_row * head_chunk_rows(mesh::padded_part(model.vocab_size, input.tensor.size))});
-  const int sum = b.reduce_output("", Slot::kBackward);
+  const int64_t chunk_rows = head_chunk_rows(model.vocab_size, input.tensor.size), a_row = 3 * input.tensor.size;
+  const int gather = b.gather_rows("", CallPhase::kForward);
+  const int softmax = b.call({.phase = CallPhase::kSoftmax, .collective = Collective::kAllGather, .numel = a_row * s.tokens,
+                              .element_size = 4, .at_once = a_row * chunk_rows});
+  const int sum = b.reduce_output("", CallPhase::kBackward);
   const int x = b.d.input = b.hidden({"input", Recompute::kFull});
   const int y = b.hidden(), whole = b.whole(), dx = b.hidden();
   // The gradient of the norm's output takes its place, or comes of that of all rows.
@@ -125,7 +105,7 @@ LayerDescription describe_head(const ModelConfig& model, const CostInput& input)
   b.take(kLoss, whole);
   b.communicate(kLoss, gather, b.copy_to_gather());
   if (s.sequence) b.drop(kLoss, y);
-  loss(b, softmax);
+  loss(b, chunk_rows, softmax);
   if (s.sequence) b.take(kInputs, norm.dy);
   b.communicate(kInputs, sum, b.copy_to_scatter());
   b.drop(kLoss, whole);

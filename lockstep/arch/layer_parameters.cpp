@@ -51,15 +51,20 @@ void ParameterRows::norm(const std::string& part) {
   if (model.traits().layer_norm) bias(part, model.hidden);
 }
 
-void ParameterRows::fused(const std::string& name, bool has_bias, std::initializer_list<Fused> parts) {
-  for (const Fused& p : parts) weight(p.part, p.outputs, model.hidden, p.cut).fuse = named(name, "weight");
-  if (!has_bias) return;
-  for (const Fused& p : parts) bias(p.part, p.outputs, p.cut).fuse = named(name, "bias");
-}
-
-void ParameterRows::output(const std::string& part, int64_t inputs, bool has_bias) {
-  weight(part, model.hidden, inputs, TensorCut::kColumns, kInitStd / std::sqrt(2.0 * static_cast<double>(model.layers)));
-  if (has_bias) bias(part, model.hidden);
+void ParameterRows::branch(const Branch& branch) {
+  const BranchKind& kind = branch_kind(branch.kind);
+  const BranchLinears linears = kind.linears(model);
+  const std::string first = branch.part(linears.first.name), last = branch.part(linears.last.name);
+  const auto fuse = [&](const char* of) { return linears.pieces.size() > 1 ? named(first, of) : std::string(); };
+  if (branch.norm_before) norm(branch.norm());
+  for (const auto& [name, outputs, cut] : linears.pieces)
+    weight(branch.part(name), outputs, model.hidden, cut).fuse = fuse("weight");
+  if (linears.first.has_bias)
+    for (const auto& [name, outputs, cut] : linears.pieces) bias(branch.part(name), outputs, cut).fuse = fuse("bias");
+  if (kind.parameters) kind.parameters(*this, branch);
+  weight(last, model.hidden, linears.last.in, TensorCut::kColumns, kInitStd / std::sqrt(2.0 * static_cast<double>(model.layers)));
+  if (linears.last.has_bias) bias(last, model.hidden);
+  if (branch.norm_behind) norm(branch.post_norm());
 }
 
 const BlockSpec& usual_block() {
@@ -88,11 +93,7 @@ std::vector<ParamSpec> layer_parameters(const ModelConfig& model, const LayerSpe
       if (model.traits().learned_positions) rows.weight("positions", model.max_seq_len, model.hidden, TensorCut::kNone);
       break;
     case LayerKind::kBlock:
-      for (const Branch& branch : block_branches(model, layer.index)) {
-        if (branch.norm_before) rows.norm(branch.norm());
-        branch_kind(branch.kind).parameters(rows, branch);
-        if (branch.norm_behind) rows.norm(branch.post_norm());
-      }
+      for (const Branch& branch : block_branches(model, layer.index)) rows.branch(branch);
       break;
     case LayerKind::kHead:
       rows.norm("norm");

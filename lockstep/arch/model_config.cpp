@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "lockstep/arch/model_findings.h"
 #include "lockstep/arch/params.h"
@@ -13,51 +14,28 @@
 namespace lockstep::arch {
 namespace {
 
-struct Preset {
-  std::string_view name;
-  ModelConfig model;
-};
+using Preset = std::pair<std::string, config::ModelSection>;
 
 // The test models are as small as they can be and still be cut into 1, 2, 3 or 4 parts. gpt2-10m has 10.4M parameters
 // with a vocabulary of 8192, which is that of the tokenizer. gpt-100b has GPT-3's shape.
 // clang-format off
 const std::vector<Preset>& presets() {  // not a constant: who starts before main() asks for models too
   static const std::vector<Preset> all = {
-      {"gpt2-10m", {.family = Family::kGpt2, .layers = 4, .hidden = 384, .heads = 12, .kv_heads = 12, .head_size = 32,
-                    .ffn = 1536, .vocab_size = 0, .max_seq_len = 512}},
-      {"gpt2-124m", {.family = Family::kGpt2, .layers = 12, .hidden = 768, .heads = 12, .kv_heads = 12, .head_size = 64,
-                     .ffn = 3072, .vocab_size = 50257, .max_seq_len = 1024}},
-      {"gpt2-1.5b", {.family = Family::kGpt2, .layers = 48, .hidden = 1600, .heads = 25, .kv_heads = 25, .head_size = 64,
-                     .ffn = 6400, .vocab_size = 50257, .max_seq_len = 1024}},
-      {"gpt-100b", {.family = Family::kGpt2, .layers = 90, .hidden = 9600, .heads = 80, .kv_heads = 80, .head_size = 120,
-                    .ffn = 38400, .vocab_size = 50257, .max_seq_len = 2048}},
-      {"gpt2-test", {.family = Family::kGpt2, .layers = 2, .hidden = 48, .heads = 12, .kv_heads = 12, .head_size = 4,
-                     .ffn = 192, .vocab_size = 512, .max_seq_len = 64}},
-      {"llama-15m", {.family = Family::kLlama, .layers = 6, .hidden = 288, .heads = 6, .kv_heads = 6, .head_size = 48,
-                     .ffn = 768, .vocab_size = 32000, .max_seq_len = 256}},
-      {"llama3-8b", {.family = Family::kLlama, .layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8, .head_size = 128,
-                     .ffn = 14336, .vocab_size = 128256, .max_seq_len = 8192, .tied = false, .rope_theta = 500000}},
-      {"llama-test", {.family = Family::kLlama, .layers = 3, .hidden = 48, .heads = 12, .kv_heads = 4, .head_size = 4,
-                      .ffn = 144, .vocab_size = 512, .max_seq_len = 64, .tied = false}},
+      {"gpt2-10m", {.family = "gpt2", .layers = 4, .hidden = 384, .heads = 12, .max_seq_len = 512}},
+      {"gpt2-124m", {.family = "gpt2", .layers = 12, .hidden = 768, .heads = 12, .vocab_size = 50257, .max_seq_len = 1024}},
+      {"gpt2-1.5b", {.family = "gpt2", .layers = 48, .hidden = 1600, .heads = 25, .vocab_size = 50257, .max_seq_len = 1024}},
+      {"gpt-100b", {.family = "gpt2", .layers = 90, .hidden = 9600, .heads = 80, .vocab_size = 50257, .max_seq_len = 2048}},
+      {"gpt2-test", {.family = "gpt2", .layers = 2, .hidden = 48, .heads = 12, .vocab_size = 512, .max_seq_len = 64}},
+      {"llama-15m", {.family = "llama", .layers = 6, .hidden = 288, .heads = 6, .vocab_size = 32000, .max_seq_len = 256}},
+      {"llama3-8b", {.family = "llama", .layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8, .ffn = 14336,
+                     .vocab_size = 128256, .max_seq_len = 8192, .tied = false, .rope_theta = 500000}},
+      {"llama-test", {.family = "llama", .layers = 3, .hidden = 48, .heads = 12, .kv_heads = 4, .ffn = 144,
+                      .vocab_size = 512, .max_seq_len = 64, .tied = false}},
   };
   return all;
 }
 // clang-format on
 constexpr std::string_view kDefaultPreset = "gpt2-10m";
-
-// Null where there is none.
-const ModelConfig* find_preset(const std::string& name) {
-  for (const Preset& preset : presets()) {
-    if (preset.name == name) return &preset.model;
-  }
-  return nullptr;
-}
-
-std::vector<std::string> family_names() {
-  std::vector<std::string> names;
-  for (const FamilyTraits& traits : kFamilies) names.emplace_back(traits.name);
-  return names;
-}
 
 // A name that is none of several: the nearest, or where none is near all of them.
 std::vector<config::Suggestion> names_near(const char* key, const std::string& name, const std::vector<std::string>& names) {
@@ -85,32 +63,18 @@ ModelFindings no_such_family(const config::ModelSection& section) {
                         .depth = kFamilyDepth}}};
 }
 
-// The family with the flags that are its own.
-void set_family(Family family, ModelConfig& model) {
-  const FamilyTraits& traits = family_traits(family);
-  model.family = family;
-  model.qkv_bias = traits.qkv_bias;
-  model.out_bias = traits.out_bias;
-  model.mlp_bias = traits.mlp_bias;
-  model.qk_norm = traits.qk_norm;
-}
-
-// A model described by its fields alone: whoever names one of these sizes names them all.
-bool has_own_sizes(const config::ModelSection& section) {
-  return section.family || section.layers || section.hidden || section.heads;
-}
-
 constexpr int64_t kUsualLayers = 12, kUsualHidden = 768, kUsualHead = 64, kUsualVocabulary = 8192;
 
-// Usual values for those of layers, hidden and heads that are missing, beside those that are there.
-config::Suggestion usual_sizes(const config::ModelSection& section) {
+// Some of layers, hidden and heads are missing: usual values beside those that are there.
+ModelFindings no_such_sizes(const config::ModelSection& section) {
   const int64_t hidden = section.hidden.value_or(section.heads ? *section.heads * kUsualHead : kUsualHidden);
   int64_t head = std::min(kUsualHead, hidden);
   while (hidden % head != 0 || (head % 2 != 0 && head > 1)) --head;
   config::Suggestion sizes;
-  std::vector<std::string> texts;
+  std::vector<std::string> missing, texts;
   const auto add = [&](const char* name, bool given, int64_t value) {
     if (given) return;
+    missing.push_back(name);
     sizes.changes.push_back({cat("model.", name), cat(value)});
     texts.push_back(cat(name, " = ", value));
   };
@@ -118,24 +82,16 @@ config::Suggestion usual_sizes(const config::ModelSection& section) {
   add("hidden", section.hidden.has_value(), hidden);
   add("heads", section.heads.has_value(), hidden / head);
   sizes.text = cat("give them, as ", join(texts, " and "));
-  return sizes;
-}
-
-ModelFindings no_such_sizes(const config::ModelSection& section) {
-  std::vector<std::string> missing;
-  if (!section.layers) missing.push_back("layers");
-  if (!section.hidden) missing.push_back("hidden");
-  if (!section.heads) missing.push_back("heads");
   return {.code = "LS1113",
           .problems = {{.key = cat("model.", missing.front()),
                         .what = cat("[model] without a preset needs ", join(missing, ", "), " as well"),
-                        .ways = std::vector{usual_sizes(section)} + config::values_of("model.preset", preset_names()),
+                        .ways = std::vector{std::move(sizes)} + config::values_of("model.preset", preset_names()),
                         .depth = kNamesDepth}}};
 }
 
+// Of a model that its fields alone describe: what follows from them.
 ModelConfig from_fields(const config::ModelSection& section) {
-  ModelConfig model;
-  set_family(section.family ? family_of(*section.family).value() : Family::kGpt2, model);
+  ModelConfig model{.family = section.family ? family_of(*section.family).value() : Family::kGpt2};
   model.hidden = *section.hidden;
   model.heads = model.kv_heads = *section.heads;
   // A gated layer has three matrices: 8/3 of the hidden size gives it the parameters of gpt2's two at 4.
@@ -161,10 +117,10 @@ std::vector<BlockSpec> blocks_of(const config::ModelSection& section) {
   return {block};
 }
 
-// The user's fields over `model`. Sizes that follow from a changed one are derived again unless they are given too.
-void apply_fields(const config::ModelSection& section, ModelConfig& model) {
-  const ModelConfig base = model;
-  if (section.family && *section.family != family_name(base.family)) set_family(family_of(*section.family).value(), model);
+// The section's fields over `base`, whose flags are its family's. Sizes that follow from a changed one are derived again unless
+// they are given too.
+ModelConfig with_fields(const config::ModelSection& section, const ModelConfig& base) {
+  ModelConfig model{.family = section.family ? family_of(*section.family).value() : base.family};
   model.layers = section.layers.value_or(base.layers);
   model.hidden = section.hidden.value_or(base.hidden);
   model.heads = section.heads.value_or(base.heads);
@@ -180,6 +136,18 @@ void apply_fields(const config::ModelSection& section, ModelConfig& model) {
   model.rope_theta = section.rope_theta.value_or(base.rope_theta);
   model.dropout = section.dropout.value_or(base.dropout);
   model.blocks = blocks_of(section);  // no preset has its own
+  return model;
+}
+
+// Nothing where there is none.
+std::optional<ModelConfig> find_preset(const std::string& name) {
+  const auto found = std::ranges::find(presets(), name, &Preset::first);
+  if (found == presets().end()) return std::nullopt;
+  return with_fields(found->second, from_fields(found->second));
+}
+
+ModelFindings sizes_that_do_not_fit(std::vector<config::LayoutProblem> problems) {
+  return {.code = "LS1110", .heading = "[model] these sizes do not fit:", .problems = std::move(problems)};
 }
 
 ModelFindings no_vocabulary(const std::string& preset) {
@@ -209,16 +177,20 @@ std::string text_of(const BlockSpec& block) {
 
 }  // namespace
 
+std::vector<std::string> family_names() {
+  std::vector<std::string> names;
+  for (const FamilyTraits& traits : kFamilies) names.emplace_back(traits.name);
+  return names;
+}
+
 std::optional<Family> family_of(std::string_view name) {
-  for (const FamilyTraits& traits : kFamilies) {
-    if (name == traits.name) return traits.family;
-  }
-  return std::nullopt;
+  const auto* found = std::ranges::find(kFamilies, name, &FamilyTraits::name);
+  return found == std::end(kFamilies) ? std::nullopt : std::optional(found->family);
 }
 
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
-  for (const Preset& preset : presets()) names.emplace_back(preset.name);
+  for (const auto& [name, section] : presets()) names.push_back(name);
   return names;
 }
 
@@ -227,19 +199,18 @@ ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer
     return sizes_that_do_not_fit(std::move(beyond));
   if (!section.from.empty()) return judge_hf_model(section);
   std::string preset = section.preset;
-  if (preset.empty() && !has_own_sizes(section)) preset = kDefaultPreset;
+  // Whoever names one of these describes the model by its fields alone, and names all of its sizes.
+  const bool by_fields = section.family || section.layers || section.hidden || section.heads;
+  if (preset.empty() && !by_fields) preset = kDefaultPreset;
   const bool has_sizes = section.layers && section.hidden && section.heads;
   if (!preset.empty() && !find_preset(preset)) return no_such_preset(preset);
   if (preset.empty() && !has_sizes) return no_such_sizes(section);
   if (section.family && !family_of(*section.family)) return no_such_family(section);
-  ModelConfig model = preset.empty() ? from_fields(section) : *find_preset(preset);
-  apply_fields(section, model);
+  ModelConfig model = with_fields(section, preset.empty() ? from_fields(section) : find_preset(preset).value());
   if (model.vocab_size == 0) model.vocab_size = tokenizer_vocab_size;
   if (model.vocab_size == 0) return no_vocabulary(preset);
-  std::vector<config::LayoutProblem> problems;
-  if (!section.head_size) problems = heads_problems(model, with_ways);
-  for (config::LayoutProblem& problem : contradictions(model, with_ways)) problems.push_back(std::move(problem));
-  if (!problems.empty()) return sizes_that_do_not_fit(std::move(problems));
+  if (std::vector<config::LayoutProblem> problems = contradictions(model, !section.head_size, with_ways); !problems.empty())
+    return sizes_that_do_not_fit(std::move(problems));
   return {.model = model};
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,7 +28,6 @@ struct FamilyTraits {
   bool out_bias = false;
   bool mlp_bias = false;
   bool qk_norm = false;
-  bool operator==(const FamilyTraits&) const = default;
 };
 // In the order of the enumeration.
 inline constexpr FamilyTraits kFamilies[] = {
@@ -40,6 +40,7 @@ inline constexpr FamilyTraits kFamilies[] = {
 };
 constexpr const FamilyTraits& family_traits(Family family) { return kFamilies[static_cast<size_t>(family)]; }
 constexpr std::string_view family_name(Family family) { return family_traits(family).name; }
+std::vector<std::string> family_names();
 // Nothing where no family has that name.
 std::optional<Family> family_of(std::string_view name);
 
@@ -110,5 +111,9 @@ ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer
 std::vector<std::string> size_problems(const ModelConfig& model);
 // The same model as a text of one line: "gpt2 12 x 768, 12 heads, ffn 3072, vocab 50257, 124.4M parameters".
 std::string describe(const ModelConfig& model);
+// The same as checkpoints keep it, and back: CheckpointError LS1312 naming `origin` and the key where one is missing or of
+// another type.
+nlohmann::json model_json(const ModelConfig& model);
+ModelConfig parse_model_json(const nlohmann::json& json, std::string_view origin);
 
 }  // namespace lockstep::arch

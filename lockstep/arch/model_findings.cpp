@@ -1,11 +1,15 @@
 #include "lockstep/arch/model_findings.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "lockstep/arch/branch_kind.h"
+#include "lockstep/arch/hf_config.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/check_parts.h"
+#include "lockstep/config/fields.h"
 
 namespace lockstep::arch {
 namespace {
@@ -55,40 +59,53 @@ std::vector<Suggestion> even_heads(const ModelConfig& model) {
   return values_of("model.head_size", sizes) + heads;
 }
 
-}  // namespace
-
-ModelFindings sizes_that_do_not_fit(std::vector<LayoutProblem> problems) {
-  return {.code = "LS1110", .heading = "[model] these sizes do not fit:", .problems = std::move(problems)};
+// Keys that the directory answers, and the section names all the same.
+std::vector<std::string> keys_beside(const config::ModelSection& section) {
+  constexpr std::array<std::string_view, 3> kMayBeSet = {"from", "dropout", "max_seq_len"};
+  config::RunConfig config;
+  config.model = section;
+  std::vector<std::string> given;
+  for (const config::Section& table : config::sections())
+    for (const config::Field& field : table.fields) {
+      const bool judged = field.section == "model" && std::ranges::count(kMayBeSet, field.name) == 0;
+      if (judged && field.print(config) != field.default_text()) given.push_back(field.key());
+    }
+  return given;
 }
+
+ModelFindings refused(int depth, const std::string& key, std::string what, Suggestion way) {
+  return {.code = "LS1116",
+          .problems = {{.key = key, .what = std::move(what), .ways = {std::move(way)}, .depth = depth}}};
+}
+
+}  // namespace
 
 std::vector<LayoutProblem> bound_problems(const config::ModelSection& section) {
   std::vector<LayoutProblem> problems;
-  const auto expect = [&](const char* name, std::optional<int64_t> size, int64_t most = int64_t{1} << 31) {
+  visit_sizes(section, [&](const char* name, std::optional<int64_t> size) {
+    const int64_t most = most_of_size(name);
     if (!size || (*size >= 1 && *size <= most)) return;
     const std::string key = cat("model.", name);
     problems.push_back({.key = key,
                         .what = cat(name, "(", *size, ") is not within 1 to ", most),
                         .ways = values_of(key, {cat(*size < 1 ? 1 : most)}) + std::vector{config::left_out(key)},
                         .depth = kBoundsDepth});
-  };
-  expect("layers", section.layers, 1 << 16);
-  expect("hidden", section.hidden);
-  expect("heads", section.heads);
-  expect("kv_heads", section.kv_heads);
-  expect("head_size", section.head_size);
-  expect("ffn", section.ffn);
-  expect("vocab_size", section.vocab_size);
-  expect("max_seq_len", section.max_seq_len);
+  });
   return problems;
 }
 
-std::vector<LayoutProblem> contradictions(const ModelConfig& model, bool with_ways) {
+std::vector<LayoutProblem> contradictions(const ModelConfig& model, bool derived_head_size, bool with_ways) {
   std::vector<LayoutProblem> problems;
   const auto expect = [&](bool holds, const char* key, std::string what, const auto& ways) {
     if (holds) return;
     problems.push_back({.key = key, .what = std::move(what), .depth = kSizesDepth});
     if (with_ways) problems.back().ways = ways();
   };
+  const int64_t heads = model.heads, hidden = model.hidden;
+  expect(!derived_head_size || hidden % heads == 0, "model.heads", remainder_text("hidden", hidden, "heads", heads), [&] {
+    return config::divisors_near("model.heads", hidden, heads) + config::multiples_near("model.hidden", heads, hidden) +
+           values_of("model.head_size", {cat(std::max<int64_t>(2, hidden / heads / 2 * 2))});
+  });
   const std::vector<Suggestion> own_kv_heads = {config::left_out("model.kv_heads")};
   expect(model.heads % model.kv_heads == 0, "model.kv_heads", remainder_text("heads", model.heads, "kv_heads", model.kv_heads), [&] {
     return config::divisors_near("model.kv_heads", model.heads, model.kv_heads) +
@@ -113,22 +130,36 @@ std::vector<LayoutProblem> contradictions(const ModelConfig& model, bool with_wa
   return problems;
 }
 
-std::vector<LayoutProblem> heads_problems(const ModelConfig& model, bool with_ways) {
-  const int64_t heads = model.heads, hidden = model.hidden;
-  if (hidden % heads == 0) return {};
-  LayoutProblem problem{.key = "model.heads", .what = remainder_text("hidden", hidden, "heads", heads), .depth = kSizesDepth};
-  const int64_t even = std::max<int64_t>(2, hidden / heads / 2 * 2);
-  if (with_ways)
-    problem.ways = config::divisors_near("model.heads", hidden, heads) + config::multiples_near("model.hidden", heads, hidden) +
-                   values_of("model.head_size", {cat(even)});
-  return {problem};
-}
-
 std::vector<std::string> size_problems(const ModelConfig& model) {
   std::vector<std::string> texts;
-  for (const LayoutProblem& problem : contradictions(model, false)) texts.push_back(problem.what);
+  for (const LayoutProblem& problem : contradictions(model, /*derived_head_size=*/false, /*with_ways=*/false))
+    texts.push_back(problem.what);
   for (std::string& problem : block_problems(model)) texts.push_back(std::move(problem));
   return texts;
+}
+
+ModelFindings judge_hf_model(const config::ModelSection& section) {
+  if (const std::vector<std::string> given = keys_beside(section); !given.empty()) {
+    Suggestion without{.changes = {}, .text = "leave them out; dropout and max_seq_len may be set"};
+    for (const std::string& key : given) without.changes.push_back({.key = key});
+    return refused(kNamesDepth, given.front(),
+                   cat(join(given, ", "), " beside model.from: the directory says what the model is"), std::move(without));
+  }
+  ModelConfig model = load_hf_config(source_folder(section.from)).model;
+  model.dropout = section.dropout.value_or(model.dropout);
+  if (!section.max_seq_len || *section.max_seq_len == model.max_seq_len) return {.model = model};
+  const char* key = "model.max_seq_len";
+  if (model.traits().learned_positions)
+    return refused(kSizesDepth, key,
+                   cat(key, " = ", *section.max_seq_len, ": the model has learned ", model.max_seq_len, " positions"),
+                   {.changes = {{.key = key}}, .text = "leave it out; train.seq_len may be shorter"});
+  if (model.sliding_window > 0 && *section.max_seq_len > model.sliding_window)
+    return refused(kSizesDepth, key,
+                   cat(key, " = ", *section.max_seq_len, " is above the model's sliding_window = ", model.sliding_window,
+                       "; windows shorter than a sequence are not built"),
+                   {.changes = {{key, cat(model.sliding_window)}}, .text = cat("use max_seq_len <= ", model.sliding_window)});
+  model.max_seq_len = *section.max_seq_len;
+  return {.model = model};
 }
 
 }  // namespace lockstep::arch

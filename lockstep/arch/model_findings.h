@@ -2,8 +2,10 @@
 // refuses what is found; whoever judges more of a configuration tries the ways out against all of it first.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/arch/model_config.h"
@@ -28,13 +30,24 @@ ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer
 // beside `from`, and for a max_seq_len that the model cannot have.
 ModelFindings judge_hf_model(const config::ModelSection& section);
 
-// LS1110 with these.
-ModelFindings sizes_that_do_not_fit(std::vector<config::LayoutProblem> problems);
-// Sizes out of their range: products of two others fit into 64 bits.
+// Of a ModelConfig or a ModelSection, which call them the same.
+template <typename Model, typename Visit>
+void visit_sizes(Model& model, Visit visit) {
+  visit("layers", model.layers);
+  visit("hidden", model.hidden);
+  visit("heads", model.heads);
+  visit("kv_heads", model.kv_heads);
+  visit("head_size", model.head_size);
+  visit("ffn", model.ffn);
+  visit("vocab_size", model.vocab_size);
+  visit("max_seq_len", model.max_seq_len);
+}
+// Products of two others fit into 64 bits.
+constexpr int64_t most_of_size(std::string_view name) { return int64_t{1} << (name == "layers" ? 16 : 31); }
+
+// Sizes out of their range, which begins at 1.
 std::vector<config::LayoutProblem> bound_problems(const config::ModelSection& section);
-// What size_problems() says, with ways out.
-std::vector<config::LayoutProblem> contradictions(const ModelConfig& model, bool with_ways);
-// Heads that do not fill the hidden size; of a model whose head_size nobody has set.
-std::vector<config::LayoutProblem> heads_problems(const ModelConfig& model, bool with_ways);
+// What size_problems() says, with ways out; and where nobody has set the head_size, heads that do not fill the hidden size.
+std::vector<config::LayoutProblem> contradictions(const ModelConfig& model, bool derived_head_size, bool with_ways);
 
 }  // namespace lockstep::arch

@@ -1,22 +1,20 @@
-#include "lockstep/arch/model_json.h"
-
+// The model's sizes as JSON.
+#include "lockstep/arch/model_config.h"
+#include "lockstep/arch/model_findings.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::arch {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Branch, kind, name, norm_before, norm_behind, beside)
+
 namespace {
 
 // One list of keys for both directions.
 template <typename Model, typename Visit>
-void visit_sizes(Model& model, Visit visit) {
-  visit("layers", model.layers);
-  visit("hidden", model.hidden);
-  visit("heads", model.heads);
-  visit("kv_heads", model.kv_heads);
-  visit("head_size", model.head_size);
-  visit("ffn", model.ffn);
-  visit("vocab_size", model.vocab_size);
-  visit("max_seq_len", model.max_seq_len);
+void visit_all(Model& model, Visit visit) {
+  visit_sizes(model, visit);
   visit("tied", model.tied);
   visit("norm_eps", model.norm_eps);
   visit("rope_theta", model.rope_theta);
@@ -42,34 +40,6 @@ void visit_rope_scaling(Scaling& scaling, Visit visit) {
   visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
 }
 
-Json blocks_json(const std::vector<BlockSpec>& blocks) {
-  Json json = Json::array();
-  for (const BlockSpec& block : blocks) {
-    Json& list = json.emplace_back(Json::array());
-    for (const Branch& branch : block)
-      list.push_back({{"kind", branch.kind},
-                      {"name", branch.name},
-                      {"norm_before", branch.norm_before},
-                      {"norm_behind", branch.norm_behind},
-                      {"beside", branch.beside}});
-  }
-  return json;
-}
-
-std::vector<BlockSpec> read_blocks(const Json& json) {
-  std::vector<BlockSpec> blocks;
-  for (const Json& list : json) {
-    BlockSpec& block = blocks.emplace_back();
-    for (const Json& branch : list)
-      block.push_back({.kind = branch.at("kind").get<std::string>(),
-                       .name = branch.at("name").get<std::string>(),
-                       .norm_before = branch.at("norm_before").get<bool>(),
-                       .norm_behind = branch.at("norm_behind").get<bool>(),
-                       .beside = branch.at("beside").get<bool>()});
-  }
-  return blocks;
-}
-
 RopeScaling::Kind scaling_kind(const std::string& name) {
   if (name == "llama3") return RopeScaling::Kind::kLlama3;
   if (name == "linear") return RopeScaling::Kind::kLinear;
@@ -78,12 +48,10 @@ RopeScaling::Kind scaling_kind(const std::string& name) {
 
 // A file may say anything: what is computed with these sizes must not leave 64 bits, nor divide by zero.
 void require_sound(const ModelConfig& model, std::string& reading) {
-  visit_sizes(model, [&](const char* key, const auto& value) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, int64_t>) {
-      const int64_t most = &value == &model.layers ? int64_t{1} << 16 : int64_t{1} << 31;
-      reading = key;
-      if (value < 1 || value > most) throw std::invalid_argument(cat(value, " is not within 1 to ", most));
-    }
+  visit_sizes(model, [&](const char* key, int64_t value) {
+    reading = key;
+    const int64_t most = most_of_size(key);
+    if (value < 1 || value > most) throw std::invalid_argument(cat(value, " is not within 1 to ", most));
   });
   reading = "sliding_window";
   if (model.sliding_window < 0) throw std::invalid_argument(cat(model.sliding_window, " is below 0"));
@@ -96,7 +64,7 @@ void require_sound(const ModelConfig& model, std::string& reading) {
 
 Json model_json(const ModelConfig& model) {
   Json json = {{"family", family_name(model.family)}};
-  visit_sizes(model, [&](const char* key, const auto& value) { json[key] = value; });
+  visit_all(model, [&](const char* key, const auto& value) { json[key] = value; });
   const ModelConfig plain{.family = model.family};
   Json usual;
   visit_options(plain, [&](const char* key, const auto& value) { usual[key] = value; });
@@ -108,7 +76,7 @@ Json model_json(const ModelConfig& model) {
     scaling["kind"] = model.rope_scaling.kind == RopeScaling::Kind::kLlama3 ? "llama3" : "linear";
     visit_rope_scaling(model.rope_scaling, [&](const char* key, const auto& value) { scaling[key] = value; });
   }
-  if (!model.blocks.empty()) json["blocks"] = blocks_json(model.blocks);
+  if (!model.blocks.empty()) json["blocks"] = model.blocks;
   return json;
 }
 
@@ -124,7 +92,7 @@ ModelConfig parse_model_json(const Json& json, std::string_view origin) {
     const std::optional<Family> family = family_of(name);
     if (!family) throw std::invalid_argument("unknown family \"" + name + "\"");
     model = ModelConfig{.family = *family};
-    visit_sizes(model, [&](const char* key, auto& value) { read(json, key, value); });
+    visit_all(model, [&](const char* key, auto& value) { read(json, key, value); });
     visit_options(model, [&](const char* key, auto& value) {
       if (json.contains(key)) read(json, key, value);
     });
@@ -133,7 +101,7 @@ ModelConfig parse_model_json(const Json& json, std::string_view origin) {
       model.rope_scaling.kind = scaling_kind(scaling.at("kind"));
       visit_rope_scaling(model.rope_scaling, [&](const char* key, auto& value) { read(scaling, key, value); });
     }
-    if (json.contains("blocks")) model.blocks = read_blocks(json.at(reading = "blocks"));
+    if (json.contains("blocks")) read(json, "blocks", model.blocks);
     require_sound(model, reading);
   } catch (const std::exception& error) {
     throw CheckpointError({.code = "LS1312", .what = cat("model key \"", reading, "\": ", error.what()),

@@ -18,10 +18,6 @@ namespace {
 using config::OptimizerKind;
 using config::OptimizerRule;
 
-int64_t product(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
 // Gives the row its piece of `shard`.
 void place(const ModelConfig& model, const TensorShard& shard, ParamSpec& spec) {
   spec.local_shape = spec.shape;
@@ -95,11 +91,8 @@ std::vector<LayerSpec> layer_table(const ModelConfig& model) {
   return layers;
 }
 
-int64_t ParamSpec::numel() const {
-  return product(shape);
-}
-int64_t ParamSpec::local_numel() const {
-  return product(local_shape);
+int64_t elements(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard) {

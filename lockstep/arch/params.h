@@ -51,6 +51,8 @@ enum class ParameterGroup : uint8_t {
 };
 inline constexpr std::array<ParameterGroup, 2> kParameterGroups = {ParameterGroup::kDense, ParameterGroup::kRows};
 
+int64_t elements(const std::vector<int64_t>& shape);  // of a tensor of this shape
+
 struct ParamSpec {
   std::string name;                   // "blocks.3.attention.q.weight": the same in every layout
   std::vector<int64_t> shape;         // global; linear weights are [out, in]
@@ -77,8 +79,8 @@ struct ParamSpec {
   int copy = 0;
   // After backward the gradient is one rank's part of a sum over the copies: Partial, until REDUCE_PARTIAL.
   bool partial = false;
-  int64_t numel() const;
-  int64_t local_numel() const;
+  int64_t numel() const { return elements(shape); }
+  int64_t local_numel() const { return elements(local_shape); }
 };
 
 // gpt2:  embed.tokens.weight [V, D], embed.positions.weight [max_seq_len, D],

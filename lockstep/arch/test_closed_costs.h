@@ -27,6 +27,14 @@ struct LayerCost : arch::LayerCost {
   int64_t recompute_traffic = 0;
 };
 
+// One of the things that a block's Saved holds.
+struct KeptPart {
+  std::string name;
+  int64_t bytes = 0;
+  Recompute most = Recompute::kNone;  // kept by this choice and by those that compute less again
+  bool kept_by(Recompute choice) const { return choice <= most; }
+};
+
 // The sizes of one microbatch of one layer, in bytes where not said otherwise.
 struct Sizes {
   Sizes(const ModelConfig& m, const CostInput& in)

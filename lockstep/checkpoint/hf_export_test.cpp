@@ -8,9 +8,10 @@
 #include <limits>
 
 #include "lockstep/arch/hf_config.h"
-#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/model_config.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
+#include "lockstep/base/json.h"
 #include "lockstep/checkpoint/diff.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/checkpoint/hf_import.h"

@@ -10,9 +10,10 @@
 #include <set>
 
 #include "lockstep/arch/hf_config.h"
-#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/model_config.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
+#include "lockstep/base/json.h"
 #include "lockstep/checkpoint/async_save.h"
 #include "lockstep/checkpoint/diff.h"
 #include "lockstep/checkpoint/hf_export.h"

@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/model_config.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/box_reader.h"
 #include "lockstep/checkpoint/directory.h"

@@ -8,7 +8,8 @@
 #include <numeric>
 #include <tuple>
 
-#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/model_config.h"
+#include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/load.h"
 #include "lockstep/checkpoint/save.h"
@@ -41,10 +42,7 @@ void run(const Case& c, const fs::path& from, const fs::path& directory, int64_t
   const program::Layout layout = layout_for(c, 12);
   lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
     Groups groups(world, layout);
-    Executor executor({.layout = layout,
-                       .seed = from.empty() ? uint64_t{1} : uint64_t{2},
-                       .optimizer = engine::testing::optimizer_of(c)},
-                      groups);
+    Executor executor({.layout = layout, .seed = from.empty() ? uint64_t{1} : uint64_t{2}}, groups);
     if (from.empty()) {
       for (int64_t index = 0; index < 2; ++index)
         executor.step(engine::testing::microbatches(layout, world.rank(), index), index + 1, 1e-3);
@@ -121,7 +119,7 @@ std::map<std::string, at::Tensor> loaded_alone(Case c, const fs::path& step) {
   std::map<std::string, at::Tensor> found;
   lockstep::testing::run_ranks(1, [&](comm::World& world) {
     Groups groups(world, layout);
-    Executor executor({.layout = layout, .optimizer = engine::testing::optimizer_of(c)}, groups);
+    Executor executor({.layout = layout}, groups);
     const auto state = executor.store().state();
     ASSERT_TRUE(resume({.path = step, .state = state, .world = groups.world(), .model = arch::model_json(layout.model)}));
     for (const engine::StateTensor& tensor : state) found[saved_name(tensor)] = tensor.local.clone();

@@ -1,10 +1,10 @@
-#include "lockstep/engine/block_cache.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <set>
 #include <thread>
+
+#include "lockstep/engine/memory_tracker.h"
 
 namespace lockstep::engine {
 namespace {

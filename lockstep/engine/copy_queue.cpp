@@ -17,6 +17,10 @@
 
 namespace lockstep::engine {
 
+using Clock = std::chrono::steady_clock;
+
+static double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
+
 struct CopyState {
   std::string what{};
   int64_t bytes = 0;
@@ -29,9 +33,15 @@ struct CopyState {
 // Outlives the queue where its thread hangs.
 struct CopyThread {
   void work_off();  // until `closing`
-  // Waits until `holds`; counted as exposed.
+  // Until `holds`; counted as exposed.
   template <typename Holds>
-  void wait(std::unique_lock<std::mutex>& lock, const std::string& what, Holds holds);
+  void wait(std::unique_lock<std::mutex>& lock, const std::string& what, Holds holds) {
+    if (holds()) return;
+    const auto began = Clock::now();
+    const bool in_time = changed.wait_for(lock, deadline, holds);
+    totals.exposed_seconds += seconds_since(began);
+    if (!in_time) throw_late(what, seconds_since(began), "look at the disk of memory.disk_path");
+  }
   void wait_for_thread(const CopyState& copy);  // until its part is done
   void wait_for_device(const CopyState& copy);
   // With the mutex held: lets go of what has ended on a device.
@@ -52,10 +62,6 @@ struct CopyThread {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
-
 // A copy of one thread: at::Tensor::copy_ would take the compute threads' cores for a moment.
 void copy_on_host(const at::Tensor& from, const at::Tensor& to) {
   if (from.scalar_type() == to.scalar_type()) {
@@ -69,15 +75,6 @@ void copy_on_host(const at::Tensor& from, const at::Tensor& to) {
 }
 
 }  // namespace
-
-template <typename Holds>
-void CopyThread::wait(std::unique_lock<std::mutex>& lock, const std::string& what, Holds holds) {
-  if (holds()) return;
-  const auto began = Clock::now();
-  const bool in_time = changed.wait_for(lock, deadline, holds);
-  totals.exposed_seconds += seconds_since(began);
-  if (!in_time) throw_late(what, seconds_since(began), "look at the disk of memory.disk_path");
-}
 
 void CopyThread::wait_for_thread(const CopyState& copy) {
   std::unique_lock lock(mutex);
@@ -93,14 +90,11 @@ void CopyThread::wait_for_device(const CopyState& copy) {
 }
 
 void CopyThread::forget_done() {
-  std::vector<std::shared_ptr<CopyState>> left;
-  for (const std::shared_ptr<CopyState>& copy : across) {
-    if (copy->done && copy->across->done())
-      totals.seconds += copy->across->seconds();
-    else
-      left.push_back(copy);
-  }
-  across = std::move(left);
+  std::erase_if(across, [this](const std::shared_ptr<CopyState>& copy) {
+    if (!copy->done || !copy->across->done()) return false;
+    totals.seconds += copy->across->seconds();
+    return true;
+  });
 }
 
 void CopyThread::work_off() {
@@ -147,17 +141,15 @@ double CopyTotals::hidden() const {
 
 void Copy::wait() {
   if (!state_) return;
-  const std::shared_ptr<CopyState> state = state_;
-  state->queue->wait_for_thread(*state);
-  if (state->across) state->queue->wait_for_device(*state);
+  state_->queue->wait_for_thread(*state_);
+  if (state_->across) state_->queue->wait_for_device(*state_);
   state_.reset();
 }
 
 void Copy::order_after() {
   if (!state_) return;
-  const std::shared_ptr<CopyState> state = state_;
-  state->queue->wait_for_thread(*state);
-  if (state->across) state->across->order_after();
+  state_->queue->wait_for_thread(*state_);
+  if (state_->across) state_->across->order_after();
   state_.reset();
 }
 
@@ -180,8 +172,7 @@ CopyQueue::~CopyQueue() {
   shared_->across.clear();
 }
 
-std::shared_ptr<DeviceCopy> CopyQueue::across(c10::Device device, Direction direction) {
-  std::optional<c10::Stream>& stream = streams_[static_cast<size_t>(direction)];
+std::shared_ptr<DeviceCopy> CopyQueue::across(c10::Device device, std::optional<c10::Stream>& stream) {
   if (!stream) stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, false);
   return std::make_shared<DeviceCopy>(*stream);
 }
@@ -212,7 +203,7 @@ Copy CopyQueue::copy(at::Tensor from, at::Tensor to, std::string what) {
   if (from.scalar_type() != to.scalar_type())
     return fill(std::move(to), std::move(what), [from = std::move(from)](const at::Tensor& host) { host.copy_(from); });
   const std::shared_ptr<DeviceCopy> crossing =
-      to.is_cpu() ? across(from.device(), Direction::kToHost) : across(to.device(), Direction::kToDevice);
+      to.is_cpu() ? across(from.device(), to_host_) : across(to.device(), to_device_);
   const auto bytes = static_cast<int64_t>(to.nbytes());
   Copy copy = add({.what = std::move(what), .bytes = bytes, .across = crossing});
   crossing->start(std::move(from), std::move(to));
@@ -222,7 +213,7 @@ Copy CopyQueue::copy(at::Tensor from, at::Tensor to, std::string what) {
 Copy CopyQueue::fill(at::Tensor to, std::string what, std::function<void(const at::Tensor& host)> write) {
   const auto bytes = static_cast<int64_t>(to.nbytes());
   if (to.is_cpu()) return start(std::move(what), bytes, [to = std::move(to), write = std::move(write)] { write(to); });
-  const std::shared_ptr<DeviceCopy> crossing = across(to.device(), Direction::kToDevice);
+  const std::shared_ptr<DeviceCopy> crossing = across(to.device(), to_device_);
   const auto body = [to = std::move(to), write = std::move(write), crossing] {
     const at::Tensor host = at::empty(to.sizes(), to.options().device(at::kCPU).pinned_memory(true));
     write(host);

@@ -5,7 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -72,13 +71,11 @@ class CopyQueue {
   CopyTotals take_totals();
 
  private:
-  enum class Direction { kToDevice, kToHost };
-  std::shared_ptr<DeviceCopy> across(c10::Device device, Direction direction);
+  std::shared_ptr<DeviceCopy> across(c10::Device device, std::optional<c10::Stream>& stream);
   Copy add(CopyState state);
 
   std::shared_ptr<CopyThread> shared_;
-  // By direction, since a link carries both at a time.
-  std::array<std::optional<c10::Stream>, 2> streams_;
+  std::optional<c10::Stream> to_device_, to_host_;  // two, since a link carries both directions at a time
 };
 
 }  // namespace lockstep::engine

@@ -4,13 +4,13 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_xor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/hash.h"
@@ -24,32 +24,23 @@ constexpr int64_t kPiece = int64_t{1} << 22;  // elements on a device at once: 2
 
 int64_t as_number(uint64_t bits) { return static_cast<int64_t>(bits); }
 
-struct Block {
-  size_t tensor = 0;
-  const char* data = nullptr;
-  size_t bytes = 0;
-};
-
 // In place of the tensors on the CPU; others are left alone.
 void digest_on_host(const std::vector<at::Tensor>& tensors, std::vector<int64_t>& out) {
-  std::vector<Block> blocks;
+  std::vector<std::vector<uint64_t>> hashes(tensors.size());  // of the blocks of each
+  std::vector<std::pair<size_t, size_t>> blocks;              // tensor and block of it
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].is_cpu()) continue;
-    const auto* data = static_cast<const char*>(tensors[i].const_data_ptr());
-    for (size_t at = 0; at < tensors[i].nbytes(); at += kBlock)
-      blocks.push_back({.tensor = i, .data = data + at, .bytes = std::min(kBlock, tensors[i].nbytes() - at)});
+    if (tensors[i].is_cpu()) hashes[i].resize((tensors[i].nbytes() + kBlock - 1) / kBlock);
+    for (size_t block = 0; block < hashes[i].size(); ++block) blocks.emplace_back(i, block);
   }
-  std::vector<uint64_t> hashes(blocks.size());
-  at::parallel_for(0, static_cast<int64_t>(blocks.size()), 1, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
-      hashes[i] = hash64(blocks[i].data, blocks[i].bytes);
+  at::parallel_for(0, std::ssize(blocks), 1, [&](int64_t begin, int64_t end) {
+    for (auto next = static_cast<size_t>(begin); next < static_cast<size_t>(end); ++next) {
+      const auto [i, block] = blocks[next];
+      const auto* data = static_cast<const char*>(tensors[i].const_data_ptr()) + block * kBlock;
+      hashes[i][block] = hash64(data, std::min(kBlock, tensors[i].nbytes() - block * kBlock));
+    }
   });
-  for (size_t first = 0; first < blocks.size();) {
-    size_t last = first;
-    while (last < blocks.size() && blocks[last].tensor == blocks[first].tensor) ++last;
-    out[blocks[first].tensor] = as_number(hash64(&hashes[first], (last - first) * sizeof(uint64_t)));
-    first = last;
-  }
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (!hashes[i].empty()) out[i] = as_number(hash64(hashes[i].data(), hashes[i].size() * sizeof(uint64_t)));
 }
 
 // Odd numbers that look random, [count]: a weight of each place.
@@ -94,15 +85,13 @@ std::vector<int64_t> digests(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) LOCKSTEP_CHECK(tensor.is_contiguous(), "digest of a tensor with gaps");
   digest_on_host(tensors, out);
   std::vector<at::Tensor> on_device;
-  std::vector<size_t> places;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].is_cpu()) continue;
-    places.push_back(i);
-    on_device.push_back(device_digest(tensors[i]));
-  }
+  for (const at::Tensor& tensor : tensors)
+    if (!tensor.is_cpu()) on_device.push_back(device_digest(tensor));
   if (on_device.empty()) return out;
   const at::Tensor found = at::stack(on_device).cpu();
-  for (size_t i = 0; i < places.size(); ++i) out[places[i]] = found.const_data_ptr<int64_t>()[i];
+  const auto* next = found.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (!tensors[i].is_cpu()) out[i] = *next++;
   return out;
 }
 

@@ -4,7 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -44,19 +43,12 @@ struct StateFields {
   int64_t bytes = 0;   // of the block
 };
 
-// A unit's part.
-struct DiskUnit {
-  size_t unit = 0;    // index in the layout
-  std::string name;   // "blocks.3"
-  StateFields fields;
-};
-
 // Of what is offloaded to the host, and of it to disk.
 struct HostStatesOptions {
   std::vector<std::vector<arch::SlotBuffer>> slots{};  // of every unit
   bool compute_copy = false;  // a bf16 copy of the values beside them
   std::vector<int> disk_units{};  // ids of the units whose states lie on disk, and are here while fetched
-  std::vector<std::string> names{};  // of the units
+  std::vector<std::string> names{};  // of the units: "blocks.3"
   std::filesystem::path disk_path{};
   int rank = 0;
   bool pinned = false;  // the device is a GPU
@@ -65,12 +57,12 @@ struct HostStatesOptions {
 
 class DiskStates {
  public:
-  // `blocks`: transient, a unit's states side by side; outlives this. Errors of DiskTier.
-  DiskStates(std::vector<DiskUnit> units, UnitBuffers& blocks, const HostStatesOptions& options);
+  // Of parts, by index of their unit. `blocks`: transient, a unit's states side by side; outlives this. Errors of DiskTier.
+  DiskStates(const std::map<size_t, StateFields>& units, UnitBuffers& blocks, const HostStatesOptions& options);
 
   // Takes one of the two staging buffers for a unit and starts to read its states into it. ready() waits for them.
   void fetch(size_t unit);
-  void ready(size_t unit);
+  void ready(size_t unit) { places_.at(unit).reading.wait(); }
   // Starts to write them back; the buffer is free for the next fetch, which is read behind this.
   void evict(size_t unit);
   // Starts the copy of the values, or of the bf16 copy where there is one, to the device: values from the staging buffer
@@ -82,7 +74,7 @@ class DiskStates {
 
   // Between steps: a field as memory of the file. accept() after writes to it.
   at::Tensor mapped(size_t unit, size_t field);
-  void accept();
+  void accept() { tier_->accept(); }
   // What a step that was broken off has fetched: dropped, it did not change.
   void abandon();
 
@@ -91,14 +83,14 @@ class DiskStates {
 
  private:
   struct Place {
-    DiskUnit unit;
+    std::string name;
+    StateFields fields;
     size_t first_region = 0;  // one region per field
-    int slot = -1;            // of the staging buffers
-    Copy reading;
+    at::Tensor buffer{};      // undefined: not fetched
+    Copy reading{};
   };
-  const at::Tensor& buffer(const Place& place) const { return staging_[static_cast<size_t>(place.slot)]; }
-  Place& take_slot(size_t unit);
-  void give_back(Place& place);
+  Place& take_buffer(size_t unit);
+  void give_back(size_t unit);
   // From the disk into the buffer that the unit has taken, the first fields; and all of them back.
   std::function<void()> read(const Place& place, size_t fields) const;
   std::function<void()> write(const Place& place) const;
@@ -106,8 +98,7 @@ class DiskStates {
   UnitBuffers& blocks_;
   std::shared_ptr<DiskTier> tier_;
   std::map<size_t, Place> places_;      // by unit
-  std::array<at::Tensor, 2> staging_;   // fp32, as long as the largest block
-  std::array<bool, 2> taken_{};
+  std::vector<at::Tensor> free_;        // staging buffers, of two: fp32, as long as the largest block
   CopyQueue queue_;                     // in order: a buffer is written to disk before the next unit is read into it
 };
 

@@ -70,10 +70,6 @@ DiskTier::DiskTier(const std::filesystem::path& folder, int rank, std::vector<Di
     places_.push_back({.region = std::move(region), .offset = offset});
   }
   file_ = make_file(path_);
-  reserve(folder);
-}
-
-void DiskTier::reserve(const std::filesystem::path& folder) const {
   if (bytes_ == 0) return;
   int code = EINTR;
   while (code == EINTR) code = ::posix_fallocate(file_.get(), 0, bytes_);
@@ -161,10 +157,11 @@ std::shared_ptr<void> DiskTier::map(size_t region) const {
   return {data, [bytes](void* mapped) { ::munmap(mapped, bytes); }};
 }
 
-void DiskTier::accept(size_t region) {
-  Place& place = places_.at(region);
-  place.checksum = checksum(place);
-  place.written = true;
+void DiskTier::accept() {
+  for (Place& place : places_) {
+    place.checksum = checksum(place);
+    place.written = true;
+  }
 }
 
 }  // namespace lockstep::engine

@@ -33,8 +33,8 @@ class DiskTier {
   // The region as memory, for checkpoints: reads and writes of it are those of the file. Checked first, as in read. It may
   // outlive the tier.
   std::shared_ptr<void> map(size_t region) const;
-  // After writes through a mapping: what is there now is what was written last.
-  void accept(size_t region);
+  // After writes through mappings: what is there now is what was written last, of all regions.
+  void accept();
 
   bool written(size_t region) const { return places_.at(region).written; }
   int64_t bytes() const { return bytes_; }
@@ -48,7 +48,6 @@ class DiskTier {
     uint64_t checksum = 0;
     bool written = false;
   };
-  void reserve(const std::filesystem::path& folder) const;
   std::string where(const Place& place) const;
   void read_from(const Place& place, int64_t offset, char* to, int64_t bytes) const;
   uint64_t checksum(const Place& place) const;  // of what the file holds

@@ -1,12 +1,13 @@
 #include "lockstep/engine/executor.h"
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/error.h"
-#include "lockstep/engine/out_of_memory.h"
-#include "lockstep/program/passes/build.h"
-#include "lockstep/program/placement.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::engine {
@@ -15,41 +16,28 @@ namespace {
 using program::Action;
 using program::ActionKind;
 
-std::array<GroupShare, arch::kParameterGroups.size()> shares(const program::Layout& layout, int rank) {
-  std::array<GroupShare, arch::kParameterGroups.size()> all;
-  for (const arch::ParameterGroup group : arch::kParameterGroups) {
-    const program::Domain domain = layout.domain(group);
-    all[static_cast<size_t>(group)] = {.shards = layout.shards(group),
-                                       .shard = layout.shard(rank, group),
-                                       .replica = layout.mesh.group_rank(rank, domain.sum),
-                                       .num_replicas = layout.mesh.degree(domain.sum),
-                                       .shard_replica = layout.mesh.group_rank(rank, domain.copies),
-                                       .num_shard_replicas = layout.mesh.degree(domain.copies)};
-  }
-  return all;
-}
-
-StoreOptions store_options(const ExecutorOptions& options, const Groups& groups, std::shared_ptr<MemoryAccount> memory) {
-  const program::Layout& layout = options.layout;
-  return {.dtype = scalar_type(layout.precision),
-          .device = options.device,
-          .owns_optimizer = layout.owns_optimizer(groups.rank()),
-          .sole_owner = layout.server_mode(),
-          .shares = shares(layout, groups.rank()),
-          .sharded_parameters = layout.sharded_parameters(),
-          .transient_gradients = layout.transient_gradients(),
-          .offload_optimizer = layout.offload.optimizer,
-          .offload_parameters = layout.offload.parameters,
-          .disk_units = program::host_plan(layout, groups.rank()).disk_units,
-          .disk_path = options.disk_path,
-          .rank = groups.rank(),
-          .tied_copies = layout.tied_peer(groups.rank()) >= 0 ? 2 : 1,
-          .tied_copy = layout.holds(groups.rank(), 0) ? 0 : 1,
-          .memory = std::move(memory)};
-}
-
 std::span<const Action> from_update(std::span<const Action> actions) {
   return actions.subspan(static_cast<size_t>(std::ranges::find_if(actions, program::updates, &Action::kind) - actions.begin()));
+}
+
+// The pieces of the ranks of tp, side by side.
+at::Tensor whole_of_pieces(const arch::ParamSpec& spec, const at::Tensor& piece, comm::Communicator& ranks) {
+  if (spec.cut_dim < 0) return piece;
+  const at::Tensor mine = at::zeros({spec.largest_numel}, piece.options());
+  mine.narrow(0, 0, piece.numel()).copy_(piece.flatten());
+  const at::Tensor all = at::empty({ranks.size(), spec.largest_numel}, piece.options());
+  ranks.all_gather(mine, all, {.id = program::call_of_parameter(spec.name)}).wait();
+  const int dim = spec.cut_dim, copies = spec.copies;
+  const int parts = ranks.size() / copies;
+  std::vector<at::Tensor> pieces;
+  for (int part = 0; part < parts; ++part) {
+    std::vector<int64_t> shape = spec.shape;
+    int64_t& length = shape[static_cast<size_t>(dim)];
+    length = mesh::shard_range(length, parts, part).size();
+    pieces.push_back(all.select(0, part * copies).narrow(0, 0, spec.numel() / spec.shape[static_cast<size_t>(dim)] * length)
+                         .view(shape));
+  }
+  return at::cat(pieces, dim);
 }
 
 constexpr Action kValidation{.kind = ActionKind::kValidate};
@@ -68,39 +56,29 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
       settle_{.actions = std::span(&kValidation, 1)},
       evaluate_{.actions = evaluation_.list(groups.rank())},
       memory_(std::make_shared<MemoryAccount>(options_.layout.device_limit)),
-      store_(options_.layout.param_table(groups.rank()), store_options(options_, groups, memory_.account())),
+      store_(options_.layout.param_table(groups.rank()), {.layout = options_.layout,
+                                                          .rank = groups.rank(),
+                                                          .device = options_.device,
+                                                          .disk_path = options_.disk_path,
+                                                          .memory = memory_.account()}),
       copies_(options_.layout.offload.optimizer || options_.layout.offload.activations ? std::make_unique<CopyQueue>() : nullptr),
       tensor_(!groups.tensor() ? nullptr
                                : std::make_unique<parallel::TensorGroup>(
                                      *groups.tensor(), parallel::TensorOptions{.sequence_parallel = options_.layout.sequence_parallel,
                                                                                .overlap = options_.layout.overlap})),
-      view_{.layout = options_.layout, .state = state_, .store = store_, .groups = groups, .calls = calls_, .waits = waits_},
+      view_{.options = options_, .layout = options_.layout, .state = state_, .store = store_, .groups = groups, .calls = calls_, .waits = waits_},
       gather_(view_, copies_.get()),
       gradients_(view_, program_.buckets),
-      layers_(view_, {.memory = memory_,
-                      .copies = copies_.get(),
-                      .tensor = tensor_.get(),
-                      .depth = program_.channel_depth,
-                      .seed = options_.seed}),
-      matrices_(view_, options_.optimizer),
-      end_(view_, {.program = program_, .gradients = gradients_, .layers = layers_, .matrices = matrices_, .joins = joins_},
-           {.optimizer = options_.optimizer, .max_grad_norm = options_.max_grad_norm, .skip_nonfinite = options_.skip_nonfinite}) {
+      layers_(view_, {.memory = memory_, .copies = copies_.get(), .tensor = tensor_.get(), .depth = program_.channel_depth}),
+      matrices_(view_),
+      end_(view_, {.program = program_, .gradients = gradients_, .layers = layers_, .matrices = matrices_, .joins = joins_}) {
   store_.initialize(options_.seed);
-  gradients_.watch().mark_by(options_.mark_nonfinite);
-  add_handlers();
-}
-
-void Executor::add_handlers() {
   layers_.add_handlers(handlers_);
   gather_.add_handlers(handlers_, program_.buckets);
   gradients_.add_handlers(handlers_);
   matrices_.add_handlers(handlers_);
   end_.add_handlers(handlers_);
   using program::Moved;
-  handlers_.add({{ActionKind::kFetch, Moved::kParameters}}, [this](const Action& action) { return gather_.fetch(action.unit); });
-  handlers_.add_prompt({{ActionKind::kEvict, Moved::kParameters}}, [this](const Action& action) { gather_.evict(action.unit); });
-  handlers_.add({{ActionKind::kFetch, Moved::kActivation}}, [this](const Action& action) { return layers_.fetch(action); });
-  handlers_.add_prompt({{ActionKind::kEvict, Moved::kActivation}}, [this](const Action& action) { layers_.evict(action); });
   DiskStates* disk = store_.host() ? store_.host()->disk() : nullptr;
   if (disk == nullptr) return;
   handlers_.add({{ActionKind::kFetch, Moved::kOptimizer}}, [this, disk](const Action& action) {
@@ -112,15 +90,16 @@ void Executor::add_handlers() {
                        [this, disk](const Action& action) { disk->evict(store_.unit_of(action.unit)); });
 }
 
-Executor::~Executor() = default;
-
 StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr, bool may_pend) {
   LOCKSTEP_CHECK_EQ(static_cast<int64_t>(microbatches.size()), options_.layout.num_microbatches());
   state_ = {.microbatches = &microbatches, .step = step, .lr = lr, .losses = std::vector<at::Tensor>(microbatches.size())};
   if (tensor_) tensor_->take_exposed();  // what layers waited for in an evaluation is not this step's
   end_.begin(may_pend);
   run(step_);
-  note_waits();
+  std::map<std::string, double>& waits = state_.result.exposed_by = waits_.take();
+  if (tensor_)
+    for (const auto& [what, seconds] : tensor_->take_exposed()) waits["tp " + what] += seconds;
+  for (const auto& [what, seconds] : waits) state_.result.exposed_comm_seconds += seconds;
   if (copies_) state_.result.copies = copies_->take_totals();
   if (store_.host() && store_.host()->disk()) state_.result.disk = store_.host()->disk()->take_totals();
   layers_.check_empty();
@@ -142,11 +121,7 @@ void Executor::run(const List& list) {
       rethrow_out_of_memory(options_.layout, groups_.rank(), doing_text(action, options_.layout), measured_memory());
     }
     const Outcome outcome = std::exchange(state_.outcome, Outcome::kGoesOn);
-    if (outcome == Outcome::kTakenBack) {
-      end_.begin_redo();
-      run(redo_);
-      end_.end_redo();
-    }
+    if (outcome == Outcome::kTakenBack) end_.redo([this] { run(redo_); });
     if (list.observed && recorder_) recorder_->end(i);
     if (outcome == Outcome::kLeftOut) return;
     if (outcome == Outcome::kTakenBack) return run(list);
@@ -195,24 +170,44 @@ std::pair<double, int64_t> Executor::evaluate(const nn::Microbatch& microbatch) 
   return {loss.item<double>(), valid_targets(microbatch)};
 }
 
-void Executor::note_waits() {
-  std::map<std::string, double> waits = waits_.take();
-  if (tensor_)
-    for (const auto& [what, seconds] : tensor_->take_exposed()) waits["tp " + what] += seconds;
-  for (const auto& [what, seconds] : waits) {
-    state_.result.exposed_by[what] += seconds;
-    state_.result.exposed_comm_seconds += seconds;
-  }
-}
-
 void Executor::trace_next_step(std::chrono::steady_clock::time_point start) {
-  recorder_ = std::make_unique<StepRecorder>(options_.layout, program_, groups_, waits_, start);
+  recorder_ = std::make_unique<StepRecorder>(view_, program_, start);
 }
 
 plan::StepTrace Executor::take_trace() {
-  plan::StepTrace trace = recorder_->finish(state_.step);
-  recorder_.reset();
-  return trace;
+  return std::exchange(recorder_, nullptr)->finish();
+}
+
+ParameterStore& Executor::store() {
+  LOCKSTEP_CHECK(!end_.pending(), "the update of step ", end_.pending_step(), " is not final");
+  joins_.join(program::Resource::kParameters);
+  return store_;
+}
+
+// `part`: this rank's part of the parameter's unit.
+at::Tensor Executor::whole(int param, const at::Tensor& part) {
+  const arch::ParamSpec& spec = store_.table().at(static_cast<size_t>(param));
+  const arch::FlatUnit& unit = store_.layout().units[store_.unit_of(spec.unit)];
+  at::Tensor all = part;
+  if (comm::Communicator* sharing = groups_.several(options_.layout.domain(unit.group).shard)) {
+    all = at::empty({unit.numel()}, part.options());
+    sharing->all_gather(part, all, {.id = program::call_of_parameter(spec.name)}).wait();
+  }
+  for (const arch::FlatSlot& slot : unit.slots)
+    if (slot.param == param) all = all.narrow(0, slot.offset - unit.begin, slot.numel).view(spec.local_shape);
+  return tensor_ ? whole_of_pieces(spec, all, *groups_.tensor()) : all;
+}
+
+at::Tensor Executor::whole_gradient(int param) {
+  const size_t unit = store_.unit_of(store_.table().at(static_cast<size_t>(param)).unit);
+  return whole(param, store_.grad_part(unit)).div(static_cast<double>(state_.result.tokens));
+}
+
+at::Tensor Executor::whole_value(int param) { return whole_state(param, StateKind::kMaster); }
+
+at::Tensor Executor::whole_state(int param, StateKind kind) {
+  joins_.join(program::Resource::kParameters);
+  return whole(param, store_.state_part(store_.unit_of(store_.table().at(static_cast<size_t>(param)).unit), kind));
 }
 
 }  // namespace lockstep::engine

@@ -2,8 +2,6 @@
 // handler runs (program/effects.h). Evaluations and updates that are made again are lists too: there is no other loop.
 #pragma once
 
-#include <filesystem>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,34 +20,18 @@
 
 namespace lockstep::engine {
 
-// Sees every action before it runs. A seam for tests, which break a rank or its gradients there.
-using ActionObserver = std::function<void(const program::Action& action, ParameterStore& store)>;
-
-struct ExecutorOptions {
-  program::Layout layout;
-  at::Device device = at::kCPU;
-  uint64_t seed = 1234;
-  config::OptimizerSection optimizer{};
-  double max_grad_norm = 1.0;  // 0 = no clipping
-  bool skip_nonfinite = false;  // a gradient that is not finite: the step is left out, instead of DivergedError
-  std::filesystem::path disk_path{};  // takes what the layout offloads to disk
-  ActionObserver before_action{};
-  MarkNonFinite mark_nonfinite{};  // a seam for tests: FiniteWatch::mark_by
-};
-
 // One rank's executor. Owns the parameter store, the layers and what they keep for backward.
 class Executor {
  public:
   // `groups` outlives the executor. Parameters start with the initial values of the seed.
   Executor(ExecutorOptions options, Groups& groups);
-  ~Executor();
 
   // One optimizer step over this rank's microbatches, in order. `step` counts from 1 (bias correction). Of a device the host
   // waits twice: for the losses at LOSS, for the norm at NORM.
   // A gradient that is not finite is found before it is reduced. All ranks alike then leave the step out, or throw
   // DivergedError LS5001; both name rank and parameter, and weights and the optimizer's slots are untouched. PeerLostError from
   // communication; of a call on a GPU that was aborted it comes before anything is updated (comm::Communicator::confirm).
-  // OutOfMemory (out_of_memory.h) where memory runs short, also for memory.device_limit.
+  // OutOfMemory (memory_tracker.h) where memory runs short, also for memory.device_limit.
   // With post-validation (program/passes/post_validation.h) and `may_pend` the result may be pending: the next step() validates it,
   // and take_validated() then has it, or settle() does. DivergedError comes from there as well.
   StepResult step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr, bool may_pend = false);
@@ -86,7 +68,7 @@ class Executor {
   ParameterStore& store();
   const program::Program& program() const { return program_; }
   const program::Layout& layout() const { return options_.layout; }
-  at::ScalarType compute_dtype() const { return store_.options().dtype; }
+  at::ScalarType compute_dtype() const { return store_.dtype(); }
   // Largest bytes per category since the start, measured as program/predict/memory.h states them.
   program::MemoryBytes measured_memory() const { return memory_.measured(); }
 
@@ -96,10 +78,8 @@ class Executor {
     std::span<const program::Action> actions;
     bool observed = false;  // by before_action and the recorder
   };
-  void add_handlers();
   void run(const List& list);
   void run(const program::Action& action);
-  void note_waits();
   at::Tensor whole(int param, const at::Tensor& part);
 
   ExecutorOptions options_;

@@ -1,6 +1,5 @@
 #include "lockstep/engine/finite_watch.h"
 
-#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -43,11 +42,8 @@ void FiniteWatch::look(const std::vector<Gradients>& gradients) {
 
 void FiniteWatch::look_on_host(const Gradients& gradients) {
   if (first_ >= 0 || is_finite(gradients.all)) return;
-  for (const ParameterStore::Piece& piece : gradients.pieces)
-    if (!is_finite(piece.values)) {
-      first_ = piece.param;
-      return;
-    }
+  const auto found = std::ranges::find_if_not(gradients.pieces, is_finite, &ParameterStore::Piece::values);
+  if (found != gradients.pieces.end()) first_ = found->param;
 }
 
 // Most steps need what the step before had; the first ones ask for more in doubling sizes.

@@ -20,10 +20,9 @@ using MarkNonFinite = std::function<void(const std::vector<nn::cuda::WatchedPiec
 
 class FiniteWatch {
  public:
-  explicit FiniteWatch(std::shared_ptr<MemoryAccount> memory) : memory_(std::move(memory)) {}
-
-  // A seam for tests: gradients on the host are looked at by this too, as on a device.
-  void mark_by(MarkNonFinite mark) { forced_ = std::move(mark); }
+  // `mark`, a seam for tests: gradients on the host are looked at by this too, as on a device.
+  explicit FiniteWatch(std::shared_ptr<MemoryAccount> memory, MarkNonFinite mark = {})
+      : memory_(std::move(memory)), forced_(std::move(mark)) {}
 
   // Forgets the step before.
   void start_step();
@@ -48,7 +47,7 @@ class FiniteWatch {
   void make_room(int64_t flags, at::Device device);
 
   std::shared_ptr<MemoryAccount> memory_;
-  MarkNonFinite forced_;
+  const MarkNonFinite forced_;
   at::Tensor flags_;         // int32; zeros behind those in use
   std::vector<int> params_;  // of each flag in use: the row
   int64_t read_ = 0;         // flags that have been read

@@ -25,9 +25,8 @@ FiniteWatch::Gradients gradients(int unit) {
 }
 
 FiniteWatch watch(bool by_flags) {
-  FiniteWatch made(nullptr);
-  if (by_flags) made.mark_by([](const auto& pieces, const at::Tensor& flags) { nn::cuda::mark_nonfinite(pieces, flags); });
-  return made;
+  if (!by_flags) return FiniteWatch(nullptr);
+  return FiniteWatch(nullptr, [](const auto& pieces, const at::Tensor& flags) { nn::cuda::mark_nonfinite(pieces, flags); });
 }
 
 class Looks : public ::testing::TestWithParam<bool> {};

@@ -1,13 +1,11 @@
 #include "lockstep/engine/gradient_reducer.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <cmath>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -21,9 +19,14 @@ using program::Bucket;
 using program::PlannedCall;
 
 GradientReducer::GradientReducer(const StepView& step, const std::vector<Bucket>& buckets)
-    : step_(step), buckets_(buckets), watch_(step.store.options().memory) {
+    : step_(step), buckets_(buckets), watch_(step.store.options().memory, step.options.mark_nonfinite) {
   // What is added up here and by the layers: every action adds to the fp32 gradient.
   LOCKSTEP_CHECK(program::order_on_rank(program::Summed::kGradients) == program::SumOrder::kList, "no other order is built");
+  for (const arch::FlatUnit& unit : step_.store.layout().units) {
+    FiniteWatch::Gradients& whole = whole_.emplace_back();
+    whole.all = step_.store.gradients().unit(whole_.size() - 1);
+    for (const arch::FlatSlot& slot : unit.slots) whole.pieces.push_back({.param = slot.param, .values = step_.store.grad(slot.param)});
+  }
 }
 
 void GradientReducer::add_handlers(Handlers& handlers) {
@@ -37,7 +40,7 @@ void GradientReducer::add_handlers(Handlers& handlers) {
 void GradientReducer::start_step() {
   watch_.start_step();
   kept_.assign(step_.store.layout().units.size(), false);
-  if (!step_.store.gradients().transient()) step_.store.zero_grad();
+  if (UnitBuffers& gradients = step_.store.gradients(); !gradients.transient()) gradients.zero();
 }
 
 void GradientReducer::open(const program::Effects& effects) {
@@ -52,15 +55,15 @@ void GradientReducer::open(const program::Effects& effects) {
   }
 }
 
-std::vector<size_t> GradientReducer::units(const Bucket& bucket) const {
+std::vector<size_t> GradientReducer::units(int bucket) const {
   std::vector<size_t> units;
-  for (const int id : bucket.units) units.push_back(step_.store.unit_of(id));
+  for (const int id : buckets_.at(static_cast<size_t>(bucket)).units) units.push_back(step_.store.unit_of(id));
   return units;
 }
 
 // Over the ranks that share out states; each rank gets the sum of its own part, where it lies in the unit.
 comm::Work GradientReducer::reduce_unit(size_t unit, const PlannedCall& call) {
-  const at::Tensor& gradient = step_.store.grad_unit(unit);
+  const at::Tensor& gradient = step_.store.gradients().unit(unit);
   if (call.collective == program::Collective::kAllToAll) {
     LOCKSTEP_CHECK(call.order == program::SumOrder::kRanks, "finish_wire() sums in rank order");
     const MemoryScope scope(step_.store.options().memory, MemoryCategory::kBuffers);
@@ -78,8 +81,8 @@ void GradientReducer::finish_wire(size_t unit) {
   const auto found = wire_.find(unit);
   if (found == wire_.end()) return;
   const arch::FlatUnit& place = step_.store.layout().units[unit];
-  const int ranks = place.shards, here = step_.store.options().share(place.group).shard;
-  const at::Tensor parts = found->second.received.view({ranks, -1}), gradient = step_.store.grad_unit(unit).view({ranks, -1});
+  const int ranks = place.shards, here = step_.layout.shard(step_.groups.rank(), place.group);
+  const at::Tensor parts = found->second.received.view({ranks, -1}), gradient = step_.store.gradients().unit(unit).view({ranks, -1});
   for (int rank = 0; rank < ranks; ++rank)
     if (rank != here) gradient.select(0, rank).copy_(parts.select(0, rank));
   at::Tensor sum = gradient.select(0, 0);
@@ -90,18 +93,22 @@ void GradientReducer::finish_wire(size_t unit) {
 
 Started GradientReducer::reduce(const Action& action) {
   // Before the reduction: afterwards every rank has the same non-finite sum, and nobody knows whose it was.
-  check_finite(units(bucket(action)));
-  std::vector<comm::Work>& works = in_flight_[action.bucket];
-  const std::vector<PlannedCall>& calls = step_.calls.of(action);
-  if (step_.store.options().shards() == 1) {
-    for (const PlannedCall& call : calls)
-      works.push_back(execute(step_.groups, call, {.input = step_.store.grad_slice(bucket(action).begin, bucket(action).end)}));
-  } else {
-    const std::vector<size_t> parts = units(bucket(action));
-    LOCKSTEP_CHECK_EQ(calls.size(), parts.size(), "calls and units of bucket ", action.bucket);
-    for (size_t i = 0; i < parts.size(); ++i) works.push_back(reduce_unit(parts[i], calls[i]));
-  }
+  check_finite(units(action.bucket));
+  if (step_.layout.shards() == 1)
+    for (const PlannedCall& call : step_.calls.of(action)) {
+      const Bucket& bucket = buckets_.at(static_cast<size_t>(action.bucket));
+      in_flight_[action.bucket].push_back(execute(step_.groups, call, {.input = step_.store.gradients().slice(bucket.begin, bucket.end)}));
+    }
+  else
+    start_by_unit(action, [this](size_t unit, const PlannedCall& call) { return reduce_unit(unit, call); });
   return [this, index = action.bucket] { wait(index); };
+}
+
+void GradientReducer::start_by_unit(const Action& action, const std::function<comm::Work(size_t unit, const PlannedCall& call)>& start) {
+  const std::vector<PlannedCall>& calls = step_.calls.of(action);
+  const std::vector<size_t> parts = units(action.bucket);
+  LOCKSTEP_CHECK_EQ(calls.size(), parts.size(), "calls and units of bucket ", action.bucket);
+  for (size_t i = 0; i < parts.size(); ++i) in_flight_[action.bucket].push_back(start(parts[i], calls[i]));
 }
 
 void GradientReducer::wait(int bucket) {
@@ -109,12 +116,12 @@ void GradientReducer::wait(int bucket) {
   if (found == in_flight_.end()) return;
   for (comm::Work& work : found->second) step_.waits.wait(work, "dp gradients");
   in_flight_.erase(found);
-  for (const size_t unit : units(buckets_.at(static_cast<size_t>(bucket)))) finish_wire(unit);
+  for (const size_t unit : units(bucket)) finish_wire(unit);
 }
 
 void GradientReducer::shard(const Action& action) {
-  for (const size_t unit : units(bucket(action))) {
-    if (step_.store.options().shards() == 1) check_finite({unit});
+  for (const size_t unit : units(action.bucket)) {
+    if (step_.layout.shards() == 1) check_finite({unit});
     keep(unit);
     step_.store.gradients().drop(unit);
   }
@@ -122,7 +129,7 @@ void GradientReducer::shard(const Action& action) {
 
 // On a device that keeps sums on the host it adds them itself, in the same order, and nobody waits for them to arrive.
 void GradientReducer::keep(size_t unit) {
-  const at::Tensor whole = step_.store.grad_unit(unit), kept = step_.store.grad_part(unit);
+  const at::Tensor whole = step_.store.gradients().unit(unit), kept = step_.store.grad_part(unit);
   const at::Tensor mine = step_.store.part_of(unit, whole);
   const bool first = !kept_[unit];
   kept_[unit] = true;
@@ -155,21 +162,15 @@ Started GradientReducer::reduce_shard(const Action& action) {
 }
 
 void GradientReducer::start_shard_sums(const Action& action) {
-  const std::vector<PlannedCall>& calls = step_.calls.of(action);
-  const std::vector<size_t> parts = units(bucket(action));
-  LOCKSTEP_CHECK_EQ(calls.size(), parts.size(), "calls and units of bucket ", action.bucket);
-  for (size_t i = 0; i < parts.size(); ++i)
-    in_flight_[action.bucket].push_back(execute(step_.groups, calls[i], {.input = step_.store.grad_part(parts[i])}));
+  start_by_unit(action, [this](size_t unit, const PlannedCall& call) {
+    return execute(step_.groups, call, {.input = step_.store.grad_part(unit)});
+  });
 }
 
 Started GradientReducer::reduce_tied(const Action& action) {
   wait_for_host_sums();
   const size_t unit = step_.store.unit_of(action.unit);
-  const bool parts = step_.store.options().shards() > 1 || step_.store.gradients().transient();
-  const at::Tensor gradient = parts ? step_.store.grad_part(unit) : step_.store.grad_unit(unit);
-  const PlannedCall* call = step_.calls.only(action);
-  LOCKSTEP_CHECK(call != nullptr, "nobody else holds unit ", action.unit);
-  return waiting_for(execute(step_.groups, *call, {.input = gradient}), step_.waits, "tied gradients");
+  return step_.start(step_.planned(action), {.input = step_.store.grad_part(unit)}, "tied gradients");
 }
 
 // Of all ranks of tp, then of those that share key/value heads: a call for each of which this rank has any.
@@ -207,7 +208,7 @@ void GradientReducer::sum_together(std::vector<at::Tensor>& gradients, const Pla
 // Of the ranks that add up their squares, those that hold the same piece: it counts on the first of them, by the domain of its
 // group and over tp. A tied unit counts where its layer is.
 bool GradientReducer::counts_in_norm(const arch::ParamSpec& spec) const {
-  const mesh::AxisSet summing = step_.store.options().shards() > 1 ? step_.layout.all_ranks() : step_.layout.model_group();
+  const mesh::AxisSet summing = step_.layout.shards() > 1 ? step_.layout.all_ranks() : step_.layout.model_group();
   const mesh::View same = summing & step_.layout.domain(spec.group).copies.axes;
   const int rank = step_.groups.rank();
   return spec.copy == 0 && step_.layout.mesh.group_rank(rank, same) == 0 && step_.layout.holds(rank, spec.layer);
@@ -225,22 +226,10 @@ GradientReducer::Norm GradientReducer::start_norm(const PlannedCall* sum, bool b
   return norm;
 }
 
-double GradientReducer::Norm::value() const { return square.defined() ? std::sqrt(square.item<double>()) : here; }
-
 void GradientReducer::check_finite(const std::vector<size_t>& units) {
   std::vector<FiniteWatch::Gradients> gradients;
-  for (const size_t unit : units) gradients.push_back(whole_gradients(unit));
+  for (const size_t unit : units) gradients.push_back(whole_[unit]);
   watch_.look(gradients);
-}
-
-const FiniteWatch::Gradients& GradientReducer::whole_gradients(size_t unit) {
-  const auto [place, fresh] = whole_.try_emplace(unit);
-  FiniteWatch::Gradients& gradients = place->second;
-  if (!fresh) return gradients;
-  gradients.all = step_.store.grad_unit(unit);
-  for (const arch::FlatSlot& slot : step_.store.layout().units[unit].slots)
-    gradients.pieces.push_back({.param = slot.param, .values = step_.store.grad(slot.param)});
-  return gradients;
 }
 
 void GradientReducer::check_finite() {

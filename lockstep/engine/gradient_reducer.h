@@ -2,6 +2,7 @@
 // REDUCE_SHARD, PUSH, REDUCE_PARTIAL, and their norm.
 #pragma once
 
+#include <cmath>
 #include <map>
 #include <vector>
 
@@ -28,7 +29,7 @@ class GradientReducer {
     double here = 0;
     at::Tensor square{};  // over the ranks; undefined where there is one
     Started joined{};     // waits for it
-    double value() const; // once it was joined
+    double value() const { return square.defined() ? std::sqrt(square.item<double>()) : here; }  // once it was joined
   };
   Norm start_norm(const program::PlannedCall* sum, bool blocking);
 
@@ -42,25 +43,20 @@ class GradientReducer {
   void abandon();
 
  private:
-  // Sums a bucket over the ranks, or on a parameter server.
   Started reduce(const program::Action& action);
-  // Adds this rank's part of a transient bucket to what is kept, and drops the rest.
   void shard(const program::Action& action);
-  // Sums this rank's part of a bucket over the ranks that hold the same part.
   Started reduce_shard(const program::Action& action);
-  void start_shard_sums(const program::Action& action);
-  // The unit that another pipeline rank holds as well: the sum over the two.
   Started reduce_tied(const program::Action& action);
-  // Gradients that are parts of a sum over tp, or among the ranks that share key/value heads.
   void reduce_partial(const program::Action& action);
+  void start_shard_sums(const program::Action& action);
+  // The calls of an action on a bucket, one for each of its units.
+  void start_by_unit(const program::Action& action, const std::function<comm::Work(size_t unit, const program::PlannedCall& call)>& start);
 
   bool counts_in_norm(const arch::ParamSpec& spec) const;
   void check_finite(const std::vector<size_t>& units);
-  const FiniteWatch::Gradients& whole_gradients(size_t unit);
   void keep(size_t unit);
   void wait_for_host_sums();
-  const program::Bucket& bucket(const program::Action& action) const { return buckets_.at(static_cast<size_t>(action.bucket)); }
-  std::vector<size_t> units(const program::Bucket& bucket) const;
+  std::vector<size_t> units(int bucket) const;
   comm::Work reduce_unit(size_t unit, const program::PlannedCall& call);
   void finish_wire(size_t unit);
   void wait(int bucket);
@@ -79,7 +75,7 @@ class GradientReducer {
   bool arriving_ = false;                             // sums of this step are on their way from the device to the host
   std::vector<program::Action> later_;                // REDUCE_SHARD of sums that have not arrived
   FiniteWatch watch_;
-  std::map<size_t, FiniteWatch::Gradients> whole_;    // by unit: views, made once
+  std::vector<FiniteWatch::Gradients> whole_;         // by unit: views, made once
 };
 
 }  // namespace lockstep::engine

@@ -9,10 +9,22 @@
 namespace lockstep::engine {
 
 using program::Channel;
+using program::Collective;
 using program::GroupRef;
 
-Groups::Groups(comm::World& world, const program::Layout& layout)
-    : rank_(world.rank()), layout_(layout), domain_(layout.dense_domain()) {
+namespace {
+
+void check(const program::PlannedCall& call, const CallTensors& tensors) {
+  const at::Tensor& full = call.collective == Collective::kAllGather ? tensors.output : tensors.input;
+  LOCKSTEP_CHECK(full.defined(), program::call_text(call.id), " without a tensor");
+  LOCKSTEP_CHECK_EQ(static_cast<int64_t>(full.element_size()), call.element_size, "bytes of an element of ", program::call_text(call.id));
+  if (call.collective == Collective::kSend || call.collective == Collective::kRecv) return;
+  LOCKSTEP_CHECK_EQ(full.numel(), call.numel, "elements of ", program::call_text(call.id));
+}
+
+}  // namespace
+
+Groups::Groups(comm::World& world, const program::Layout& layout) : rank_(world.rank()), layout_(layout) {
   const int wanted = layout.mesh.world_size();
   if (world.size() != wanted)
     throw ConfigError({.code = "LS1102",
@@ -22,22 +34,17 @@ Groups::Groups(comm::World& world, const program::Layout& layout)
     made_.emplace_back(group, world.communicator(program::group_ranks(layout_, rank_, group), program::group_name(layout_, group)));
 }
 
-comm::Communicator* Groups::find(const GroupRef& group) {
-  const auto found = std::ranges::find(made_, group, [](const auto& made) -> const GroupRef& { return made.first; });
-  return found == made_.end() ? nullptr : found->second.get();
-}
-
 comm::Communicator& Groups::over(const GroupRef& group) {
-  comm::Communicator* found = find(group);
-  LOCKSTEP_CHECK(found != nullptr, "rank ", rank_, " made no group ", program::group_name(layout_, group));
-  return *found;
+  const auto found = std::ranges::find(made_, group, [](const auto& made) -> const GroupRef& { return made.first; });
+  LOCKSTEP_CHECK(found != made_.end(), "rank ", rank_, " made no group ", program::group_name(layout_, group));
+  return *found->second;
 }
 
 comm::Communicator* Groups::several(const mesh::View& view) {
   return layout_.mesh.degree(view) == 1 ? nullptr : &over(program::group_over(layout_, view));
 }
 
-comm::Communicator& Groups::data() { return over(program::group_over(layout_, domain_.sum)); }
+comm::Communicator& Groups::data() { return over(program::group_over(layout_, layout_.dense_domain().sum)); }
 
 // Their number is a fact of the parameters that this rank holds: the fold is that of the group that was made.
 comm::Communicator* Groups::shared_heads() {
@@ -70,6 +77,35 @@ program::Ledger Groups::take_ledger() {
   program::Ledger ledger;
   for (const auto& [name, group] : all()) ledger.merge(group->take_ledger());
   return ledger;
+}
+
+comm::Work execute(Groups& groups, const program::PlannedCall& call, const CallTensors& tensors, bool blocking) {
+  check(call, tensors);
+  comm::Communicator& ranks = groups.over(call.group);
+  const comm::CallOptions options{.id = call.id, .algorithm = call.algorithm, .blocking = blocking};
+  switch (call.collective) {
+    case Collective::kAllReduce:
+      return ranks.all_reduce(tensors.input, options);
+    case Collective::kReduce:
+      return ranks.reduce(tensors.input, call.root, options);
+    case Collective::kBroadcast:
+      return ranks.broadcast(tensors.input, call.root, options);
+    case Collective::kAllGather:
+      return ranks.all_gather(tensors.input, tensors.output, options);
+    case Collective::kReduceScatter:
+      return ranks.reduce_scatter(tensors.input, tensors.output, options);
+    case Collective::kAllToAll:
+      return ranks.all_to_all(tensors.input, tensors.output, options);
+    case Collective::kSend:
+      return ranks.send(tensors.input, call.root, options);
+    case Collective::kRecv:
+      return ranks.recv(tensors.input, call.root, options);
+    case Collective::kGather:
+    case Collective::kScatter:
+    case Collective::kBarrier:
+      break;
+  }
+  throw InternalError(cat("no list plans a ", program::collective_name(call.collective)));
 }
 
 }  // namespace lockstep::engine

@@ -1,5 +1,7 @@
-// The communicators of a rank, one per group that its steps use (program/groups.h).
+// The communicators of a rank, one per group that its steps use (program/groups.h), and planned calls over them.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <memory>
 #include <string>
@@ -9,6 +11,7 @@
 #include "lockstep/comm/world.h"
 #include "lockstep/program/layout.h"
 #include "lockstep/program/ledger.h"
+#include "lockstep/program/planned_calls.h"
 
 namespace lockstep::engine {
 
@@ -23,7 +26,6 @@ class Groups {
   comm::Communicator* several(const mesh::View& view);
 
   comm::Communicator& data();                                        // sums gradients: same part of the model, other tokens
-  comm::Communicator* replicas() { return several(domain_.copies); }  // hold the same share of them
   comm::Communicator* tensor() { return several(mesh::Axis::kTp); }  // same tokens, other parts of layers
   comm::Communicator* shared_heads();                                // the same key/value heads as well
   comm::Communicator& replica();                                     // all that train together: they agree on loss and norm
@@ -38,13 +40,19 @@ class Groups {
   program::Ledger take_ledger();
 
  private:
-  comm::Communicator* find(const program::GroupRef& group);
-
   int rank_;
   program::Layout layout_;
-  program::Domain domain_;
   // In the order of program::groups_of, so that whoever makes a group waits for nobody who waits for it.
   std::vector<std::pair<program::GroupRef, std::unique_ptr<comm::Communicator>>> made_;
 };
+
+struct CallTensors {
+  at::Tensor input{};   // the one tensor of all_reduce, reduce, broadcast, send and recv
+  at::Tensor output{};  // of all_gather, reduce_scatter and all_to_all
+};
+// Makes a planned call: collective, group, algorithm, root and id are those of the plan, tensors are bound to it here.
+// `blocking` as comm::CallOptions has it. InternalError where the tensors are not what was planned; only transfers may be of
+// another size, as in an evaluation.
+comm::Work execute(Groups& groups, const program::PlannedCall& call, const CallTensors& tensors, bool blocking = false);
 
 }  // namespace lockstep::engine

@@ -1,7 +1,5 @@
-// Who runs which action, the planned calls that it makes, what that has started, and who waits for it.
+// Who runs which action, what that has started, and who waits for it.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <compare>
 #include <functional>
@@ -13,21 +11,10 @@
 #include <vector>
 
 #include "lockstep/base/check.h"
-#include "lockstep/comm/communicator.h"
 #include "lockstep/engine/groups.h"
-#include "lockstep/program/pending.h"
-#include "lockstep/program/planned_calls.h"
+#include "lockstep/program/effects.h"
 
 namespace lockstep::engine {
-
-struct CallTensors {
-  at::Tensor input{};   // the one tensor of all_reduce, reduce, broadcast, send and recv
-  at::Tensor output{};  // of all_gather, reduce_scatter and all_to_all
-};
-// Makes a planned call: collective, group, algorithm, root and id are those of the plan, tensors are bound to it here.
-// `blocking` as comm::CallOptions has it. InternalError where the tensors are not what was planned; only transfers may be of
-// another size, as in an evaluation.
-comm::Work execute(Groups& groups, const program::PlannedCall& call, const CallTensors& tensors, bool blocking = false);
 
 // What a rank waited for: the exposed part of communication and copies, by what it was.
 class ExposedWaits {
@@ -63,21 +50,16 @@ inline Started waiting_for(comm::Work work, ExposedWaits& waits, const char* wha
 }
 
 // What this rank has started and who waits for it: program/effects.h says which action, this does it.
-class Joins {
+class Joins : program::Pending<Started> {
  public:
-  void start(const program::Effects& effects, const program::Action& action, Started started) {
-    pending_.start(effects, action, std::move(started));
-  }
+  using Pending::start;
   // Waits for what the action joins.
   void join(const program::Effects& effects, const program::Action& action) {
-    for (const Started& started : pending_.of(effects, action)) started();
-    pending_.join(effects, action);
+    for (const Started& started : of(effects, action)) started();
+    Pending::join(effects, action);
   }
   // Waits for all that was started on a kind of resource.
   void join(program::Resource what) { join({.touches = {{what, program::Access::kRead, program::kEvery}}}, {}); }
-
- private:
-  program::Pending<Started> pending_;
 };
 
 // Runs the action: what it touches has been joined. What goes on behind it is returned, to be joined later.

@@ -1,41 +1,39 @@
 #include "lockstep/engine/host_states.h"
 
-#include <algorithm>
-#include <utility>
+#include <ATen/ops/empty.h>
 
-#include "lockstep/engine/pinned_blocks.h"
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <numeric>
+#include <utility>
 
 namespace lockstep::engine {
 namespace {
 
 int64_t whole_floats(int64_t bytes) { return (bytes + 3) / 4; }
 
+constexpr int64_t kAlign = 256;
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
 }  // namespace
 
-arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::function<int64_t(size_t unit)>& numel) {
-  arch::FlatLayout parts;
-  for (const arch::FlatUnit& unit : layout.units) {
-    const int64_t size = numel(parts.units.size());
-    parts.units.push_back({.layer = unit.layer, .begin = parts.numel, .end = parts.numel + size, .slots = {}, .id = unit.id, .group = unit.group});
-    parts.numel += size;
-  }
-  return parts;
-}
-
 HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options) {
+  std::vector<int64_t> blocks, values;  // elements of each
+  std::map<size_t, StateFields> on_disk_units;
   for (const arch::FlatUnit& unit : layout.units) {
-    fields_.emplace_back(unit.part(), options.slots.at(fields_.size()), options.compute_copy);
-    on_disk_.push_back(std::count(options.disk_units.begin(), options.disk_units.end(), unit.id) > 0);
+    const StateFields& fields = fields_.emplace_back(unit.part(), options.slots.at(fields_.size()), options.compute_copy);
+    blocks.push_back(whole_floats(fields.bytes));
+    values.push_back(unit.part());
+    on_disk_.push_back(std::ranges::count(options.disk_units, unit.id) > 0);
+    if (on_disk_.back()) on_disk_units.emplace(on_disk_.size() - 1, fields);
   }
   const UnitBufferOptions host{.memory = options.memory, .category = MemoryCategory::kHost, .transient = true};
-  const auto block = [&](size_t unit) { return whole_floats(fields_[unit].bytes); };
-  states_ = UnitBuffers(layout_of_parts(layout, block), host);
-  gradients_ = UnitBuffers(layout_of_parts(layout, [&](size_t unit) { return fields_[unit].all[StateFields::kValues].numel; }), host);
+  states_ = UnitBuffers(blocks, host);
+  gradients_ = UnitBuffers(values, host);
   reading_.resize(fields_.size());
-  std::vector<DiskUnit> on_disk_units;
-  for (size_t unit = 0; unit < fields_.size(); ++unit)
-    if (on_disk(unit)) on_disk_units.push_back({.unit = unit, .name = options.names.at(unit), .fields = fields_[unit]});
-  if (!on_disk_units.empty()) disk_ = std::make_unique<DiskStates>(std::move(on_disk_units), states_, options);
+  if (!on_disk_units.empty()) disk_ = std::make_unique<DiskStates>(on_disk_units, states_, options);
   hold_all(options.pinned);
 }
 
@@ -74,20 +72,44 @@ at::Tensor HostStates::compute(size_t unit) const {
   return fetched_from(unit);
 }
 
-at::Tensor HostStates::fetched_from(size_t unit) const { return field(unit, fields_.at(unit).compute()); }
-
-HostStates::Open::Open(HostStates* states, size_t unit) : unit_(unit) {
-  if (states == nullptr || !states->on_disk(unit)) return;
-  disk_ = states->disk();
-  disk_->open(unit);
+PinnedPlan plan_pinned(const std::vector<int64_t>& blocks) {
+  PinnedPlan plan;
+  plan.places.resize(blocks.size());
+  std::vector<size_t> left(blocks.size());  // largest first
+  std::iota(left.begin(), left.end(), size_t{0});
+  std::stable_sort(left.begin(), left.end(), [&](size_t a, size_t b) { return blocks[a] > blocks[b]; });
+  int64_t bytes = 0;
+  for (const int64_t block : blocks) bytes += aligned(block);
+  while (!left.empty()) {
+    // The largest power of two that what is left fills, or the smallest that its largest block fits into.
+    const auto largest = static_cast<uint64_t>(aligned(blocks[left.front()]));
+    const auto piece = static_cast<int64_t>(std::max(std::bit_floor(static_cast<uint64_t>(bytes)), std::bit_ceil(largest)));
+    int64_t used = 0;
+    std::erase_if(left, [&](size_t block) {
+      const int64_t size = aligned(blocks[block]);
+      if (used + size > piece) return false;
+      plan.places[block] = {.piece = plan.pieces.size(), .offset = used};
+      used += size;
+      return true;
+    });
+    plan.pieces.push_back(piece);
+    bytes -= used;
+  }
+  return plan;
 }
 
-HostStates::Open::~Open() noexcept(false) {
-  if (disk_ != nullptr && std::uncaught_exceptions() == exceptions_) disk_->close(unit_);
-}
-
-void HostStates::zero_gradients() {
-  for (size_t unit = 0; unit < fields_.size(); ++unit) gradients_.unit(unit).zero_();
+std::vector<c10::DataPtr> pinned_blocks(const std::vector<int64_t>& blocks) {
+  const PinnedPlan plan = plan_pinned(blocks);
+  std::vector<at::Tensor> pieces;
+  for (const int64_t bytes : plan.pieces)
+    pieces.push_back(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true)));
+  std::vector<c10::DataPtr> memory;
+  for (const PinnedPlan::Place& place : plan.places) {
+    const at::Tensor& piece = pieces[place.piece];
+    void* block = static_cast<std::byte*>(piece.mutable_data_ptr()) + place.offset;
+    memory.emplace_back(block, new at::Tensor(piece), [](void* held) { delete static_cast<at::Tensor*>(held); }, at::kCPU);
+  }
+  return memory;
 }
 
 }  // namespace lockstep::engine

@@ -3,12 +3,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
 
-#include <exception>
-#include <filesystem>
-#include <functional>
+#include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "lockstep/arch/params.h"
@@ -20,7 +18,7 @@ namespace lockstep::engine {
 
 // One block of memory per unit, so that it moves to and from a disk as one: its StateFields. Gradients are apart and stay.
 // Everything starts as zeros. "Part" = [numel / shards] of a unit. What lies on disk and is not fetched is
-// given as memory of the file: reading it is slow, and accept() must follow writes.
+// given as memory of the file: reading it is slow, and disk()->accept() must follow writes.
 class HostStates {
  public:
   HostStates(const arch::FlatLayout& layout, const HostStatesOptions& options);
@@ -30,31 +28,13 @@ class HostStates {
   at::Tensor slot(size_t unit, size_t index) const { return field(unit, StateFields::slot(index)); }
   at::Tensor compute(size_t unit) const;  // bf16 copy where there is one, else the values
   // The same to be copied to the device; `copy` reads it.
-  at::Tensor fetched_from(size_t unit) const;
+  at::Tensor fetched_from(size_t unit) const { return field(unit, fields_.at(unit).compute()); }
   void read_by(size_t unit, const Copy& copy) { reading_.at(unit) = copy; }
 
   at::Tensor gradient(size_t unit) const { return gradients_.unit(unit); }
-  void zero_gradients();
 
   bool on_disk(size_t unit) const { return on_disk_.at(unit); }
   DiskStates* disk() { return disk_.get(); }  // null where nothing is on disk
-  // While it lives the states of a unit are in memory, to be changed between steps.
-  class Open {
-   public:
-    Open(HostStates* states, size_t unit);  // null: nothing is to do
-    ~Open() noexcept(false);                // throws only where no exception is on its way
-    Open(const Open&) = delete;
-    Open& operator=(const Open&) = delete;
-
-   private:
-    DiskStates* disk_ = nullptr;
-    size_t unit_;
-    int exceptions_ = std::uncaught_exceptions();
-  };
-  // After what was given of units on disk was written to.
-  void accept() {
-    if (disk_) disk_->accept();
-  }
 
  private:
   at::Tensor field(size_t unit, size_t index) const;
@@ -67,7 +47,20 @@ class HostStates {
   std::unique_ptr<DiskStates> disk_;
 };
 
-// The parts of one rank as a layout of their own, one shard: unit u has `numel(u)` elements.
-arch::FlatLayout layout_of_parts(const arch::FlatLayout& layout, const std::function<int64_t(size_t unit)>& numel);
+// Pinned host memory for blocks that stay. LibTorch's allocator rounds each size it is asked for up to a power of two, which may
+// double what is taken: here blocks lie side by side in few pieces whose sizes are powers of two.
+struct PinnedPlan {
+  struct Place {
+    size_t piece = 0;
+    int64_t offset = 0;  // a multiple of 256
+  };
+  std::vector<int64_t> pieces;  // bytes, powers of two
+  std::vector<Place> places;    // of the blocks, in their order
+};
+// `blocks`: bytes of each, above 0.
+PinnedPlan plan_pinned(const std::vector<int64_t>& blocks);
+
+// Memory of these blocks. A piece is given back with the last block in it.
+std::vector<c10::DataPtr> pinned_blocks(const std::vector<int64_t>& blocks);
 
 }  // namespace lockstep::engine

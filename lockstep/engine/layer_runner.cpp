@@ -20,7 +20,7 @@ LayerRunner::LayerRunner(const StepView& step, const Parts& parts)
 LayerRunner::Layers LayerRunner::build(bool training) const {
   return model::build_layers(
       step_.layout.model, step_.store,
-      {.seed = with_.seed, .training = training, .tensor = with_.tensor, .layers = step_.layout.layers_of(step_.groups.rank())});
+      {.seed = step_.options.seed, .training = training, .tensor = with_.tensor, .layers = step_.layout.layers_of(step_.groups.rank())});
 }
 
 void LayerRunner::add_handlers(Handlers& handlers) {
@@ -30,6 +30,9 @@ void LayerRunner::add_handlers(Handlers& handlers) {
                       [this](const Action& action) { backward(action); });
   handlers.add({ActionKind::kSendForward, ActionKind::kSendBackward}, [this](const Action& action) { return send(action); });
   handlers.add({ActionKind::kRecvForward, ActionKind::kRecvBackward}, [this](const Action& action) { return receive(action); });
+  using program::Moved;
+  handlers.add({{ActionKind::kFetch, Moved::kActivation}}, [this](const Action& action) { return fetch(action); });
+  handlers.add_prompt({{ActionKind::kEvict, Moved::kActivation}}, [this](const Action& action) { evict(action); });
 }
 
 void LayerRunner::forward(const Action& action) {
@@ -37,7 +40,7 @@ void LayerRunner::forward(const Action& action) {
   const Key key{action.layer, action.microbatch};
   const arch::Recompute recompute = step_.layout.recompute_of(action.layer);
   nn::Layer& layer = *(step_.state.training ? training_ : evaluation_)[static_cast<size_t>(action.layer)];
-  const at::Tensor x = take_input(action);
+  const at::Tensor x = take({action.layer, action.microbatch, false});
   const bool keeps = step_.state.training && recompute != arch::Recompute::kFull;
   at::Tensor output = layer.forward(x, microbatch, keeps ? &saved_[key] : nullptr);
   if (keeps && recompute == arch::Recompute::kSelective) layer.forget(*saved_[key]);
@@ -65,7 +68,7 @@ void LayerRunner::backward(const Action& action) {
   LOCKSTEP_CHECK(saved != saved_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
   nn::Layer& layer = *training_[static_cast<size_t>(action.layer)];
   int64_t baseline = with_.memory.live();
-  at::Tensor dy = action.kind == ActionKind::kBackwardWeight ? at::Tensor() : take_input(action);
+  at::Tensor dy = action.kind == ActionKind::kBackwardWeight ? at::Tensor() : take({action.layer, action.microbatch, true});
   at::Tensor dx;
   if (action.kind == ActionKind::kBackward) dx = layer.backward(dy, *saved->second);
   if (action.kind == ActionKind::kBackwardInput) dx = layer.backward_input(dy, *saved->second);
@@ -87,20 +90,13 @@ Started LayerRunner::receive(const Action& action) {
   const int64_t batch = tokens.size(0), length = tokens.size(1), width = step_.layout.model.hidden;
   std::vector<int64_t> shape = {batch, length, width};
   if (with_.tensor && with_.tensor->sequence_parallel()) shape = {with_.tensor->local_rows(batch * length).size(), width};
-  const StoreOptions& store = step_.store.options();
   const bool forward = program::transfer_of(action).forward;
   const auto [begin, end] = step_.layout.stage_layers(action.stage);
   const Flow flow{forward ? begin : end - 1, action.microbatch, !forward};
-  const auto [coming, fresh] = flowing_.emplace(flow, at::empty(shape, at::TensorOptions().dtype(store.dtype).device(store.device)));
+  const auto [coming, fresh] = flowing_.emplace(flow, at::empty(shape, step_.store.compute_options()));
   LOCKSTEP_CHECK(fresh, "stage ", action.stage, " waits for microbatch ", action.microbatch, " already");
   if (coming->second.numel() == 0) return {};
-  return waiting_for(execute(step_.groups, call_of(action), {.input = coming->second}), step_.waits, "pp recv");
-}
-
-const program::PlannedCall& LayerRunner::call_of(const Action& action) {
-  const program::PlannedCall* call = step_.calls.only(action);
-  LOCKSTEP_CHECK(call != nullptr, program::action_name(action.kind), " of stage ", action.stage, " stays on this rank");
-  return *call;
+  return step_.start(step_.planned(action), {.input = coming->second}, "pp recv");
 }
 
 Started LayerRunner::send(const Action& action) {
@@ -109,7 +105,7 @@ Started LayerRunner::send(const Action& action) {
   auto output = flowing_.extract({forward ? end : begin - 1, action.microbatch, !forward});
   LOCKSTEP_CHECK(!output.empty(), "stage ", action.stage, " has made nothing of microbatch ", action.microbatch);
   if (output.mapped().numel() == 0) return {};  // no row of the sequence is this rank's
-  const program::PlannedCall& call = call_of(action);
+  const program::PlannedCall& call = step_.planned(action);
   std::deque<Sent>& channel = sent_[call.group];
   if (std::ssize(channel) == with_.depth) {
     step_.waits.wait(channel.front().work, "pp send");
@@ -127,9 +123,8 @@ void LayerRunner::wait_for_sends() {
   sent_.clear();
 }
 
-// From the layer before it in this direction, on this rank or another.
-at::Tensor LayerRunner::take_input(const Action& action) {
-  auto found = flowing_.extract({action.layer, action.microbatch, action.kind != ActionKind::kForward});
+at::Tensor LayerRunner::take(const Flow& flow) {
+  auto found = flowing_.extract(flow);
   return found ? std::move(found.mapped()) : at::Tensor();
 }
 
@@ -144,8 +139,7 @@ void LayerRunner::evict(const Action& action) {
 }
 
 at::Tensor LayerRunner::take_output() {
-  auto output = flowing_.extract({static_cast<int>(evaluation_.size()), 0, false});
-  return output ? std::move(output.mapped()) : at::Tensor();
+  return take({static_cast<int>(evaluation_.size()), 0, false});
 }
 
 void LayerRunner::check_empty() const {

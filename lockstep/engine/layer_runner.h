@@ -25,14 +25,10 @@ class LayerRunner {
     CopyQueue* copies;                // null where nothing is offloaded
     parallel::TensorGroup* tensor;    // null where the axis has one rank
     int depth;                        // of a channel: Program::channel_depth
-    uint64_t seed;                    // of dropout
   };
   LayerRunner(const StepView& step, const Parts& parts);
 
   void add_handlers(Handlers& handlers);
-  // FETCH and EVICT of an activation.
-  Started fetch(const program::Action& action);
-  void evict(const program::Action& action);
   // Begins to fill the input of a stage, or the gradient of its output.
   Started receive(const program::Action& action);
 
@@ -65,10 +61,11 @@ class LayerRunner {
   void forward(const program::Action& action);
   void recompute(const program::Action& action);
   void backward(const program::Action& action);
+  Started fetch(const program::Action& action);
+  void evict(const program::Action& action);
   Started send(const program::Action& action);
   void wait_for_sends();
-  const program::PlannedCall& call_of(const program::Action& action);
-  at::Tensor take_input(const program::Action& action);
+  at::Tensor take(const Flow& flow);  // undefined: the layer before it in this direction has handed on nothing
 
   const StepView step_;
   const Parts with_;

@@ -2,8 +2,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include <memory>
-
 #include "lockstep/base/check.h"
 
 namespace lockstep::engine {
@@ -15,18 +13,13 @@ using program::HeldPiece;
 using program::MatrixMessage;
 using program::ScatteredMatrix;
 
-// Where a rectangle of a piece lies in its matrix.
-at::Tensor place_of(const at::Tensor& matrix, const HeldPiece& piece, const arch::Rectangle& box) {
-  return matrix.narrow(0, piece.local_offset[0] + box.offset[0], box.shape[0])
-      .narrow(1, piece.local_offset[1] + box.offset[1], box.shape[1]);
-}
-
 // use(place in the matrix, the same of the flat piece) for every rectangle.
 template <typename Use>
 void for_each_box(const at::Tensor& matrix, const HeldPiece& piece, const at::Tensor& values, const Use& use) {
   LOCKSTEP_CHECK_EQ(values.numel(), piece.numel, "elements of a piece of a matrix");
   for (const arch::Rectangle& box : arch::rectangles(piece.local_shape, piece.begin, piece.numel))
-    use(place_of(matrix, piece, box), values.narrow(0, box.begin, box.shape[0] * box.shape[1]).view(box.shape));
+    use(matrix.narrow(0, piece.local_offset[0] + box.offset[0], box.shape[0]).narrow(1, piece.local_offset[1] + box.offset[1], box.shape[1]),
+        values.narrow(0, box.begin, box.shape[0] * box.shape[1]).view(box.shape));
 }
 
 void put(const at::Tensor& matrix, const HeldPiece& piece, const at::Tensor& values) {
@@ -41,11 +34,7 @@ at::Tensor cut(const at::Tensor& matrix, const HeldPiece& piece) {
 
 }  // namespace
 
-MatrixUpdates::MatrixUpdates(const StepView& step, const config::OptimizerSection& optimizer)
-    : step_(step), optimizer_(optimizer), plan_(step.layout, step.groups.rank()) {
-  if (!program::scatters_matrices(step_.layout, step_.groups.rank())) return;
-  LOCKSTEP_CHECK(optimizer_.ns_precision == step_.layout.optimizer.ns_precision, "the layout plans for another type of the iteration");
-}
+MatrixUpdates::MatrixUpdates(const StepView& step) : step_(step), plan_(step.layout, step.groups.rank()) {}
 
 void MatrixUpdates::add_handlers(Handlers& handlers) {
   handlers.add({ActionKind::kGatherUpdate}, [this](const Action& action) { return gather(action); });
@@ -55,10 +44,6 @@ void MatrixUpdates::add_handlers(Handlers& handlers) {
 at::TensorOptions MatrixUpdates::wire() const {
   const at::Device device = step_.store.host() ? at::Device(at::kCPU) : step_.store.options().device;
   return at::TensorOptions().dtype(scalar_type(step_.layout.optimizer.ns_precision)).device(device);
-}
-
-optim::StepPoint MatrixUpdates::point() const {
-  return {.lr = step_.state.lr, .number = step_.state.step, .grad_scale = step_.state.gradient_scale};
 }
 
 MemoryScope MatrixUpdates::memory() const {
@@ -72,8 +57,8 @@ Started MatrixUpdates::gather(const Action& action) {
   LOCKSTEP_CHECK(fresh, "matrices of layer ", action.unit, " are gathered already");
   OnTheWay& now = place->second;
   std::map<int, at::Tensor> mine;  // by row: what this rank has of it
-  for (const ParameterStore::MatrixPiece& piece : step_.store.matrix_pieces(step_.store.unit_of(action.unit)))
-    mine[piece.place.param] = optim::direction(piece.parameter, optimizer_, point()).to(wire(), false, true);
+  for (const ParameterStore::Updated& piece : step_.store.updated(step_.store.unit_of(action.unit), /*scattered=*/true))
+    mine[piece.place.param] = optim::direction(piece.parameter, step_.layout.optimizer, step_.state.point()).to(wire(), false, true);
   now.matrices.resize(matrices.size());
   for (size_t i = 0; i < matrices.size(); ++i) {
     if (matrices[i].owner != plan_.member()) continue;
@@ -105,7 +90,7 @@ Started MatrixUpdates::scatter(const Action& action) {
   for (size_t i = 0; i < matrices.size(); ++i) {
     if (matrices[i].owner != plan_.member()) continue;
     const arch::ParamSpec& spec = step_.store.table()[static_cast<size_t>(matrices[i].param)];
-    now.matrices[i] = optim::orthogonal(*spec.update.optimizer, now.matrices[i], optimizer_);
+    now.matrices[i] = optim::orthogonal(*spec.update.optimizer, now.matrices[i], step_.layout.optimizer);
     for (const HeldPiece& piece : matrices[i].pieces)
       if (piece.holder == plan_.member()) now.pieces[matrices[i].param] = cut(now.matrices[i], piece);
   }
@@ -129,9 +114,9 @@ Started MatrixUpdates::scatter(const Action& action) {
 void MatrixUpdates::apply(int unit) {
   const auto found = on_the_way_.find(unit);
   if (found == on_the_way_.end()) return;
-  for (const ParameterStore::MatrixPiece& piece : step_.store.matrix_pieces(step_.store.unit_of(unit))) {
+  for (const ParameterStore::Updated& piece : step_.store.updated(step_.store.unit_of(unit), /*scattered=*/true)) {
     const arch::ParamSpec& spec = step_.store.table()[static_cast<size_t>(piece.place.param)];
-    optim::apply(piece.parameter, found->second.pieces.at(piece.place.param), spec.shape, optimizer_, point());
+    optim::apply(piece.parameter, found->second.pieces.at(piece.place.param), spec.shape, step_.layout.optimizer, step_.state.point());
   }
   on_the_way_.erase(found);
 }

@@ -19,7 +19,7 @@ namespace lockstep::engine {
 
 class MatrixUpdates {
  public:
-  MatrixUpdates(const StepView& step, const config::OptimizerSection& optimizer);
+  explicit MatrixUpdates(const StepView& step);
 
   void add_handlers(Handlers& handlers);
   // At STEP of a unit: what came back changes the values of this rank's pieces. Nothing where it has none.
@@ -35,11 +35,9 @@ class MatrixUpdates {
   Started gather(const program::Action& action);
   Started scatter(const program::Action& action);
   at::TensorOptions wire() const;
-  optim::StepPoint point() const;
   MemoryScope memory() const;
 
   const StepView step_;
-  const config::OptimizerSection optimizer_;
   const program::MatrixPlan plan_;
   std::map<int, OnTheWay> on_the_way_;  // by unit
 };

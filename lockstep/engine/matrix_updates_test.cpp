@@ -32,7 +32,7 @@ Case muon(Case c) {
 }
 
 Outcome train(const Case& c) {
-  return engine::testing::train_layout(layout_for(c, kBatch), {.steps = 3, .max_grad_norm = 0.05, .optimizer = optimizer_of(c)});
+  return engine::testing::train_layout(layout_for(c, kBatch), {.steps = 3, .max_grad_norm = 0.05});
 }
 
 double furthest(const at::Tensor& a, const at::Tensor& b) { return at::sub(a, b).abs().max().item<double>(); }
@@ -98,7 +98,7 @@ TEST(MatrixUpdates, EveryLayoutComputesWhatOneRankComputes) {
 TEST(MatrixUpdates, StagesOfZeroComputeWhatPlainDataParallelismComputes) {
   const auto run = [](int zero) {
     const Case c = muon({.preset = "llama-test", .dp = 2, .micro_batch = 1, .zero = zero});
-    return engine::testing::train_layout(layout_for(c, 2), {.steps = 3, .max_grad_norm = 0, .optimizer = optimizer_of(c)});
+    return engine::testing::train_layout(layout_for(c, 2), {.steps = 3, .max_grad_norm = 0});
   };
   const Outcome plain = run(0);
   for (const int zero : {1, 2, 3}) {
@@ -116,7 +116,7 @@ TEST(MatrixUpdates, RecordedLedgerIsThePredictedOne) {
       SCOPED_TRACE(program::describe(layout));
       lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
         Groups groups(world, layout);
-        Executor executor({.layout = layout, .optimizer = optimizer_of(c)}, groups);
+        Executor executor({.layout = layout}, groups);
         groups.take_ledger();
         executor.step(microbatches(layout, world.rank(), 0), 1, 1e-3);
         const program::Ledger predicted = program::predict_ledger(layout, executor.program(), world.rank());
@@ -135,7 +135,7 @@ TEST(MatrixUpdates, StatesAreAsPredicted) {
     SCOPED_TRACE(program::describe(layout));
     lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
       Groups groups(world, layout);
-      Executor executor({.layout = layout, .optimizer = optimizer_of(c)}, groups);
+      Executor executor({.layout = layout}, groups);
       executor.step(executor.load([&] { return microbatches(layout, world.rank(), 0); }), 1, 1e-3);
       const program::MemoryBytes predicted = program::predict_memory(layout, executor.program(), world.rank());
       EXPECT_EQ(executor.measured_memory()[program::MemoryCategory::kOptimizer], predicted[program::MemoryCategory::kOptimizer]);
@@ -153,7 +153,7 @@ TEST(MatrixUpdates, StatesMayLieOnDisk) {
     const auto folder = std::filesystem::path(::testing::TempDir()) / cat("muon_", getpid());
     lockstep::testing::run_ranks(2, [&](comm::World& world) {
       Groups groups(world, layout);
-      Executor executor({.layout = layout, .optimizer = optimizer_of(c), .disk_path = folder}, groups);
+      Executor executor({.layout = layout, .disk_path = folder}, groups);
       for (int64_t step = 0; step < 2; ++step) executor.step(microbatches(layout, world.rank(), step), step + 1, 1e-3);
       for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
         const at::Tensor value = executor.whole_value(param);
@@ -178,11 +178,11 @@ TEST(MatrixUpdates, RulesChooseByName) {
     c.zero = zero;
     program::Layout layout = layout_for(c, 4);
     layout.optimizer = section;
-    return engine::testing::train_layout(layout, {.steps = 2, .max_grad_norm = 0, .optimizer = section});
+    return engine::testing::train_layout(layout, {.steps = 2, .max_grad_norm = 0});
   };
   const Outcome one = run(1, 0), two = run(2, 1);
   program::Layout untrained = layout_for(c, 4);
-  const Outcome start = engine::testing::train_layout(untrained, {.steps = 0, .optimizer = optimizer_of(c)});
+  const Outcome start = engine::testing::train_layout(untrained, {.steps = 0});
   for (const auto& [name, value] : one.values) {
     EXPECT_LE(furthest(two.values.at(name), value), 1e-4) << name;
     const bool still = name.starts_with("blocks.1.") && value.dim() == 2;

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/engine/executor.h"
-#include "lockstep/engine/out_of_memory.h"
+#include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/test_steps.h"
 #include "support/run_ranks.h"
 

@@ -1,21 +1,28 @@
 // Measured memory: every CPU tensor is allocated under a category of a rank's account, so that what a run uses stands
-// beside what program/predict/memory.h predicted.
+// beside what program/predict/memory.h predicted; the blocks it lies in; and what a rank says that runs out of it.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/program/predict/memory.h"
+#include "lockstep/program/program.h"
 
 namespace lockstep::engine {
 
 using program::MemoryCategory;
 
-// A tensor would have taken the device beyond its limit; it was not allocated. Executor tells where (out_of_memory.h).
+// A tensor would have taken the device beyond its limit; it was not allocated. Executor tells where (OutOfMemory).
 class DeviceLimitReached : public std::runtime_error {
  public:
   DeviceLimitReached(int64_t asked, int64_t free, int64_t limit);
@@ -48,8 +55,31 @@ class MemoryAccount {
   const int64_t limit_;
 };
 
-// Replaces LibTorch's CPU allocator by one that keeps accounts and keeps blocks for reuse (block_cache.h); once per
-// process, later calls do nothing. Allocations outside any MemoryScope are not accounted.
+// Blocks of host memory that are kept after use. Fresh pages are filled by the kernel at a fraction of the speed of used
+// ones, and a training step asks for the same sizes every time: after the first step it takes nothing new.
+// Thread-safe. Blocks are handed out by size class (at most a quarter larger than asked for) and never given back to the
+// system: what is cached is bounded by the largest demand of each class.
+class BlockCache {
+ public:
+  // At least `bytes` bytes, aligned to 64; from 2 MiB on to huge pages. Null where the host has no more.
+  void* take(size_t bytes);
+  // A block of take(bytes), with the same `bytes`.
+  void give_back(void* block, size_t bytes);
+
+  // Blocks that had to be asked from the system so far: stands still while steps are alike.
+  int64_t fresh_blocks() const { return fresh_; }
+
+  // Four classes between one power of two and the next; multiples of 64.
+  static size_t size_class(size_t bytes);
+
+ private:
+  std::mutex mutex_;
+  std::map<size_t, std::vector<void*>> free_;
+  std::atomic<int64_t> fresh_{0};
+};
+
+// Replaces LibTorch's CPU allocator by one that keeps accounts, and blocks for reuse; once per process, later calls do
+// nothing. Allocations outside any MemoryScope are not accounted.
 void install_memory_tracking();
 
 // Blocks that the CPU allocator has asked from the system so far; a steady step adds none.
@@ -91,5 +121,20 @@ class StepMemory {
   std::shared_ptr<MemoryAccount> account_;
   program::MemoryBytes measured_{};
 };
+
+// LS4001: beyond memory.device_limit. LS4002: the host or the device itself has no more. Its message is one line; the
+// table of memory and the ways out are added where the run configuration is known (train/out_of_memory.h).
+class OutOfMemory : public OutOfMemoryError {
+ public:
+  OutOfMemory(Message message, const program::MemoryBytes& largest) : OutOfMemoryError(std::move(message)), measured(largest) {}
+  const program::MemoryBytes measured;  // the largest of each category so far
+};
+
+// To be called in a handler: goes on with the exception that is handled there, as OutOfMemory where it tells that memory
+// was short (DeviceLimitReached, std::bad_alloc, c10::OutOfMemoryError) for `doing`.
+[[noreturn]] void rethrow_out_of_memory(const program::Layout& layout, int rank, const std::string& doing,
+                                        const program::MemoryBytes& measured);
+// "forward of blocks.3, microbatch 1".
+std::string doing_text(const program::Action& action, const program::Layout& layout);
 
 }  // namespace lockstep::engine

@@ -8,7 +8,7 @@
 #include "lockstep/arch/optimizer.h"
 #include "lockstep/engine/host_states.h"
 #include "lockstep/engine/parameter_store.h"
-#include "lockstep/engine/state_copy.h"
+#include "lockstep/engine/parameter_store.h"
 #include "lockstep/engine/test_offload.h"
 #include "lockstep/engine/test_training.h"
 #include "support/folders.h"
@@ -63,8 +63,9 @@ TEST(OptimizerSlots, GoToDiskAndComeBack) {
                                              .names = {"embed", "blocks.0"},
                                              .disk_path = folder.path()});
   for (const size_t unit : {size_t{0}, size_t{1}}) {
-    const HostStates::Open open(&states, unit);
+    states.disk()->open(unit);
     fill(states, unit);
+    states.disk()->close(unit);
   }
   for (const size_t unit : {size_t{0}, size_t{1}}) expect_filled(states, unit);  // as memory of the file
   // FETCH and EVICT: what an update reads is 4 + 4 + 2 + 4 bytes an element; the copy goes back with it, made anew.
@@ -83,7 +84,7 @@ TEST(OptimizerSlots, AreWhatACheckpointSeesAndACopyTakesBack) {
   const program::Layout layout = testing::layout_for({.dp = 1, .precision = config::Precision::kBf16});
   std::vector<arch::ParamSpec> table = layout.param_table(0);
   for (arch::ParamSpec& spec : table) spec.update.optimizer = &three_slots();
-  ParameterStore store(table, {.dtype = at::kBFloat16});
+  ParameterStore store(table, {.layout = layout});
   std::vector<std::string> kinds;
   std::set<std::string> parameters;
   for (const StateTensor& tensor : store.state()) {
@@ -97,8 +98,8 @@ TEST(OptimizerSlots, AreWhatACheckpointSeesAndACopyTakesBack) {
 
   StateCopy before(store);
   const auto fill_all = [&](double value) {
-    for (size_t unit = 0; unit < store.layout().units.size(); ++unit)
-      for (const char* key : {"master", "a", "b", "c"}) store.state_part(unit, StateKind{key}).fill_(value);
+    for (const StateTensor& tensor : store.state())
+      if (tensor.kind != StateKind::kParameter) tensor.local.fill_(value);
   };
   fill_all(3);
   before.take();

@@ -9,35 +9,35 @@ namespace lockstep::engine {
 using program::Action;
 using program::ActionKind;
 
+static constexpr const char* kWaitsFor = "dp parameters";
+
 ParameterGather::ParameterGather(const StepView& step, CopyQueue* copies) : step_(step), copies_(copies) {}
 
 void ParameterGather::add_handlers(Handlers& handlers, std::span<const program::Bucket> buckets) {
+  using program::Moved;
+  const auto unit_of = [this](const Action& action) { return step_.store.unit_of(action.unit); };
   handlers.add({ActionKind::kUnshard}, [this](const Action& action) { return unshard(action); });
-  handlers.add_prompt({ActionKind::kReshard}, [this](const Action& action) { reshard(action.unit); });
+  handlers.add_prompt({ActionKind::kReshard}, [this, unit_of](const Action& action) { step_.store.compute().drop(unit_of(action)); });
   handlers.add({ActionKind::kPull}, [this, buckets](const Action& action) {
-    return pull(buckets[static_cast<size_t>(action.bucket)], action);
+    const program::Bucket& bucket = buckets[static_cast<size_t>(action.bucket)];
+    const program::PlannedCall* call = step_.calls.only(action);
+    return call ? step_.start(*call, {.input = step_.store.compute().slice(bucket.begin, bucket.end)}, kWaitsFor) : Started();
   });
+  handlers.add({{ActionKind::kFetch, Moved::kParameters}}, [this](const Action& action) { return fetch(action.unit); });
+  // It did not change.
+  handlers.add_prompt({{ActionKind::kEvict, Moved::kParameters}},
+                      [this, unit_of](const Action& action) { fetched_memory()->drop(unit_of(action)); });
 }
-
-static constexpr const char* kWaitsFor = "dp parameters";
 
 Started ParameterGather::unshard(const Action& action) {
   const size_t unit = step_.store.unit_of(action.unit);
-  const program::PlannedCall* call = step_.calls.only(action);
-  LOCKSTEP_CHECK(call != nullptr, "unit ", action.unit, " is whole");
   if (step_.store.compute().transient()) step_.store.compute().hold(unit);
-  return waiting_for(
-      execute(step_.groups, *call, {.input = step_.store.compute_part(unit), .output = step_.store.compute_unit(unit)}),
-      step_.waits, kWaitsFor);
-}
-
-void ParameterGather::reshard(int id) {
-  step_.store.compute().drop(step_.store.unit_of(id));
+  return step_.start(step_.planned(action), {.input = step_.store.compute_part(unit), .output = step_.store.compute().unit(unit)}, kWaitsFor);
 }
 
 UnitBuffers* ParameterGather::fetched_memory() {
-  if (step_.store.parts().defined()) return &step_.store.parts();
-  return step_.store.options().offload_parameters ? &step_.store.compute() : nullptr;
+  if (!step_.layout.offload.parameters) return nullptr;
+  return step_.store.parts().defined() ? &step_.store.parts() : &step_.store.compute();
 }
 
 // It is joined in the order of the device's stream: kernels and collectives that read the part, and whatever takes its memory
@@ -52,16 +52,6 @@ Started ParameterGather::fetch(int id) {
                             cat("parameters of ", arch::layer_spec(step_.layout.model, step_.layout.layer_of(id)).name, " to the device"));
   host.read_by(unit, copy);  // no update before it has read: nobody else waits for it on the host
   return [copy = std::move(copy)]() mutable { copy.order_after(); };
-}
-
-void ParameterGather::evict(int id) {
-  fetched_memory()->drop(step_.store.unit_of(id));
-}
-
-Started ParameterGather::pull(const program::Bucket& bucket, const Action& action) {
-  const program::PlannedCall* call = step_.calls.only(action);
-  if (!call) return {};
-  return waiting_for(execute(step_.groups, *call, {.input = step_.store.compute_slice(bucket.begin, bucket.end)}), step_.waits, kWaitsFor);
 }
 
 }  // namespace lockstep::engine

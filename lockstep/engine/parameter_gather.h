@@ -15,21 +15,12 @@ class ParameterGather {
   // `copies` outlives this; null where nothing is offloaded.
   ParameterGather(const StepView& step, CopyQueue* copies);
 
-  // UNSHARD, RESHARD and PULL.
   void add_handlers(Handlers& handlers, std::span<const program::Bucket> buckets);
-  // Starts the copy of this rank's part of a unit from the host, into memory that it takes where the
-  // part has none.
-  Started fetch(int id);
-  // Gives the memory of a fetched part back: it did not change.
-  void evict(int id);
 
  private:
-  // Starts the all-gather of a unit, into memory that it takes where the unit has none.
+  // Both into memory that they take where the unit, or this rank's part of it, has none.
   Started unshard(const program::Action& action);
-  // Gives the memory of a gathered unit back.
-  void reshard(int id);
-  // Starts the broadcast of a bucket's parameters from the server.
-  Started pull(const program::Bucket& bucket, const program::Action& action);
+  Started fetch(int id);
   // The memory that a fetch fills and an evict gives back; null where it stays.
   UnitBuffers* fetched_memory();
 

@@ -4,42 +4,31 @@
 namespace lockstep::engine {
 namespace {
 
-// Which replica a tensor is, and of how many. Tied parameters lie on two pipeline ranks.
-struct Replica {
-  int index = 0, count = 1;
-};
-Replica replica_of(const arch::ParamSpec& spec, Replica data, const StoreOptions& options) {
-  const bool tied = spec.layer == 0;
-  const int copies = tied ? options.tied_copies : 1, copy = tied ? options.tied_copy : 0;
-  return {.index = (copy * data.count + data.index) * spec.copies + spec.copy, .count = copies * data.count * spec.copies};
+// The whole piece of this rank, which the ranks of `data` have too; so have its copies over tp, and of a tied parameter another
+// pipeline rank.
+StateTensor piece_of(const arch::ParamSpec& spec, StateKind kind, const mesh::View& data, const StoreOptions& options) {
+  const program::Layout& layout = options.layout;
+  const int rank = options.rank, ranks = layout.mesh.degree(data);
+  const bool tied = spec.layer == 0 && layout.tied_peer(rank) >= 0;
+  const int copy = tied && !layout.holds(rank, 0) ? 1 : 0;
+  return {.name = spec.name,
+          .kind = kind,
+          .global_shape = spec.shape,
+          .offset = spec.local_offset,
+          .local = {},
+          .replica = (copy * ranks + layout.mesh.group_rank(rank, data)) * spec.copies + spec.copy,
+          .num_replicas = (tied ? 2 : 1) * ranks * spec.copies};
 }
 
 }  // namespace
 
-// Every parameter as one tensor: views into a compute copy that this rank has whole.
-void ParameterStore::add_whole(std::vector<StateTensor>& state) const {
-  for (int row = 0; row < static_cast<int>(table_.size()); ++row) {
-    const arch::ParamSpec& spec = table_[static_cast<size_t>(row)];
-    const GroupShare& share = options_.share(spec.group);
-    const Replica replica = replica_of(spec, {share.replica, share.num_replicas}, options_);
-    state.push_back({.name = spec.name,
-                     .kind = StateKind::kParameter,
-                     .global_shape = spec.shape,
-                     .offset = spec.local_offset,
-                     .local = view(compute_, row),
-                     .replica = replica.index,
-                     .num_replicas = replica.count});
-  }
-}
-
 // A part begins and ends inside rows: of a parameter it holds up to three rectangles.
 void ParameterStore::add_parts(StateKind kind, std::vector<StateTensor>& state) const {
   // A parameter server's state lives on the server alone: it is its own only replica.
-  const bool replicated = !options_.sole_owner || kind == StateKind::kParameter;
+  const bool replicated = !options_.layout.server_mode() || kind == StateKind::kParameter;
   const bool of_slot = kind != StateKind::kParameter && kind != StateKind::kMaster;
   for (size_t unit = 0; unit < slots_.size(); ++unit) {
-    const GroupShare& share = options_.share(layout_.units[unit].group);
-    const Replica data = replicated ? Replica{share.shard_replica, share.num_shard_replicas} : Replica{};
+    const mesh::View copies = replicated ? options_.layout.domain(layout_.units[unit].group).copies : mesh::View();
     const at::Tensor part = of_slot ? at::Tensor() : state_part(unit, kind);
     for (size_t piece = 0; piece < slots_[unit].size(); ++piece) {
       const arch::ShardSlot& slot = slots_[unit][piece];
@@ -47,21 +36,15 @@ void ParameterStore::add_parts(StateKind kind, std::vector<StateTensor>& state) 
       const std::optional<size_t> index = of_slot ? slot_of(spec, kind) : std::nullopt;
       if (of_slot && !index) continue;
       const at::Tensor values = index ? slot_piece(unit, piece, *index) : part.narrow(0, slot.offset, slot.numel);
-      const Replica replica = replica_of(spec, data, options_);
+      const StateTensor whole = piece_of(spec, kind, copies, options_);
       for (const arch::Rectangle& box : arch::rectangles(spec.local_shape, slot.begin, slot.numel)) {
-        std::vector<int64_t> offset = spec.local_offset;
+        StateTensor& tensor = state.emplace_back(whole);
         int64_t numel = 1;
-        for (size_t dim = 0; dim < offset.size(); ++dim) {
-          offset[dim] += box.offset[dim];
+        for (size_t dim = 0; dim < tensor.offset.size(); ++dim) {
+          tensor.offset[dim] += box.offset[dim];
           numel *= box.shape[dim];
         }
-        state.push_back({.name = spec.name,
-                         .kind = kind,
-                         .global_shape = spec.shape,
-                         .offset = std::move(offset),
-                         .local = values.narrow(0, box.begin, numel).view(box.shape),
-                         .replica = replica.index,
-                         .num_replicas = replica.count});
+        tensor.local = values.narrow(0, box.begin, numel).view(box.shape);
       }
     }
   }
@@ -69,15 +52,17 @@ void ParameterStore::add_parts(StateKind kind, std::vector<StateTensor>& state) 
 
 std::vector<StateTensor> ParameterStore::state() const {
   std::vector<StateTensor> state;
-  const bool masters = owns_values() && options_.dtype != at::kFloat;
-  const auto add = [&](StateKind kind) { add_parts(kind, state); };
-  if (options_.offload_parameters || compute_kept_.defined())
-    add(StateKind::kParameter);
-  else
-    add_whole(state);
-  if (masters) add(StateKind::kMaster);
+  const bool whole = !compute_.transient();
+  // Every parameter as one tensor: views into a compute copy that this rank has whole.
+  for (size_t row = 0; whole && row < table_.size(); ++row) {
+    const mesh::View ranks = options_.layout.domain(table_[row].group).sum;
+    state.push_back(piece_of(table_[row], StateKind::kParameter, ranks, options_));
+    state.back().local = view(compute_, {static_cast<int>(row)});
+  }
+  if (!whole) add_parts(StateKind::kParameter, state);
+  if (owns_values() && dtype() != at::kFloat) add_parts(StateKind::kMaster, state);
   if (!owns_optimizer()) return state;
-  for (const arch::StateSlot& slot : arch::slots_of(table_)) add(StateKind{slot.name});
+  for (const arch::StateSlot& slot : arch::slots_of(table_)) add_parts(StateKind{slot.name}, state);
   return state;
 }
 

@@ -4,14 +4,16 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros_like.h>
 
-#include <array>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/arch/params.h"
@@ -21,38 +23,17 @@
 #include "lockstep/engine/unit_buffers.h"
 #include "lockstep/nn/layer.h"
 #include "lockstep/optim/optimizer.h"
+#include "lockstep/program/layout.h"
 
 namespace lockstep::engine {
 
-// What a rank has of the units of a parameter group (program::Domain).
-struct GroupShare {
-  int shards = 1;              // parts of a unit; optimizer state is this rank's part
-  int shard = 0;               // which of them
-  int replica = 0;             // for checkpoints: which of the `num_replicas` ranks that sum its gradients, with the same cut over tp
-  int num_replicas = 1;
-  int shard_replica = 0;       // the same of parts: among those that hold this one
-  int num_shard_replicas = 1;
-};
-
 struct StoreOptions {
-  at::ScalarType dtype = at::kFloat;  // of the compute copy; bf16 keeps fp32 master weights beside it
+  program::Layout layout{};  // of its parameters: types, who shares what out with whom, what comes and goes or lies elsewhere
+  int rank = 0;              // in the world
   at::Device device = at::kCPU;
-  bool training = true;        // false: values alone, neither gradients nor optimizer state
-  bool owns_optimizer = true;  // false: a worker of a parameter server, which holds neither slots nor masters
-  bool sole_owner = false;     // true: the server, whose slots and masters have no replica
-  std::array<GroupShare, arch::kParameterGroups.size()> shares{};
-  bool sharded_parameters = false;   // a whole unit has memory only while it is held
-  bool transient_gradients = false;  // likewise its gradient; this rank's part is kept
-  bool offload_optimizer = false;    // slots, fp32 values and gradient sums on the host; gradients are transient then
-  bool offload_parameters = false;   // the compute copy too: a unit has memory on the device only while it is held
-  std::vector<int> disk_units{};     // ids of the units whose optimizer state has no room on the host
-  std::filesystem::path disk_path{};  // a folder that takes it
-  int rank = 0;                      // in the world; names the file there
-  int tied_copies = 1;         // pipeline ranks that hold the unit of layer 0, and which of them this is
-  int tied_copy = 0;
+  bool training = true;  // false: values alone, neither gradients nor optimizer state
+  std::filesystem::path disk_path{};  // a folder that takes what has no room on the host
   std::shared_ptr<MemoryAccount> memory = nullptr;  // nothing is accounted without one
-  const GroupShare& share(arch::ParameterGroup group) const { return shares[static_cast<size_t>(group)]; }
-  int shards() const { return share(arch::ParameterGroup::kDense).shards; }  // several for one group where for all
 };
 
 // `table` has this rank's pieces (arch::TensorShard). Every buffer starts as zeros; padding stays zero. Views stay valid
@@ -70,19 +51,16 @@ class ParameterStore : public nn::ParameterSource {
   const std::vector<arch::ParamSpec>& table() const { return table_; }
   const arch::FlatLayout& layout() const { return layout_; }
   const StoreOptions& options() const { return options_; }
+  at::ScalarType dtype() const { return scalar_type(options_.layout.precision); }  // of the compute copy; bf16 keeps fp32 masters beside it
+  at::TensorOptions compute_options() const { return at::TensorOptions().dtype(dtype()).device(options_.device); }
   size_t unit_of(int id) const { return layout_.index_of(id); }  // its index among layout().units
 
-  // Whole units: what layers compute with, and what they add to. drop_* and hold_* where they come and go.
-  const at::Tensor& compute_unit(size_t unit) const { return compute_.unit(unit); }
-  const at::Tensor& grad_unit(size_t unit) const { return grad_.unit(unit); }
+  // Whole units: what layers compute with, and what they add to. Some come and go.
   UnitBuffers& compute() { return compute_; }
   UnitBuffers& gradients() { return grad_; }
-  // With offload_parameters and several shards: this rank's parts on the device, which come and go as well.
+  // This rank's parts beside them, where they are sharded or come from the host: these come and go as well.
   UnitBuffers& parts() { return parts_; }
   HostStates* host() { return host_.get(); }  // null where nothing is offloaded
-  // Flat slices, elements [begin, end), of buffers that are whole.
-  at::Tensor compute_slice(int64_t begin, int64_t end) const { return compute_.slice(begin, end); }
-  at::Tensor grad_slice(int64_t begin, int64_t end) const { return grad_.slice(begin, end); }
 
   // Parts, and what of which parameter they hold.
   const std::vector<arch::ShardSlot>& slots(size_t unit) const { return slots_.at(unit); }
@@ -90,12 +68,11 @@ class ParameterStore : public nn::ParameterSource {
   at::Tensor value_part(size_t unit) const;    // fp32 master where this rank owns it, else the compute copy
   at::Tensor grad_part(size_t unit) const;     // of the step, once reduced
   // The same by kind: kMaster = value_part(), kParameter = the compute copy where it is kept (on the host where parameters are
-  // offloaded). Slots only where this rank has them: a copy with zeros where parameters have none of that name, but the memory
-  // itself where all have.
+  // offloaded). Slots only where this rank has them: a copy, with zeros where parameters have none of that name.
   at::Tensor state_part(size_t unit, StateKind kind) const;
   // This rank's of a whole unit's values or gradients.
   at::Tensor part_of(size_t unit, const at::Tensor& whole) const;
-  bool owns_optimizer() const { return options_.training && (options_.owns_optimizer || host_); }
+  bool owns_optimizer() const { return options_.training && (options_.layout.owns_optimizer(options_.rank) || host_); }
   // This rank's pieces of every parameter's gradient, [numel] each, in the order of the table: with its row.
   struct Piece {
     int param = 0;
@@ -103,21 +80,17 @@ class ParameterStore : public nn::ParameterSource {
   };
   std::vector<Piece> gradient_pieces() const;
 
-  // One per row of the table, in order: this rank's piece. Value: the fp32 master where this rank owns it, else the
-  // compute copy. Of what is sharded: only while the unit is held, in the compute dtype.
-  at::Tensor value(int param) const;
-  at::Tensor grad(int param) const;
+  // Of one row of the table: this rank's piece. Of what comes and goes only while the unit is held.
+  at::Tensor grad(int param) const { return view(grad_, {param}); }
 
-  // What an update of one unit changes, of what this rank owns of it: whole matrices as matrices, all else flat. Pieces of
-  // scattered matrices (arch::is_scattered_matrix) are apart.
-  std::vector<optim::Parameter> updated_parameters(size_t unit) const;
-  struct MatrixPiece {
+  // What an update of one unit changes, of what this rank owns of it: whole matrices as matrices, all else flat; or the pieces of
+  // scattered matrices (arch::is_scattered_matrix).
+  struct Updated {
     arch::ShardSlot place{};
     optim::Parameter parameter{};
   };
-  std::vector<MatrixPiece> matrix_pieces(size_t unit) const;
+  std::vector<Updated> updated(size_t unit, bool scattered = false) const;
 
-  void zero_grad();
   // After the master weights changed: rounds them into the compute copy (nothing to do where that is the master).
   void refresh_compute();
 
@@ -126,22 +99,16 @@ class ParameterStore : public nn::ParameterSource {
   void loaded();
 
  private:
-  bool in_place() const { return options_.dtype == at::kFloat && !host_; }  // the compute copy is the master
   bool owns_values() const { return master_.defined() || host_; }
-  at::Tensor view(const UnitBuffers& buffers, int param) const;
-  at::Tensor part(const at::Tensor& kept, size_t unit) const;
+  at::Tensor view(const UnitBuffers& buffers, const std::vector<int>& members) const;  // of rows of the table
   at::Tensor slot_buffer(size_t unit, size_t index) const;
   // Slot `index` of the optimizer of what a piece of slots() holds.
   at::Tensor slot_piece(size_t unit, size_t piece, size_t index) const;
   static std::optional<size_t> slot_of(const arch::ParamSpec& spec, StateKind kind);  // nothing: its optimizer has none such
-  struct UnitState {
-    at::Tensor value{}, grad{}, copy{};
-  };
-  UnitState unit_state(size_t unit) const;
-  optim::Parameter updated(size_t unit, size_t piece, const UnitState& state) const;
-  std::vector<at::Tensor> kept_slots();
-  nn::Parameter fused(const std::string& name, const std::vector<int>& members) const;
-  void add_whole(std::vector<StateTensor>& state) const;
+  // Between steps: `change` is given every unit, while its states are in memory.
+  void change_units(const std::function<void(size_t unit)>& change);
+  UnitBuffers buffers(const std::vector<int64_t>& sizes, at::ScalarType dtype, MemoryCategory category, bool transient) const;
+  void keep_slots();
   void add_parts(StateKind kind, std::vector<StateTensor>& state) const;
 
   std::vector<arch::ParamSpec> table_;
@@ -154,17 +121,45 @@ class ParameterStore : public nn::ParameterSource {
   std::vector<Place> places_;                   // per row of the table
   std::vector<std::vector<arch::ShardSlot>> slots_;  // per unit
   std::map<std::string, std::vector<int>, std::less<>> names_;  // parameter and fused names -> rows
-  UnitBuffers compute_, grad_, parts_;
+  UnitBuffers compute_, grad_;
   std::unique_ptr<HostStates> host_;
-  // Parts of all units side by side; undefined where they are part of a whole buffer, or not here.
-  at::Tensor compute_kept_, grad_kept_, master_;
-  std::vector<at::Tensor> slots_kept_;  // by slot
+  UnitBuffers parts_, grad_parts_, master_;  // parts; undefined where they are part of a whole unit, or not here
+  std::vector<UnitBuffers> slots_kept_;      // by slot
   struct UnitSlots {
     std::vector<arch::SlotBuffer> buffers{};
-    std::vector<int64_t> begin{};                  // of each in slots_kept_
     std::vector<std::vector<int64_t>> offsets{};   // [piece of slots_][slot]: in the buffer
   };
   std::vector<UnitSlots> unit_slots_;
+};
+
+// What an update changes, as it was before it, so that it can be taken back to the bit: master weights and the optimizer's
+// slots of what this rank owns (arch::update_bytes), accounted as optimizer state.
+class StateCopy {
+ public:
+  explicit StateCopy(const ParameterStore& store) {
+    const MemoryScope scope(store.options().memory, MemoryCategory::kOptimizer);
+    for (size_t unit = 0; unit < store.layout().units.size(); ++unit)
+      for (const auto& [place, parameter] : store.updated(unit)) {
+        keep(parameter.value);
+        for (const at::Tensor& slot : parameter.slots) keep(slot);
+        if (parameter.copy.defined()) copies_.emplace_back(parameter.copy, parameter.value);
+      }
+  }
+
+  void take() {
+    for (const auto& [state, kept] : states_) kept.copy_(state);
+  }
+  // As it was at the last take(); bf16 copies are rounded from the master weights.
+  void restore() {
+    for (const auto& [state, kept] : states_) state.copy_(kept);
+    for (const auto& [copy, value] : copies_) copy.copy_(value);
+  }
+
+ private:
+  void keep(const at::Tensor& state) { states_.emplace_back(state, at::zeros_like(state)); }
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> states_;  // views into the store's buffers, and what they were
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // bf16 copies, and what they are rounded from
 };
 
 }  // namespace lockstep::engine

@@ -1,4 +1,4 @@
-#include "lockstep/engine/pinned_blocks.h"
+#include "lockstep/engine/host_states.h"
 
 #include <gtest/gtest.h>
 

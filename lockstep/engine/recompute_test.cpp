@@ -152,7 +152,7 @@ TEST(Recompute, WeightGradientsMayRunLaterOverTensorParallelism) {
         store.initialize(1);
         const auto layers = model::build_layers(layout.model, store, {.tensor = &tensor});
         lockstep::testing::forward_backward(layers, microbatch, blocks, when);
-        return store.grad_slice(0, store.layout().numel).clone();
+        return store.gradients().slice(0, store.layout().numel).clone();
       };
       const at::Tensor expected = gradients({}, lockstep::testing::WeightGradients::kInB);
       for (const Recompute choice : {Recompute::kSelective, Recompute::kFull})

@@ -4,7 +4,6 @@
 #include <array>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/hash.h"
@@ -39,72 +38,50 @@ struct Piece {
 };
 using Key = std::pair<int, StateKind>;  // a unit's states of one kind
 
-Ranks ranks_of(Groups& groups) {
-  const auto several = [](comm::Communicator* group) { return group && group->size() > 1 ? group : nullptr; };
-  Ranks ranks = {several(&groups.data()), several(groups.replicas()), several(groups.tensor()),
-                 several(groups.shared_heads()), several(groups.tied())};
-  return ranks;
+// Which of these ranks hold this state of the parameter as well.
+SharedBy shared_by(const program::Layout& layout, const Ranks& ranks, const arch::ParamSpec& spec, StateKind kind) {
+  const bool whole = kind == StateKind::kParameter && (layout.shards() == 1 || !layout.transient_parameters());
+  const bool server = layout.server_mode();  // it alone has optimizer state
+  SharedBy shared{};
+  shared[kWhole] = whole || (!server && ranks[kParts] == ranks[kWhole]);
+  shared[kParts] = !whole && !server && !shared[kWhole];
+  const bool by_domain = spec.group == arch::ParameterGroup::kRows && (whole || layout.shards() == 1);  // over tp too
+  shared[kUncut] = by_domain || (spec.copies > 1 && spec.cut == arch::TensorCut::kNone);
+  shared[kHeads] = spec.copies > 1 && !shared[kUncut];
+  shared[kTied] = spec.layer == 0;
+  for (size_t by = 0; by < kNumSharings; ++by) shared[by] = shared[by] && ranks[by];
+  return shared;
 }
 
-class Collector {
- public:
-  Collector(Executor& executor, const Ranks& ranks, const ReplicaOptions& options)
-      : store_(executor.store()), layout_(executor.layout()), ranks_(ranks), options_(options) {
-    for (const arch::ParamSpec& spec : store_.table()) specs_[spec.name] = &spec;
-  }
-
-  // Only what somebody else holds too.
-  std::vector<Piece> collect() {
-    for (const StateTensor& tensor : store_.state()) add(*specs_.at(tensor.name), tensor.kind, tensor.local);
-    add_host_values();
-    return std::move(pieces_);
-  }
-
- private:
+// Only what somebody else holds too.
+std::vector<Piece> collect(Executor& executor, const Ranks& ranks, bool with_disk) {
+  ParameterStore& store = executor.store();
+  const program::Layout& layout = executor.layout();
+  std::vector<Piece> pieces;
+  const auto add = [&](const arch::ParamSpec& spec, StateKind kind, const at::Tensor& values) {
+    const bool on_device = kind == StateKind::kParameter && !layout.offload.parameters;
+    const bool on_disk = !on_device && store.host() && store.host()->on_disk(store.unit_of(spec.unit));
+    const SharedBy shared = shared_by(layout, ranks, spec, kind);
+    if (values.numel() == 0 || (on_disk && !with_disk) || shared == SharedBy{}) return;
+    pieces.push_back({.text = cat(kind_text(kind, spec), " ", spec.name),
+                      .kind = kind,
+                      .unit = spec.unit,
+                      .values = values.flatten(),
+                      .shared = shared});
+  };
+  std::map<std::string, const arch::ParamSpec*> specs;
+  for (const arch::ParamSpec& spec : store.table()) specs[spec.name] = &spec;
+  for (const StateTensor& tensor : store.state()) add(*specs.at(tensor.name), tensor.kind, tensor.local);
   // Checkpoints have fp32 values once, as parameters; beside them the host has those that are updated.
-  void add_host_values() {
-    if (!store_.host() || store_.options().dtype != at::kFloat || store_.options().offload_parameters) return;
-    for (size_t unit = 0; unit < store_.layout().units.size(); ++unit) {
-      if (store_.host()->on_disk(unit) && !options_.with_disk) continue;
-      const at::Tensor values = store_.value_part(unit);
-      for (const arch::ShardSlot& slot : store_.slots(unit))
-        add(store_.table()[static_cast<size_t>(slot.param)], StateKind::kMaster, values.narrow(0, slot.offset, slot.numel));
-    }
+  if (!store.host() || store.dtype() != at::kFloat || layout.offload.parameters) return pieces;
+  for (size_t unit = 0; unit < store.layout().units.size(); ++unit) {
+    if (store.host()->on_disk(unit) && !with_disk) continue;
+    const at::Tensor values = store.value_part(unit);
+    for (const arch::ShardSlot& slot : store.slots(unit))
+      add(store.table()[static_cast<size_t>(slot.param)], StateKind::kMaster, values.narrow(0, slot.offset, slot.numel));
   }
-
-  bool on_disk(const arch::ParamSpec& spec, StateKind kind) const {
-    const bool on_device = kind == StateKind::kParameter && !store_.options().offload_parameters;
-    return !on_device && store_.host() && store_.host()->on_disk(store_.unit_of(spec.unit));
-  }
-
-  void add(const arch::ParamSpec& spec, StateKind kind, const at::Tensor& values) {
-    if (values.numel() == 0 || (!options_.with_disk && on_disk(spec, kind))) return;
-    const bool whole = kind == StateKind::kParameter && (layout_.shards() == 1 || !layout_.transient_parameters());
-    const bool server = layout_.server_mode();  // it alone has optimizer state
-    SharedBy shared{};
-    shared[kWhole] = whole || (!server && ranks_[kParts] == ranks_[kWhole]);
-    shared[kParts] = !whole && !server && !shared[kWhole];
-    const bool by_domain = spec.group == arch::ParameterGroup::kRows && (whole || layout_.shards() == 1);  // over tp too
-    shared[kUncut] = by_domain || (spec.copies > 1 && spec.cut == arch::TensorCut::kNone);
-    shared[kHeads] = spec.copies > 1 && !shared[kUncut];
-    shared[kTied] = spec.layer == 0;
-    bool any = false;
-    for (size_t by = 0; by < kNumSharings; ++by) any |= shared[by] = shared[by] && ranks_[by];
-    if (any)
-      pieces_.push_back({.text = cat(kind_text(kind, spec), " ", spec.name),
-                         .kind = kind,
-                         .unit = spec.unit,
-                         .values = values.flatten(),
-                         .shared = shared});
-  }
-
-  ParameterStore& store_;
-  const program::Layout& layout_;
-  const Ranks& ranks_;
-  const ReplicaOptions& options_;
-  std::map<std::string, const arch::ParamSpec*> specs_;
-  std::vector<Piece> pieces_;
-};
+  return pieces;
+}
 
 bool follows(const Piece& piece, const Piece& before) {
   return piece.kind == before.kind && piece.unit == before.unit && piece.shared == before.shared &&
@@ -190,14 +167,14 @@ std::vector<std::string> shared_words(Groups& groups, const std::vector<std::str
 
 }  // namespace
 
-std::vector<std::string> replica_differences(Executor& executor, Groups& groups, const ReplicaOptions& options) {
-  const Ranks ranks = ranks_of(groups);
-  const std::vector<Piece> pieces = Collector(executor, ranks, options).collect();
+std::vector<std::string> replica_differences(Executor& executor, Groups& groups, bool with_disk) {
+  const program::Domain dense = executor.layout().dense_domain();
+  const Ranks ranks = {groups.several(dense.sum), groups.several(dense.copies), groups.tensor(), groups.shared_heads(), groups.tied()};
+  const std::vector<Piece> pieces = collect(executor, ranks, with_disk);
   const std::vector<Piece> blocks = joined(pieces);
   const std::vector<int64_t> found = digests_of(blocks);
   groups.world().confirm();  // an aborted call leaves no differences that a replica is to blame for
   std::array<std::set<Key>, kNumSharings> differ;
-  bool same = true;
   for (size_t by = 0; by < kNumSharings; ++by) {
     if (!ranks[by] || (by == kParts && ranks[by] == ranks[kWhole])) continue;
     const std::map<Key, int64_t> units = unit_digests(blocks, found, by);
@@ -210,8 +187,8 @@ std::vector<std::string> replica_differences(Executor& executor, Groups& groups,
         differ[by].insert(key);
       ++column;
     }
-    same = same && differ[by].empty();
   }
+  const bool same = std::ranges::all_of(differ, [](const std::set<Key>& keys) { return keys.empty(); });
   const auto verdicts = comm::gather_numbers(groups.world(), program::call_id(program::Purpose::kReplicaVerdict), {same ? 0 : 1});
   if (std::all_of(verdicts.begin(), verdicts.end(), [](const auto& verdict) { return verdict[0] == 0; })) return {};
   std::vector<std::string> told;

@@ -10,13 +10,10 @@
 
 namespace lockstep::engine {
 
-struct ReplicaOptions {
-  bool with_disk = true;  // also what is offloaded to a disk: it is read
-};
-
 // Collective over the world, between steps, with nothing pending. What differs, in the same words on every rank: which
 // tensor, which ranks; empty where replicas are the same to the bit. First one digest per layer and kind of state goes
 // over each group; tensors are looked at one by one only where those differ. Padding is not looked at.
-std::vector<std::string> replica_differences(Executor& executor, Groups& groups, const ReplicaOptions& options = {});
+// `with_disk`: also what is offloaded to a disk, which is read.
+std::vector<std::string> replica_differences(Executor& executor, Groups& groups, bool with_disk = true);
 
 }  // namespace lockstep::engine

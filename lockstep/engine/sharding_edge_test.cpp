@@ -38,7 +38,7 @@ void expect_zero_padding(const at::Tensor& part, const std::vector<arch::ShardSl
 
 void expect_zero_padding(ParameterStore& store) {
   for (size_t unit = 0; unit < store.layout().units.size(); ++unit) {
-    if (!store.options().offload_parameters)
+    if (!store.options().layout.offload.parameters)
       expect_zero_padding(store.compute_part(unit), store.slots(unit), cat("compute copy of unit ", unit));
     expect_zero_padding(store.value_part(unit), store.slots(unit), cat("values of unit ", unit));
     expect_zero_padding(store.grad_part(unit), store.slots(unit), cat("gradient of unit ", unit));
@@ -50,6 +50,7 @@ using Change = std::function<void(program::Layout& layout)>;
 Outcome train(const Case& c, int64_t global_batch, const Change& change) {
   Outcome outcome;
   program::Layout layout = layout_for(c, global_batch);
+  layout.optimizer = kAdamW;
   change(layout);
   program::Layout one = program::reference_layout(layout);
   one.micro_batch = global_batch;
@@ -61,7 +62,6 @@ Outcome train(const Case& c, int64_t global_batch, const Change& change) {
       engine::testing::train_layout(layout, {.steps = kSteps,
                                              .first_samples = 1,
                                              .lr = 1e-2,
-                                             .optimizer = kAdamW,
                                              .check_traffic = true,
                                              .after_step = evaluate,
                                              .at_end = [](Executor& executor, int) { expect_zero_padding(executor.store()); }});

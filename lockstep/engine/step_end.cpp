@@ -14,12 +14,11 @@ namespace lockstep::engine {
 using program::Action;
 using program::ActionKind;
 
-StepEnd::StepEnd(const StepView& step, const Parts& parts, const Options& options)
-    : step_(step), with_(parts), options_(options) {
+StepEnd::StepEnd(const StepView& step, const Parts& parts) : step_(step), with_(parts) {
   if (!step_.layout.pipeline.post_validation) return;
-  LOCKSTEP_CHECK(!options_.skip_nonfinite, "a step cannot be left out once the next one has begun");
+  LOCKSTEP_CHECK(!step_.options.skip_nonfinite, "a step cannot be left out once the next one has begun");
   before_ = std::make_unique<StateCopy>(step_.store);
-  clipped_ = options_.max_grad_norm > 0;
+  clipped_ = step_.options.max_grad_norm > 0;
 }
 
 void StepEnd::add_handlers(Handlers& handlers) {
@@ -107,7 +106,8 @@ Started StepEnd::norm(const Action& action) {
   if (state.pends) {
     pending_->norm = with_.gradients.start_norm(norm_call(action, program::Collective::kAllReduce), false);
     step_.groups.world().confirm();
-    state.gradient_scale = 1 / tokens_of_ranks();
+    // All ranks of one replica see the same tokens.
+    state.gradient_scale = 1 / (step_.groups.data().size() == 1 ? static_cast<double>(tokens_here()) : tokens_.item<double>());
     before_->take();
     return pending_->norm.joined;
   }
@@ -126,15 +126,13 @@ void StepEnd::scale(double norm, StepResult& result) {
   const auto tokens = static_cast<double>(result.tokens);
   result.grad_norm = norm / tokens;
   if (!std::isfinite(result.grad_norm)) return;
-  result.clip_factor = optim::clip_factor(result.grad_norm, options_.max_grad_norm);
+  result.clip_factor = optim::clip_factor(result.grad_norm, step_.options.max_grad_norm);
   clipped_ = result.clip_factor < 1;
   step_.state.gradient_scale = result.clip_factor / tokens;
 }
 
 void StepEnd::update(const Action& action) {
-  const StepState& state = step_.state;
-  optim::step(updated(action.unit), options_.optimizer,
-              {.lr = state.lr, .number = state.step, .grad_scale = state.gradient_scale});
+  optim::step(updated(action.unit), step_.layout.optimizer, step_.state.point());
   with_.matrices.apply(action.unit);
 }
 
@@ -148,7 +146,7 @@ const std::vector<optim::Parameter>& StepEnd::updated(int id) {
   parameters.clear();
   for (size_t unit = 0; unit < store.layout().units.size(); ++unit)
     if (id < 0 || store.layout().units[unit].id == id)
-      for (optim::Parameter& parameter : store.updated_parameters(unit)) parameters.push_back(std::move(parameter));
+      for (auto& [place_of, parameter] : store.updated(unit)) parameters.push_back(std::move(parameter));
   return parameters;
 }
 

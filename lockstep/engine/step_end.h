@@ -2,6 +2,7 @@
 // LOSS and NORM are the two places at which the host waits for a device, once each.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,18 +12,13 @@
 #include "lockstep/engine/gradient_reducer.h"
 #include "lockstep/engine/layer_runner.h"
 #include "lockstep/engine/matrix_updates.h"
-#include "lockstep/engine/state_copy.h"
+#include "lockstep/engine/parameter_store.h"
 #include "lockstep/optim/optimizer.h"
 
 namespace lockstep::engine {
 
 class StepEnd {
  public:
-  struct Options {
-    config::OptimizerSection optimizer{};
-    double max_grad_norm = 1.0;
-    bool skip_nonfinite = false;
-  };
   // What it ends; all outlive it.
   struct Parts {
     const program::Program& program;
@@ -31,7 +27,7 @@ class StepEnd {
     MatrixUpdates& matrices;
     Joins& joins;
   };
-  StepEnd(const StepView& step, const Parts& parts, const Options& options);
+  StepEnd(const StepView& step, const Parts& parts);
 
   void add_handlers(Handlers& handlers);
   // A step begins. It will be pending at its end where it may, and nothing says that it will be wrong.
@@ -40,9 +36,7 @@ class StepEnd {
   // The step that was begun and not validated.
   bool pending() const { return pending_.has_value(); }
   int64_t pending_step() const { return pending_->step; }
-  // Its update is made again between the two.
-  void begin_redo();
-  void end_redo();
+  void redo(const std::function<void()>& run);  // `run` makes its update again
   // What VALIDATE has found of the step before.
   std::optional<StepResult> take_validated() { return std::exchange(validated_, std::nullopt); }
 
@@ -72,14 +66,12 @@ class StepEnd {
   double norm_of_ranks(const program::Action& action);
   void scale(double norm, StepResult& result);
   int64_t tokens_here() const;
-  double tokens_of_ranks() const;
   const std::vector<optim::Parameter>& updated(int id);
   void forget_forward();
   void nonfinite(int64_t step);
 
   const StepView step_;
   const Parts with_;
-  const Options options_;
   std::map<int, std::vector<optim::Parameter>> updated_;  // by the unit of STEP
   std::unique_ptr<StateCopy> before_;  // null without post-validation
   at::Tensor tokens_;                  // the sum over the ranks of TOKENS

@@ -1,14 +1,13 @@
 // A step whose update goes ahead of the norm, and what is done where that was wrong (program/passes/post_validation.h); a step
 // that is left out, or the last one, because a gradient was not finite.
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/comm/exchange.h"
 #include "lockstep/engine/step_end.h"
 #include "lockstep/program/passes/post_validation.h"
 
@@ -19,14 +18,7 @@ using program::Resource;
 
 Started StepEnd::tokens(const Action& action) {
   tokens_ = at::tensor({static_cast<double>(tokens_here())}, at::kDouble);
-  const program::PlannedCall* call = step_.calls.only(action);
-  if (!call) return {};
-  return waiting_for(execute(step_.groups, *call, {.input = tokens_}), step_.waits, "tokens");
-}
-
-// All ranks of one replica see the same tokens.
-double StepEnd::tokens_of_ranks() const {
-  return step_.groups.data().size() == 1 ? static_cast<double>(tokens_here()) : tokens_.item<double>();
+  return step_.start(step_.planned(action), {.input = tokens_}, "tokens");
 }
 
 // The gradients of the step before are there until here. Between steps, where no microbatches are, nothing else has begun.
@@ -73,16 +65,16 @@ void StepEnd::forget_forward() {
 }
 
 // By the scale that outcome() has found.
-void StepEnd::begin_redo() {
+void StepEnd::redo(const std::function<void()>& run) {
   with_.joins.join(Resource::kParameters);
   before_->restore();
-  std::swap(step_.state.step, pending_->step);
-  std::swap(step_.state.lr, pending_->lr);
-}
-
-void StepEnd::end_redo() {
-  std::swap(step_.state.step, pending_->step);
-  std::swap(step_.state.lr, pending_->lr);
+  const auto exchange = [this] {
+    std::swap(step_.state.step, pending_->step);
+    std::swap(step_.state.lr, pending_->lr);
+  };
+  exchange();
+  run();
+  exchange();
   pending_.reset();
 }
 
@@ -94,21 +86,19 @@ void StepEnd::nonfinite(int64_t step) {
   with_.gradients.abandon();
   with_.layers.abandon();
   if (step_.store.host() && step_.store.host()->disk()) step_.store.host()->disk()->abandon();
-  comm::Communicator& replica = step_.groups.replica();
   // Ranks of a pipeline have tables of their own: rows are those of the whole model's; -1 for none.
   const std::vector<arch::ParamSpec> table = arch::param_table(step_.layout.model);
   int64_t row = -1;
   if (const int param = with_.gradients.watch().first(); param >= 0)
     row = std::ranges::find(table, step_.store.table()[static_cast<size_t>(param)].name, &arch::ParamSpec::name) - table.begin();
-  const at::Tensor mine = at::tensor({row}, at::kLong);
-  const at::Tensor all = at::empty({replica.size()}, at::kLong);
-  replica.all_gather(mine, all, {.id = program::call_id(program::Purpose::kNonFinite)}).wait();
-  const int64_t* params = all.const_data_ptr<int64_t>();
   std::vector<std::string> culprits;
-  for (int rank = 0; rank < replica.size(); ++rank)
-    if (params[rank] >= 0) culprits.push_back(cat("rank ", rank, ": ", table[static_cast<size_t>(params[rank])].name));
+  int rank = 0;
+  for (const auto& found : comm::gather_numbers(step_.groups.replica(), program::call_id(program::Purpose::kNonFinite), {row})) {
+    if (found[0] >= 0) culprits.push_back(cat("rank ", rank, ": ", table[static_cast<size_t>(found[0])].name));
+    ++rank;
+  }
   const std::string whose = culprits.empty() ? "their norm overflows" : join(culprits, ", ");
-  if (options_.skip_nonfinite) {
+  if (step_.options.skip_nonfinite) {
     step_.state.result.skipped = whose;
     step_.state.outcome = Outcome::kLeftOut;
     return;

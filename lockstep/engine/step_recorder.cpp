@@ -8,8 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/program/planned_calls.h"
-
 namespace lockstep::engine {
 
 using program::Action;
@@ -21,31 +19,30 @@ StepRecorder::Moment StepRecorder::now() {
   return {.time = Clock::now(), .on_core = static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec)};
 }
 
-StepRecorder::StepRecorder(const program::Layout& layout, const program::Program& program, Groups& groups,
-                           const ExposedWaits& waits, Clock::time_point start)
-    : layout_(layout), program_(program), groups_(groups), waits_(waits), start_(start) {
-  for (const auto& [name, group] : groups_.all()) group->time_calls();
-  trace_.rank = groups_.rank();
-  trace_.world_size = layout.mesh.world_size();
+StepRecorder::StepRecorder(const StepView& step, const program::Program& program, Clock::time_point start)
+    : step_(step), program_(program), start_(start) {
+  for (const auto& [name, group] : step_.groups.all()) group->time_calls();
+  trace_.rank = step_.groups.rank();
+  trace_.world_size = step_.layout.mesh.world_size();
   trace_.actions = static_cast<int>(program.list(trace_.rank).size());
   trace_.records.reserve(static_cast<size_t>(trace_.actions));
 }
 
 void StepRecorder::begin() {
   entered_ = begun_ = now();
-  waited_before_ = waits_.total();
+  waited_before_ = step_.waits.total();
   waited_ = 0;
 }
 
 void StepRecorder::ready() {
   begun_ = now();
-  waited_ = waits_.total() - waited_before_;
+  waited_ = step_.waits.total() - waited_before_;
 }
 
 void StepRecorder::end(size_t action) {
   const Moment ended = now();
   const bool hands_over = program::is_transfer(program_.list(trace_.rank)[action].kind);
-  if (hands_over) waited_ = waits_.total() - waited_before_;
+  if (hands_over) waited_ = step_.waits.total() - waited_before_;
   const Moment& own_until = hands_over ? ended : begun_;
   const double own = seconds(own_until.time) - seconds(entered_.time) - waited_;
   const double on_core = own_until.on_core - entered_.on_core;
@@ -58,19 +55,18 @@ void StepRecorder::end(size_t action) {
 }
 
 // Calls of one id over one group follow each other in the order of the list.
-plan::StepTrace StepRecorder::finish(int64_t step) {
-  trace_.step = step;
-  program::CallTable planned(layout_, program_, trace_.rank);
+plan::StepTrace StepRecorder::finish() {
+  trace_.step = step_.state.step;
   std::map<std::pair<const comm::Communicator*, program::CallId>, std::deque<comm::TimedCall>> calls;
-  for (const auto& [name, group] : groups_.all())
+  for (const auto& [name, group] : step_.groups.all())
     for (comm::TimedCall& call : group->take_times()) calls[{group, call.id}].push_back(std::move(call));
   const std::vector<Action>& actions = program_.list(trace_.rank);
   for (plan::ActionRecord& record : trace_.records) {
     bool first = true;
     const Action& action = actions[static_cast<size_t>(record.action)];
     if (program::computes(action.kind)) continue;
-    for (const program::PlannedCall& call : planned.of(action)) {
-      std::deque<comm::TimedCall>& timed = calls[{&groups_.over(call.group), call.id}];
+    for (const program::PlannedCall& call : step_.calls.of(action)) {
+      std::deque<comm::TimedCall>& timed = calls[{&step_.groups.over(call.group), call.id}];
       if (timed.empty()) continue;
       record.start = first ? seconds(timed.front().entered) : std::min(record.start, seconds(timed.front().entered));
       record.end = first ? seconds(timed.front().left) : std::max(record.end, seconds(timed.front().left));

@@ -5,8 +5,7 @@
 #include <cstddef>
 #include <optional>
 
-#include "lockstep/engine/groups.h"
-#include "lockstep/engine/handlers.h"
+#include "lockstep/engine/step_state.h"
 #include "lockstep/plan/step_trace.h"
 #include "lockstep/program/program.h"
 
@@ -17,9 +16,7 @@ class StepRecorder {
   using Clock = std::chrono::steady_clock;
 
   // Times are counted from `start`, one moment for all ranks. From here on the groups keep the times of their calls.
-  // `waits`: where the engine adds up what it waited for.
-  StepRecorder(const program::Layout& layout, const program::Program& program, Groups& groups, const ExposedWaits& waits,
-               Clock::time_point start);
+  StepRecorder(const StepView& step, const program::Program& program, Clock::time_point start);
 
   // An action begins; what it uses is there; it has been run.
   void begin();
@@ -27,7 +24,7 @@ class StepRecorder {
   void end(size_t action);
 
   // With the calls that actions made; collective over nothing, but waits for this rank's calls in flight.
-  plan::StepTrace finish(int64_t step);
+  plan::StepTrace finish();
 
  private:
   struct Moment {
@@ -37,14 +34,12 @@ class StepRecorder {
   static Moment now();
   double seconds(Clock::time_point time) const { return std::chrono::duration<double>(time - start_).count(); }
 
-  const program::Layout& layout_;
+  const StepView step_;
   const program::Program& program_;
-  Groups& groups_;
-  const ExposedWaits& waits_;
   const Clock::time_point start_;
   std::optional<Clock::time_point> ended_;  // the action before
   Moment entered_{}, begun_{};              // the action at hand: begin(), and the last of begin() and ready()
-  double waited_before_ = 0;                // waits_.total() when it was entered
+  double waited_before_ = 0;                // ExposedWaits::total() when it was entered
   double waited_ = 0;                       // in it, until it began
   plan::StepTrace trace_;
 };

@@ -1,17 +1,34 @@
-// The step that runs, as its handlers share it.
+// What an executor is made of and given, and the step that runs, as its handlers share it.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "lockstep/engine/copy_queue.h"
+#include "lockstep/engine/finite_watch.h"
 #include "lockstep/engine/handlers.h"
 #include "lockstep/engine/parameter_store.h"
 #include "lockstep/nn/layer.h"
 
 namespace lockstep::engine {
+
+// Sees every action before it runs. A seam for tests, which break a rank or its gradients there.
+using ActionObserver = std::function<void(const program::Action& action, ParameterStore& store)>;
+
+struct ExecutorOptions {
+  program::Layout layout;
+  at::Device device = at::kCPU;
+  uint64_t seed = 1234;
+  double max_grad_norm = 1.0;  // 0 = no clipping
+  bool skip_nonfinite = false;  // a gradient that is not finite: the step is left out, instead of DivergedError
+  std::filesystem::path disk_path{};  // takes what the layout offloads to disk
+  ActionObserver before_action{};
+  MarkNonFinite mark_nonfinite{};  // a seam for tests: FiniteWatch
+};
 
 struct StepResult {
   bool pending = false;     // begun and not yet validated: loss, tokens and norm are not known (Executor::settle)
@@ -44,17 +61,29 @@ struct StepState {
   StepResult result{};
   std::vector<at::Tensor> losses{};  // per microbatch, 0-d: the sum of valid targets' losses
 
+  optim::StepPoint point() const { return {.lr = lr, .number = step, .grad_scale = gradient_scale}; }
   const nn::Microbatch& microbatch(int index) const { return microbatches->at(static_cast<size_t>(index)); }
 };
 
 // What a handler sees of it, and of the rank.
 struct StepView {
+  const ExecutorOptions& options;
   const program::Layout& layout;
   StepState& state;
   ParameterStore& store;
   Groups& groups;
   program::CallTable& calls;
   ExposedWaits& waits;
+
+  // The one call of an action that must make one on this rank.
+  const program::PlannedCall& planned(const program::Action& action) const {
+    const program::PlannedCall* call = calls.only(action);
+    LOCKSTEP_CHECK(call != nullptr, program::action_name(action.kind), " of unit ", action.unit, ", stage ", action.stage, " makes no call");
+    return *call;
+  }
+  Started start(const program::PlannedCall& call, const CallTensors& tensors, const char* what) const {
+    return waiting_for(execute(groups, call, tensors), waits, what);
+  }
 };
 
 // Counted by whoever made the microbatch.

@@ -122,7 +122,7 @@ TEST(TensorParallel, WeightGradientsMayRunLater) {
         for (size_t i = layers.size(); i-- > 0;)
           dy = apart ? layers[i]->backward_input(dy, *saved[i]) : layers[i]->backward(dy, *saved[i]);
         for (size_t i = 0; apart && i < layers.size(); ++i) layers[i]->backward_weight(*saved[i]);
-        return store.grad_slice(0, store.layout().numel).clone();
+        return store.gradients().slice(0, store.layout().numel).clone();
       };
       EXPECT_TRUE(at::equal(gradients(true), gradients(false)));
     });

@@ -34,7 +34,6 @@ struct TrainingOptions {
   int64_t first_samples = 0;  // whose samples the first step takes
   double lr = 1e-3;
   double max_grad_norm = 0.05;
-  config::OptimizerSection optimizer{};
   at::Device device = at::kCPU;
   bool may_pend = false;  // all steps but the last; `taken_back` counts those whose update was made again
   std::filesystem::path disk_path{};
@@ -52,7 +51,6 @@ inline Outcome train_layout(const program::Layout& layout, const TrainingOptions
     Groups groups(world, layout);
     Executor executor({.layout = layout,
                        .device = options.device,
-                       .optimizer = options.optimizer,
                        .max_grad_norm = options.max_grad_norm,
                        .disk_path = options.disk_path},
                       groups);

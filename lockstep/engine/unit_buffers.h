@@ -1,12 +1,12 @@
-// One flat tensor per unit of a layout: parameters or gradients as layers see them, for good or only while they are held.
+// One flat tensor per unit: parameters or gradients as layers see them, for good or only while they are held.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "lockstep/arch/params.h"
 #include "lockstep/engine/memory_tracker.h"
 
 namespace lockstep::engine {
@@ -24,13 +24,15 @@ struct UnitBufferOptions {
 class UnitBuffers {
  public:
   UnitBuffers() = default;  // holds nothing
-  UnitBuffers(const arch::FlatLayout& layout, UnitBufferOptions options);
+  // `sizes`: elements of each unit; what is not transient lies side by side.
+  UnitBuffers(const std::vector<int64_t>& sizes, UnitBufferOptions options);
 
   bool defined() const { return !units_.empty(); }
   bool transient() const { return options_.transient; }
   const at::Tensor& unit(size_t index) const { return units_.at(index); }  // [numel of the unit]
   // Not transient: elements [begin, end) of all units together.
   at::Tensor slice(int64_t begin, int64_t end) const;
+  void zero() { whole_.zero_(); }
 
   // Transient ones. hold() leaves the values undefined. InternalError where it is held already, or not held.
   void hold(size_t index);

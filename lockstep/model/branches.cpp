@@ -24,19 +24,17 @@ std::unique_ptr<nn::Branch> attention(PartsBuilder& parts, const BranchPlace& pl
   const nn::Attention::Shape shape{.heads = model.heads / ranks,
                                    .kv_heads = std::max<int64_t>(1, model.kv_heads / ranks),
                                    .head_size = model.head_size};
-  return std::make_unique<nn::Attention>(shape, parts.first_linear(place, model.qkv_bias), parts.rotary(place),
-                                         parts.last_linear(place, model.out_bias), head_norm(parts, place));
+  return std::make_unique<nn::Attention>(shape, parts.first_linear(place), parts.rotary(place), parts.last_linear(place),
+                                         head_norm(parts, place));
 }
 
 std::unique_ptr<nn::Branch> mlp(PartsBuilder& parts, const BranchPlace& place) {
-  const arch::ModelConfig& model = parts.model();
   std::unique_ptr<nn::Activation> activation;
-  if (model.traits().gated_mlp)
+  if (parts.model().traits().gated_mlp)
     activation = std::make_unique<nn::SwiGlu>();
   else
     activation = std::make_unique<nn::GeluTanh>();
-  return std::make_unique<nn::Mlp>(parts.first_linear(place, model.mlp_bias), std::move(activation),
-                                   parts.last_linear(place, model.mlp_bias));
+  return std::make_unique<nn::Mlp>(parts.first_linear(place), std::move(activation), parts.last_linear(place));
 }
 
 std::map<std::string_view, BranchMaker>& makers() {

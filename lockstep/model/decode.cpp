@@ -7,14 +7,6 @@
 
 namespace lockstep::model {
 
-int64_t KvCache::bytes() const {
-  int64_t bytes = 0;
-  for (const auto& block : blocks_)
-    for (const nn::KvCacheLayer& layer : block)
-      if (layer.k.defined()) bytes += static_cast<int64_t>(layer.k.nbytes() + layer.v.nbytes());
-  return bytes;
-}
-
 void KvCache::truncate(int64_t slot, int64_t length) {
   LOCKSTEP_CHECK(0 <= length && length <= this->length(slot), "length ", length, " of ", this->length(slot));
   lengths_[static_cast<size_t>(slot)] = length;
@@ -44,18 +36,13 @@ at::Tensor Decoder::append(const at::Tensor& tokens, std::span<const int64_t> sl
     LOCKSTEP_CHECK(spans.back().start + tokens.size(1) <= cache.capacity(), spans.back().start, " + ", tokens.size(1), " > ",
                    cache.capacity());
   }
-  at::Tensor x = embed(tokens, spans);
-  for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i]->decode(x, cache.blocks_[i], spans);
-  for (const int64_t slot : slots) cache.lengths_[static_cast<size_t>(slot)] += tokens.size(1);
-  return head_->logits(x.select(1, x.size(1) - 1).contiguous());
-}
-
-at::Tensor Decoder::embed(const at::Tensor& tokens, std::span<const nn::CacheSpan> spans) const {
-  if (spans.size() == 1) return embedding_->embed(tokens, spans[0].start);
   std::vector<at::Tensor> rows;
   for (size_t b = 0; b < spans.size(); ++b)
     rows.push_back(embedding_->embed(tokens.narrow(0, static_cast<int64_t>(b), 1), spans[b].start));
-  return at::cat(rows);
+  at::Tensor x = at::cat(rows);
+  for (size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i]->decode(x, cache.blocks_[i], spans);
+  for (const int64_t slot : slots) cache.lengths_[static_cast<size_t>(slot)] += tokens.size(1);
+  return head_->logits(x.select(1, x.size(1) - 1).contiguous());
 }
 
 }  // namespace lockstep::model

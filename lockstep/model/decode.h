@@ -23,7 +23,6 @@ class KvCache {
   int64_t slots() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t length(int64_t slot) const { return lengths_.at(static_cast<size_t>(slot)); }
   int64_t capacity() const { return capacity_; }
-  int64_t bytes() const;
   // Forgets the tokens of a slot from `length` on.
   void truncate(int64_t slot, int64_t length);
 
@@ -51,8 +50,6 @@ class Decoder {
   at::Tensor append(const at::Tensor& tokens, std::span<const int64_t> slots, KvCache& cache);
 
  private:
-  at::Tensor embed(const at::Tensor& tokens, std::span<const nn::CacheSpan> spans) const;
-
   arch::ModelConfig model_;
   at::TensorOptions options_;
   std::unique_ptr<nn::Embedding> embedding_;

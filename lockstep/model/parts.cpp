@@ -3,11 +3,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/arch/branch_kind.h"
 #include "lockstep/base/text.h"
-#include "lockstep/parallel/tensor/embedding.h"
-#include "lockstep/parallel/tensor/head.h"
 #include "lockstep/parallel/tensor/linear.h"
+#include "lockstep/parallel/tensor/vocabulary.h"
 
 namespace lockstep::model {
 
@@ -19,8 +17,7 @@ std::unique_ptr<nn::Embedding> PartsBuilder::embedding() {
   if (model_.traits().learned_positions) positions = source_.parameter("embed.positions.weight");
   const nn::Parameter tokens = source_.parameter("embed.tokens.weight");
   if (!group()) return std::make_unique<nn::Embedding>(tokens, positions, dropout("embed"));
-  const mesh::Range here = mesh::shard_range(model_.vocab_size, group()->size(), group()->rank());
-  return std::make_unique<parallel::VocabParallelEmbedding>(tokens, positions, dropout("embed"), *group(), here.begin);
+  return std::make_unique<parallel::VocabParallelEmbedding>(tokens, positions, dropout("embed"), *group(), model_.vocab_size);
 }
 
 std::unique_ptr<Block> PartsBuilder::block(int index) {
@@ -41,7 +38,7 @@ std::unique_ptr<Block> PartsBuilder::block(int index) {
 
 std::unique_ptr<nn::Head> PartsBuilder::head() {
   const nn::Parameter weight = source_.parameter(model_.tied ? "embed.tokens.weight" : "head.weight");
-  const int64_t chunk_rows = arch::head_chunk_rows(mesh::padded_part(model_.vocab_size, tensor_size()));
+  const int64_t chunk_rows = arch::head_chunk_rows(model_.vocab_size, tensor_size());
   if (!group()) return std::make_unique<nn::Head>(norm("head.norm"), weight, chunk_rows);
   return std::make_unique<parallel::VocabParallelHead>(norm("head.norm"), weight, chunk_rows, *group(),
                                                        model_.vocab_size);
@@ -58,19 +55,19 @@ nn::Parameter PartsBuilder::parameter(const BranchPlace& place, std::string_view
 }
 
 template <typename Sharded>
-std::unique_ptr<nn::Linear> PartsBuilder::linear(const BranchPlace& place, std::string_view part, bool has_bias) {
-  const nn::Parameter weight = parameter(place, cat(part, ".weight"));
-  const nn::Parameter bias = has_bias ? parameter(place, cat(part, ".bias")) : nn::Parameter();
+std::unique_ptr<nn::Linear> PartsBuilder::linear(const BranchPlace& place, const arch::LayerBuilder::Linear& linear) {
+  const nn::Parameter weight = parameter(place, cat(linear.name, ".weight"));
+  const nn::Parameter bias = linear.has_bias ? parameter(place, cat(linear.name, ".bias")) : nn::Parameter();
   if (!group()) return std::make_unique<nn::Linear>(weight, bias);
-  return std::make_unique<Sharded>(weight, bias, *group(), place.calls.of_part(place.spec.part(part)));
+  return std::make_unique<Sharded>(weight, bias, *group(), place.calls.of_part(place.spec.part(linear.name)));
 }
 
-std::unique_ptr<nn::Linear> PartsBuilder::first_linear(const BranchPlace& place, bool has_bias) {
-  return linear<parallel::ColumnParallelLinear>(place, arch::branch_kind(place.spec.kind).linears(model_).first, has_bias);
+std::unique_ptr<nn::Linear> PartsBuilder::first_linear(const BranchPlace& place) {
+  return linear<parallel::ColumnParallelLinear>(place, arch::branch_kind(place.spec.kind).linears(model_).first);
 }
 
-std::unique_ptr<nn::Linear> PartsBuilder::last_linear(const BranchPlace& place, bool has_bias) {
-  return linear<parallel::RowParallelLinear>(place, arch::branch_kind(place.spec.kind).linears(model_).last, has_bias);
+std::unique_ptr<nn::Linear> PartsBuilder::last_linear(const BranchPlace& place) {
+  return linear<parallel::RowParallelLinear>(place, arch::branch_kind(place.spec.kind).linears(model_).last);
 }
 
 std::unique_ptr<nn::Norm> PartsBuilder::norm(const std::string& name) {
@@ -88,7 +85,7 @@ nn::Dropout PartsBuilder::dropout(const std::string& site) const {
 
 std::optional<nn::Rotary> PartsBuilder::rotary(const BranchPlace& place) {
   if (!model_.traits().learned_positions && !rotary_) {
-    const std::string first(arch::branch_kind(place.spec.kind).linears(model_).first);
+    const std::string first(arch::branch_kind(place.spec.kind).linears(model_).first.name);
     rotary_.emplace(model_.max_seq_len, model_.head_size, model_.rope_theta, parameter(place, first + ".weight").value.options(),
                     model_.rope_scaling);
   }

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/arch/model_config.h"
+#include "lockstep/arch/branch_kind.h"
 #include "lockstep/model/block.h"
 #include "lockstep/model/model.h"
 #include "lockstep/nn/embedding.h"
@@ -39,13 +39,13 @@ class PartsBuilder {
   const arch::ModelConfig& model() const { return model_; }
   int tensor_size() const;  // ranks that share the heads and the width of a branch
   nn::Parameter parameter(const BranchPlace& place, std::string_view part);  // "q_norm.weight"
-  std::unique_ptr<nn::Linear> first_linear(const BranchPlace& place, bool has_bias);
-  std::unique_ptr<nn::Linear> last_linear(const BranchPlace& place, bool has_bias);
+  std::unique_ptr<nn::Linear> first_linear(const BranchPlace& place);
+  std::unique_ptr<nn::Linear> last_linear(const BranchPlace& place);
   std::optional<nn::Rotary> rotary(const BranchPlace& place);  // nothing with learned positions
 
  private:
   template <typename Sharded>
-  std::unique_ptr<nn::Linear> linear(const BranchPlace& place, std::string_view part, bool has_bias);
+  std::unique_ptr<nn::Linear> linear(const BranchPlace& place, const arch::LayerBuilder::Linear& linear);
   // The group where it has several ranks.
   parallel::TensorGroup* group() const;
   std::unique_ptr<nn::Norm> norm(const std::string& name);

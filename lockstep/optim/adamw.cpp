@@ -109,7 +109,6 @@ void step_on_host(const std::vector<Parameter>& parameters, const Section& optio
 }
 
 void adamw_step(const std::vector<Parameter>& parameters, const Section& options, const StepPoint& point) {
-  if (parameters.empty()) return;
   LOCKSTEP_CHECK(point.number >= 1, "AdamW counts steps from 1, got ", point.number);
   if (parameters[0].value.is_cpu()) return step_on_host(parameters, options, point);
   std::vector<nn::cuda::AdamWTensors> pieces;

@@ -80,8 +80,4 @@ double gradient_norm(const std::vector<at::Tensor>& gradients) {
   return std::sqrt(program::sum_on_rank(program::Summed::kNorm, squares));
 }
 
-double clip_factor(double norm, double max_norm) {
-  return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
-}
-
 }  // namespace lockstep::optim

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <string_view>
 
 #include "lockstep/base/check.h"
 #include "lockstep/optim/functions.h"
@@ -33,6 +32,20 @@ Section options_of(const arch::UpdateRule& rule, Section options) {
 StepPoint point_of(const arch::UpdateRule& rule, StepPoint point) {
   point.lr *= rule.lr_factor;
   return point;
+}
+
+// Parameters of one rule.
+void step_alike(const std::vector<Parameter>& alike, const Section& options, const StepPoint& point) {
+  const arch::UpdateRule& rule = alike.front().rule;
+  for (const Parameter& parameter : alike)
+    LOCKSTEP_CHECK_EQ(parameter.slots.size(), rule.optimizer->slots.size(), "slots of ", rule.optimizer->id);
+  const Functions& functions = functions_of(*rule.optimizer);
+  if (functions.step) return functions.step(alike, options_of(rule, options), point_of(rule, point));
+  for (const Parameter& matrix : alike) {
+    LOCKSTEP_CHECK_EQ(matrix.value.dim(), 2, rule.optimizer->id, " updates matrices");
+    const at::Tensor update = orthogonal(*rule.optimizer, direction(matrix, options, point), options);
+    apply(matrix, update, matrix.value.sizes(), options, point);
+  }
 }
 
 // Where `step` stands between `first` (0) and `last` (1).
@@ -80,26 +93,11 @@ void apply(const Parameter& piece, const at::Tensor& orthogonal_piece, at::IntAr
 
 // Those of one rule together, in their order.
 void step(const std::vector<Parameter>& parameters, const Section& options, const StepPoint& point) {
-  const auto run = [&](const std::vector<Parameter>& alike) {
-    const arch::UpdateRule& rule = alike.front().rule;
-    for (const Parameter& parameter : alike)
-      LOCKSTEP_CHECK_EQ(parameter.slots.size(), rule.optimizer->slots.size(), "slots of ", rule.optimizer->id);
-    const Functions& functions = functions_of(*rule.optimizer);
-    if (functions.step) return functions.step(alike, options_of(rule, options), point_of(rule, point));
-    for (const Parameter& matrix : alike) {
-      LOCKSTEP_CHECK_EQ(matrix.value.dim(), 2, rule.optimizer->id, " updates matrices");
-      const at::Tensor update = orthogonal(*rule.optimizer, direction(matrix, options, point), options);
-      apply(matrix, update, matrix.value.sizes(), options, point);
-    }
-  };
-  if (parameters.empty()) return;
-  const auto other = [&](const Parameter& parameter) { return parameter.rule != parameters.front().rule; };
-  if (std::none_of(parameters.begin(), parameters.end(), other)) return run(parameters);
   for (std::vector<Parameter> left = parameters; !left.empty();) {
     const auto next = std::stable_partition(left.begin(), left.end(), [rule = left.front().rule](const Parameter& parameter) {
       return parameter.rule == rule;
     });
-    run({left.begin(), next});
+    step_alike({left.begin(), next}, options, point);
     left.erase(left.begin(), next);
   }
 }

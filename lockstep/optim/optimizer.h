@@ -41,7 +41,7 @@ double learning_rate(const config::OptimizerSection& optimizer, int64_t step, in
 double gradient_norm(const std::vector<at::Tensor>& gradients);
 
 // The factor that brings `norm` down to `max_norm`: 1 where it is below or max_norm is 0 (clipping off).
-double clip_factor(double norm, double max_norm);
+inline double clip_factor(double norm, double max_norm) { return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0; }
 
 // Updates values, slots and copies, each parameter by its rule, in whatever order they stand. Of a whole-matrix optimizer every
 // parameter is a whole matrix, else any piece of one. Of `options` each optimizer reads its own; the rate is that of `point`.

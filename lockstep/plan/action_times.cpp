@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 #include "lockstep/plan/cost_file.h"
 #include "lockstep/plan/simulate.h"
 #include "lockstep/plan/step_cost.h"
-#include "lockstep/program/pending.h"
 
 namespace lockstep::plan {
 namespace {
@@ -24,7 +24,7 @@ ActionTimes times_of(const Program& program, const Function& seconds) {
   for (int rank = 0; rank < program.world_size(); ++rank) {
     std::vector<double>& row = times.seconds.emplace_back();
     row.reserve(program.list(rank).size());
-    for (const Action& action : program.list(rank)) row.push_back(seconds(rank, action));
+    for (const Action& action : program.list(rank)) row.push_back(seconds(ActionRef{rank, static_cast<int>(row.size())}, action));
   }
   return times;
 }
@@ -32,12 +32,11 @@ ActionTimes times_of(const Program& program, const Function& seconds) {
 // Of what an action asks for (step_cost.h).
 double seconds_of(const Action& action, const Price& price, const Layout& layout, const StepCosts& costs) {
   const auto work = [&](const WorkCost& cost) { return cost.of(layout, action.layer); };
-  const auto is = [&](Work kind) { return price.work == kind; };
   double sum = (price.norm ? costs.norm : 0) + costs.step * price.updated / price.parameters;
-  if (is(Work::kForward)) sum += work(costs.forward);
-  if (is(Work::kInput) || is(Work::kInputAndWeight)) sum += work(costs.input);
-  if (is(Work::kWeight) || is(Work::kInputAndWeight)) sum += work(costs.weight);
-  if (is(Work::kAgain)) sum += work(costs.recompute);
+  if (program::work_of(action.kind) == Work::kForward) sum += work(costs.forward);
+  if (program::goes_back(action.kind)) sum += work(costs.input);
+  if (program::adds_to_weights(action.kind)) sum += work(costs.weight);
+  if (program::work_of(action.kind) == Work::kAgain) sum += work(costs.recompute);
   double calls = 0;
   for (const double bytes : price.calls) calls += costs.collective.seconds(bytes);
   for (const double bytes : price.moves) sum += costs.copy.seconds(bytes);
@@ -45,44 +44,24 @@ double seconds_of(const Action& action, const Price& price, const Layout& layout
   return sum + calls;
 }
 
-// When each transfer was over: for who waited, once that woke up.
-std::vector<double> transfer_ends(const Program& program, const Layout& layout, const Spans& measured, const Matching& matching) {
-  std::vector<double> ends;
-  for (const Transfer& transfer : matching.transfers)
-    ends.push_back(of_action(measured, transfer.recv).end);
-  for (size_t rank = 0; rank < measured.size(); ++rank) {
-    program::EffectTable effects(layout, program.buckets, static_cast<int>(rank));
-    program::Pending<size_t> pending;  // RECVs, by their positions
-    double clock = 0;  // end of what was computed before
-    for (size_t i = 0; i < measured[rank].size(); ++i) {
-      const Action& action = program.list(static_cast<int>(rank))[i];
-      const int transfer = matching.transfer_of[rank][i];
-      if (transfer >= 0 && matching.transfers[static_cast<size_t>(transfer)].recv.rank == static_cast<int>(rank))
-        pending.start(effects.of(action), action, i);
-      if (!program::computes(action.kind)) continue;
-      for (const size_t recv : pending.of(effects.of(action), action)) {
-        double& end = ends[static_cast<size_t>(matching.transfer_of[rank][recv])];
-        if (end > clock) end = std::max(end, measured[rank][i].start);
-      }
-      pending.join(effects.of(action), action);
-      clock = measured[rank][i].end;
-    }
-  }
-  return ends;
+// When a transfer was over: for who waited, once that woke up.
+double end_of(const Transfer& transfer, const Program& program, const Spans& measured) {
+  const double end = of_action(measured, transfer.recv).end;
+  if (transfer.user.rank < 0) return end;
+  const ActionRef before = computed_up_to(program, {transfer.user.rank, transfer.user.index - 1});
+  const bool waited = end > (before.rank < 0 ? 0 : of_action(measured, before).end);
+  return waited ? std::max(end, of_action(measured, transfer.user).start) : end;
 }
 
 }  // namespace
 
 ActionTimes unit_times(const Program& program, const Layout& layout) {
-  std::vector<double> share(static_cast<size_t>(layout.num_layers()), 1);
-  for (int layer = 0; layer < layout.num_layers(); ++layer) {
-    const auto [begin, end] = layout.stage_layers(layout.pipeline.stage_of(layer));
-    share[static_cast<size_t>(layer)] = 1.0 / (end - begin);
-  }
-  ActionTimes times = times_of(program, [&](int, const Action& action) {
+  ActionTimes times = times_of(program, [&](const ActionRef&, const Action& action) {
     if (!program::computes(action.kind)) return 0.0;
     const double whole = program::work_of(action.kind) == Work::kInputAndWeight ? 2 : 1;
-    return action.layer < 0 ? whole : whole * share[static_cast<size_t>(action.layer)];
+    if (action.layer < 0) return whole;
+    const auto [begin, end] = layout.stage_layers(layout.pipeline.stage_of(action.layer));
+    return whole * (1.0 / (end - begin));
   });
   times.in_units = true;
   times.source = "equal stages";
@@ -90,11 +69,9 @@ ActionTimes unit_times(const Program& program, const Layout& layout) {
 }
 
 ActionTimes cost_times(const Program& program, const Layout& layout, const StepCosts& costs) {
-  std::optional<Prices> prices;
-  int priced = -1;
-  ActionTimes times = times_of(program, [&](int rank, const Action& action) {
-    if (rank != priced) prices.emplace(layout, program, rank);
-    priced = rank;
+  std::optional<Prices> prices;  // of the rank at hand
+  ActionTimes times = times_of(program, [&](const ActionRef& ref, const Action& action) {
+    if (ref.index == 0) prices.emplace(layout, program, ref.rank);
     return seconds_of(action, prices->of(action), layout, costs);
   });
   times.source = costs.source;
@@ -103,17 +80,11 @@ ActionTimes cost_times(const Program& program, const Layout& layout, const StepC
 
 ActionTimes measured_times(const Program& program, const Layout& layout, const Spans& measured) {
   LOCKSTEP_CHECK_EQ(static_cast<int>(measured.size()), program.world_size());
-  ActionTimes times;
-  for (const std::vector<Span>& row : measured) {
-    std::vector<double>& seconds = times.seconds.emplace_back();
-    for (const Span& span : row) seconds.push_back(span.seconds());
-  }
+  ActionTimes times = times_of(program, [&](const ActionRef& ref, const Action&) { return of_action(measured, ref).seconds(); });
   const Matching matching = match(program, layout);
-  const std::vector<double> arrivals = transfer_ends(program, layout, measured, matching);
-  for (size_t i = 0; i < matching.transfers.size(); ++i) {
-    const Transfer& transfer = matching.transfers[i];
+  for (const Transfer& transfer : matching.transfers) {
     const double both = std::max(of_action(measured, transfer.send).start, of_action(measured, transfer.recv).start);
-    of_action(times.seconds, transfer.send) = std::max(0.0, arrivals[i] - both);
+    of_action(times.seconds, transfer.send) = std::max(0.0, end_of(transfer, program, measured) - both);
     of_action(times.seconds, transfer.recv) = 0;
   }
   for (const Meeting& meeting : matching.meetings) {
@@ -129,18 +100,13 @@ ActionTimes measured_times(const Program& program, const Layout& layout, const S
 }
 
 ActionTimes typical_times(const Program& program, const std::vector<ActionTimes>& steps) {
-  ActionTimes times;
-  for (int rank = 0; rank < program.world_size(); ++rank) {
-    const std::vector<Action>& actions = program.list(rank);
-    std::map<Action, std::vector<double>> found;
-    for (const ActionTimes& step : steps)
-      for (size_t i = 0; i < actions.size(); ++i)
-        found[without_microbatch(actions[i])].push_back(step.seconds.at(static_cast<size_t>(rank)).at(i));
-    std::map<Action, double> typical;
-    for (auto& [action, seconds] : found) typical[action] = median(std::move(seconds));
-    std::vector<double>& row = times.seconds.emplace_back();
-    for (const Action& action : actions) row.push_back(typical.at(without_microbatch(action)));
-  }
+  std::map<std::pair<int, Action>, std::vector<double>> found;  // of every rank
+  for (const ActionTimes& step : steps)
+    for (int rank = 0; rank < program.world_size(); ++rank)
+      for (int i = 0; i < static_cast<int>(program.list(rank).size()); ++i)
+        found[{rank, without_microbatch(program.list(rank)[static_cast<size_t>(i)])}].push_back(of_action(step.seconds, {rank, i}));
+  for (auto& [action, seconds] : found) seconds = {median(std::move(seconds))};
+  ActionTimes times = times_of(program, [&](const ActionRef& ref, const Action& action) { return found.at({ref.rank, without_microbatch(action)}).front(); });
   times.source = cat("medians over ", steps.size(), steps.size() == 1 ? " step" : " steps");
   return times;
 }

@@ -1,10 +1,8 @@
 #include "lockstep/plan/bubble.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
-#include <iterator>
-#include <string_view>
+#include <iomanip>
+#include <limits>
 
 #include "lockstep/base/text.h"
 #include "lockstep/plan/simulate.h"
@@ -21,7 +19,7 @@ using program::ScheduleKind;
 struct ClosedForms {
   ScheduleKind kind;
   std::string_view bubble;                     // its share at F = I = W
-  double weight;                               // idle time: (p - 1) (F + I + weight W); of naive m times that
+  double weight;                               // idle time / (p - 1) is F + I + so many W; of naive m times that
   int (*fewest)(int p);                        // microbatches from which on both hold
   int (*held)(int p, int v, int m, int rank);  // most in flight
 };
@@ -37,27 +35,14 @@ constexpr ClosedForms kForms[] = {
     {ScheduleKind::kZbV, "0", -2, [](int p) { return 2 * p; }, [](int p, int, int m, int) { return std::min(2 * m, 2 * p); }},
     {ScheduleKind::kDualPipeV, "(p-1)/(6m+p-1)", -1, [](int p) { return 2 * p; },
      [](int p, int, int m, int) { return std::min(2 * m, 2 * p + 1); }},
+    {ScheduleKind::kFile, "", 1, [](int) { return std::numeric_limits<int>::max(); }, nullptr},  // said of none
 };
 
-// None of a schedule in a file.
-const ClosedForms* forms_of(ScheduleKind kind) {
-  const auto* const found = std::ranges::find(kForms, kind, &ClosedForms::kind);
-  return found == std::end(kForms) ? nullptr : found;
-}
+const ClosedForms& forms_of(ScheduleKind kind) { return *std::ranges::find(kForms, kind, &ClosedForms::kind); }
 
-double idle_time(const ClosedForms& forms, const ScheduleInput& input, const StageTimes& times) {
-  const int turns = forms.kind == ScheduleKind::kNaive ? input.microbatches : 1;
-  const double before = input.ranks - 1;
-  return std::max(0.0, turns * before * (times.forward + times.input + forms.weight * times.weight));
-}
+double work_time(const ScheduleInput& input) { return StageTimes{}.all() * input.microbatches * input.virtual_stages; }
 
-double work_time(const ScheduleInput& input, const StageTimes& times) { return input.microbatches * input.virtual_stages * times.all(); }
-
-std::string percent(double share) {
-  std::array<char, 16> text{};
-  std::snprintf(text.data(), text.size(), "%.1f %%", 100 * std::max(share, 0.0) + 1e-9);
-  return text.data();
-}
+std::string percent(double share) { return cat(std::fixed, std::setprecision(1), 100 * std::max(share, 0.0) + 1e-9, " %"); }
 
 // A layout that has these stages, for what asks for one; nothing of its model plays a part.
 program::Layout layout_of(const ScheduleInput& input) {
@@ -78,43 +63,33 @@ program::Row row_of(const ScheduleInput& input) {
     most = std::max(most, count_in_flight(program.list(rank)));
     bound = std::max(bound, most_in_flight(input, rank).value_or(0));
   }
-  const std::string share = bubble_share(input) ? percent(*bubble_share(input)) : "-";
+  const auto share = bubble_share(input);
   const auto per_rank = [&](double stages) { return number_text(stages / input.virtual_stages); };
   return {program::schedule_name(input.kind), cat(input.virtual_stages),
-          number_text(use.pipeline_seconds / input.virtual_stages), percent(use.bubble()), share, percent(use.idle()),
+          number_text(use.pipeline_seconds / input.virtual_stages), percent(use.bubble()), share ? percent(share->value) : "-", percent(use.idle()),
           per_rank(most), per_rank(bound)};
 }
 
 }  // namespace
 
-std::optional<double> bubble_time(const ScheduleInput& input, const StageTimes& times) {
-  const ClosedForms* forms = forms_of(input.kind);
-  if (!forms || input.microbatches < forms->fewest(input.ranks)) return std::nullopt;
-  const bool equal = times.forward == times.input && times.input == times.weight;
-  if (input.kind == ScheduleKind::kZbV && !equal) return std::nullopt;
-  return idle_time(*forms, input, times);
+double bubble_time(const ScheduleInput& input, const StageTimes& times) {
+  const double turns = input.kind == ScheduleKind::kNaive ? input.microbatches : 1;
+  return turns * (input.ranks - 1) * std::max(0.0, times.forward + times.input + forms_of(input.kind).weight * times.weight);
 }
 
-std::optional<double> bubble_share(const ScheduleInput& input, const StageTimes& times) {
-  const std::optional<double> idle = bubble_time(input, times);
-  if (!idle) return std::nullopt;
-  return *idle / (*idle + work_time(input, times));
+std::optional<BubbleShare> bubble_share(const ScheduleInput& input) {
+  const ClosedForms& forms = forms_of(input.kind);
+  if (input.microbatches < forms.fewest(input.ranks)) return std::nullopt;
+  const double idle = bubble_time(input);
+  return BubbleShare{.value = idle / (idle + work_time(input)), .formula = forms.bubble};
 }
 
-double fill_share(const ScheduleInput& input) {
-  const ClosedForms* forms = forms_of(input.kind);
-  return idle_time(forms ? *forms : *forms_of(ScheduleKind::kOneFOneB), input, {}) / work_time(input, {});
-}
-
-std::string bubble_formula(ScheduleKind kind) {
-  const ClosedForms* forms = forms_of(kind);
-  return std::string(forms ? forms->bubble : "-");
-}
+double fill_share(const ScheduleInput& input) { return bubble_time(input) / work_time(input); }
 
 std::optional<int> most_in_flight(const ScheduleInput& input, int rank) {
-  const ClosedForms* forms = forms_of(input.kind);
-  if (!forms) return std::nullopt;
-  return forms->held(input.ranks, input.virtual_stages, input.microbatches, rank);
+  const ClosedForms& forms = forms_of(input.kind);
+  if (!forms.held) return std::nullopt;
+  return forms.held(input.ranks, input.virtual_stages, input.microbatches, rank);
 }
 
 int count_in_flight(const std::vector<program::Action>& actions) {
@@ -130,12 +105,11 @@ std::string schedule_table(int ranks, int microbatches, int virtual_stages) {
   std::vector<program::Row> rows = {{"schedule", "stages a rank", "step", "bubble", "formula", "idle", "in flight", "formula"}};
   for (const ClosedForms& forms : kForms) {
     const ScheduleKind kind = forms.kind;
-    const bool several = kind == ScheduleKind::kInterleaved || program::v_shaped(kind);
     const ScheduleInput input{.kind = kind,
                               .ranks = ranks,
-                              .virtual_stages = program::v_shaped(kind) ? 2 : several ? virtual_stages : 1,
+                              .virtual_stages = program::v_shaped(kind) ? 2 : kind == ScheduleKind::kInterleaved ? virtual_stages : 1,
                               .microbatches = microbatches};
-    if (program::schedule_problems(input).empty()) rows.push_back(row_of(input));
+    if (forms.held && program::schedule_problems(input).empty()) rows.push_back(row_of(input));
   }
   return cat(ranks, " pipeline ranks, ", microbatches, " microbatches; forward and both halves of backward take a rank one unit each\n\n",
              program::table(rows, 1, 7),

@@ -3,13 +3,14 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/program/passes/schedules.h"
 
 namespace lockstep::plan {
 
-// Times of a stage: of Layout's stages, so that with v of them a rank's layers take v times as long.
+// Times of a stage: with v of them a rank's layers take v times as long.
 struct StageTimes {
   double forward = 1, input = 1, weight = 1;
   double all() const { return forward + input + weight; }
@@ -25,14 +26,16 @@ struct StageTimes {
 //   dualpipe-v        (p - 1) (F + I - W)              of stages half as long; from m = 2p on. DeepSeek-AI 2024 gives
 //                     (p - 1) (F&B + B - 3 W) (their p/2 = p), which with F&B = F + I + W and B = I + W is one I more: here
 //                     the I that another rank waits for goes ahead of its W
-// Nothing where there is no form, or fewer microbatches. Never below 0.
-std::optional<double> bubble_time(const program::ScheduleInput& input, const StageTimes& times = {});
-// That time / (m v (F + I + W) + that time).
-std::optional<double> bubble_share(const program::ScheduleInput& input, const StageTimes& times = {});
-// That time / (m v (F + I + W)) at F = I = W, by the same forms where there are fewer microbatches too; of a file that of 1f1b.
+// By the same forms where there are fewer microbatches too; of a file that of 1f1b. Never below 0.
+double bubble_time(const program::ScheduleInput& input, const StageTimes& times = {});
+// That time / (m v (F + I + W) + that time) at F = I = W. Nothing where there is no form, or fewer microbatches.
+struct BubbleShare {
+  double value = 0;
+  std::string_view formula{};  // "(p-1)/(m+p-1)"
+};
+std::optional<BubbleShare> bubble_share(const program::ScheduleInput& input);
+// That time / (m v (F + I + W)) at F = I = W.
 double fill_share(const program::ScheduleInput& input);
-// "(p-1)/(m+p-1)": the share at F = I = W.
-std::string bubble_formula(program::ScheduleKind kind);
 
 // The most stages x microbatches of a rank whose F has run and whose B, or W, has not: what it keeps activations of. The same
 // papers; a bound where m is small. Nothing for a file.

@@ -2,10 +2,10 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 #include <toml++/toml.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::plan {
@@ -62,9 +62,7 @@ class Reader {
       else
         *field(name, key, keys) = number(name, key, value);
     }
-    if (!keys.work) return;
-    const int ways = !keys.work->layers.empty() + !keys.work->stages.empty();
-    if (ways > 1 || (ways == 1 && table.size() > 1))
+    if (keys.work && !(keys.work->layers.empty() && keys.work->stages.empty()) && table.size() > 1)
       refuse(cat("[", name, "] says its costs in several ways"), table.source(),
              "by layers, or by stages, or by embedding, block and head");
   }
@@ -113,8 +111,6 @@ double WorkCost::of(const program::Layout& layout, int layer) const {
   return layer == 0 ? embedding : layer == layout.num_layers() - 1 ? head : block;
 }
 
-double LinkCost::seconds(double bytes) const { return latency + (bandwidth > 0 ? bytes / bandwidth : 0); }
-
 StepCosts parse_costs(std::string_view text, std::string_view origin, const program::Layout& layout) {
   Reader reader(origin, layout);
   try {
@@ -122,10 +118,6 @@ StepCosts parse_costs(std::string_view text, std::string_view origin, const prog
   } catch (const toml::parse_error& error) {
     reader.refuse(std::string(error.description()), error.source(), "a cost file is TOML; lockstep/plan/cost_file.h lists its keys");
   }
-}
-
-StepCosts read_costs(const std::filesystem::path& path, const program::Layout& layout) {
-  return parse_costs(read_file(path), path.string(), layout);
 }
 
 }  // namespace lockstep::plan

@@ -1,8 +1,7 @@
 // What the actions of a step cost, written by a person or a program: the input of a simulation.
 #pragma once
 
-#include <filesystem>
-#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -22,7 +21,7 @@ struct WorkCost {
 struct LinkCost {
   double bandwidth = 0;  // bytes per second; 0 = without limit
   double latency = 0;    // seconds
-  double seconds(double bytes) const;
+  double seconds(double bytes) const { return latency + (bandwidth > 0 ? bytes / bandwidth : 0); }
 };
 
 // A TOML file with the tables forward, input, weight, recompute (keys embedding, block, head; or layers; or stages), transfer,
@@ -39,8 +38,7 @@ struct StepCosts {
 };
 
 // ConfigError LS1084 with the line for what is not such a file: unknown table or key, a value that is no number of zero
-// or more, a list of another length than the layout has layers or stages. DataError LS1203 for a missing one.
-StepCosts read_costs(const std::filesystem::path& path, const program::Layout& layout);
+// or more, a list of another length than the layout has layers or stages.
 StepCosts parse_costs(std::string_view text, std::string_view origin, const program::Layout& layout);
 
 }  // namespace lockstep::plan

@@ -1,13 +1,15 @@
-// A step as a picture, as text and for Perfetto: all of the same spans. Numbers as they show them.
+// A step as a picture, as text, for Perfetto and as a page: all of the same spans.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "lockstep/plan/matching.h"
-#include "lockstep/plan/spans.h"
+#include "lockstep/base/json.h"
+#include "lockstep/plan/simulate.h"
+#include "lockstep/plan/step_trace.h"
 #include "lockstep/program/predict/memory.h"
 
 namespace lockstep::plan {
@@ -18,12 +20,10 @@ struct GanttOptions {
   double seconds = 0;  // of the time axis; 0 = the step
   std::string id = "step";  // of its patterns: two pictures on one page have different ones
   const std::vector<ActionRef>* critical_path = nullptr;
-  std::vector<program::MemoryTimeline> memory{};  // by rank; empty: no strips
-  int width = 1200;                               // pixels
-  int max_ranks = 64;
+  std::vector<program::MemoryTimeline> memory{};  // by rank
 };
 
-// SVG that stands alone, and inside of report_html.h. A row per rank: what it computes, with the number of the microbatch where
+// SVG that stands alone, and inside of report_html(). A row per rank: what it computes, with the number of the microbatch where
 // there is room, hatched where it waits; below that what it communicates and copies; and the memory of the device: what it holds
 // all the time, and on top what comes and goes, to the largest of all ranks. The actions of the critical path are outlined.
 // Colours of Okabe and Ito, told apart by colour-blind people too; they follow the viewer's light or dark mode, and paper is light.
@@ -50,7 +50,75 @@ std::string grid_text(const program::Program& program, const program::Layout& la
 // microseconds; units count as milliseconds.
 std::string chrome_trace(const program::Program& program, const program::Layout& layout, const Spans& spans, bool in_units);
 
-// What these and the page of a step (report_html.h) are put together from.
+struct Measured {
+  int64_t step = 0;
+  Spans spans{};
+  Overhead overhead{};
+};
+// A step that is simulated with the medians of several measured ones.
+struct Typical {
+  std::vector<int64_t> steps{};
+  Simulation simulation{};
+};
+
+struct ReportInput {
+  const program::Program& program;
+  const program::Layout& layout;
+  const Simulation& simulation;
+  const ActionTimes& times;                  // of the simulation
+  std::optional<Measured> measured{};
+  std::optional<Typical> typical{};
+  std::string title{};                       // of the run; "" = the layout's
+};
+
+// The page of a step, RUN/report.html and `show program --html`: simulated over measured, with what that says in numbers. One HTML
+// file that refers to nothing outside: header with the layout, a sentence, cards with step time and bubble (simulated, formula,
+// measured), the simulated step over the measured one on one time axis, memory of every rank below it, a row for every rank, the same
+// as text, and all numbers as JSON in <script type="application/json">. Light and dark, and for paper.
+std::string report_html(const ReportInput& input);
+
+// Those numbers: {layout, schedule, ranks, virtual_stages, microbatches, unit, times, simulated, bubble_formula, measured, typical};
+// ranks are the pipeline's, "unit" is s, or "unit" where the times are of equal stages. simulated and measured hold step, bubble,
+// idle and the busy time of each rank; measured also the number of its step and the overhead of the engine per action; typical as
+// simulated, and its steps. What there is not is left out.
+OrderedJson step_numbers(const ReportInput& input);
+
+// What these are put together from: actions as boxes on the lanes of a rank.
+enum class BoxKind { kForward, kBackward, kInput, kWeight, kRecompute, kUpdate, kNetwork, kCopy };
+// How each is shown.
+struct BoxWords {
+  BoxKind kind;
+  std::string_view letter;  // in the grid; its class in a picture
+  std::string_view legend;
+  program::Work work = program::Work::kNone;  // of the actions that it is of
+};
+inline constexpr BoxWords kBoxKinds[] = {
+    {BoxKind::kForward, "F", "F forward", program::Work::kForward},
+    {BoxKind::kBackward, "B", "B backward", program::Work::kInputAndWeight},
+    {BoxKind::kInput, "I", "I input gradient", program::Work::kInput},
+    {BoxKind::kWeight, "W", "W weight gradient", program::Work::kWeight},
+    {BoxKind::kRecompute, "R", "RECOMPUTE", program::Work::kAgain},
+    {BoxKind::kUpdate, "U", "optimizer"},
+    {BoxKind::kNetwork, "C", "communication"},
+    {BoxKind::kCopy, "H", "host copy"},
+};
+constexpr std::string_view letter_of(BoxKind kind) { return std::ranges::find(kBoxKinds, kind, &BoxWords::kind)->letter; }
+
+// Neighbouring layers of one stage and microbatch as one.
+struct Box {
+  BoxKind kind = BoxKind::kForward;
+  int stage = -1, microbatch = -1;  // of F, B, I, W, RECOMPUTE, SEND
+  double start = 0, end = 0;
+  int first = 0;                    // index of its first action
+  bool critical = false;            // one of them is in the critical path
+  bool computes() const { return kind < BoxKind::kNetwork; }
+};
+
+// By rank, in the order of their lists; nothing that takes no time. Neighbours with at most `gap` of time between them are one.
+std::vector<std::vector<Box>> boxes(const program::Program& program, const program::Layout& layout, const Spans& spans, double gap,
+                                    const std::vector<ActionRef>* critical_path = nullptr);
+
+// Numbers and texts as these show them.
 std::string escaped(std::string_view text);   // & < > "
 std::string decimal(double value, int digits = 1);  // fixed, without zeros at its end
 std::string percent_text(double share);       // "27.3 %"

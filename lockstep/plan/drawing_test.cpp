@@ -7,9 +7,7 @@
 
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
-#include "lockstep/plan/boxes.h"
 #include "lockstep/plan/drawing.h"
-#include "lockstep/plan/report_html.h"
 #include "lockstep/plan/test_layouts.h"
 #include "lockstep/program/verify/verify.h"
 
@@ -67,7 +65,7 @@ TEST(Grid, LongStepsGoOnBelow) {
 
 TEST(Boxes, LayersOfAStageAreOne) {
   const Step step({.ranks = 2, .microbatches = 3});
-  const auto rows = boxes(step.program, step.layout, step.simulation.spans, {.gap = 1e-9});
+  const auto rows = boxes(step.program, step.layout, step.simulation.spans, 1e-9);
   for (const std::vector<Box>& row : rows) {
     int computing = 0;
     for (const Box& box : row) computing += box.computes();

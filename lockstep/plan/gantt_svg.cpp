@@ -1,16 +1,16 @@
 #include "lockstep/plan/drawing.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
+#include <set>
 
 #include "lockstep/base/text.h"
-#include "lockstep/plan/boxes.h"
 #include "lockstep/program/render/render_text.h"
 
 namespace lockstep::plan {
 namespace {
 
+constexpr int kWidth = 1200;  // pixels
+constexpr size_t kMostRanks = 64;
 constexpr double kLeft = 84, kRight = 20, kAxis = 30;  // margins
 constexpr double kLegend = 33, kLine = 18;           // of the legend: its first line, from line to line
 constexpr double kCompute = 26, kNetwork = 8, kMemory = 26, kGap = 10;
@@ -39,19 +39,11 @@ std::string class_of(const Box& box, const program::Pipeline& pipeline) {
   return lighter && box.kind <= BoxKind::kRecompute ? name + "2" : name;
 }
 
-// What a rank holds in a column of pixels, at the time of it at which that is most.
-struct Column {
-  int64_t states = 0, all = 0;  // parameters, gradients and optimizer state; and all
-  void take(const program::MemoryArray& bytes) {
-    using program::MemoryCategory;
-    const int64_t total = program::device_total(bytes);
-    if (total < all) return;
-    all = total;
-    states = 0;
-    for (const MemoryCategory category : {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kOptimizer})
-      states += bytes[static_cast<size_t>(category)];
-  }
-};
+int64_t states_total(const program::MemoryArray& bytes) {
+  using enum program::MemoryCategory;
+  const program::MemoryBytes of{.bytes = bytes};
+  return of[kParameters] + of[kGradients] + of[kOptimizer];
+}
 
 template <typename X, typename Y>
 std::string label(const char* style, const X& x, const Y& y, const std::string& text) {
@@ -62,22 +54,19 @@ class Gantt {
  public:
   Gantt(const program::Program& program, const program::Layout& layout, const Spans& spans, const GanttOptions& options)
       : program_(program), layout_(layout), spans_(spans), options_(options) {
-    const double step = utilisation(program, spans).step_seconds;
-    seconds_ = std::max(options.seconds, step);
+    seconds_ = std::max(options.seconds, utilisation(program, spans).step_seconds);
     if (seconds_ <= 0) seconds_ = 1;
-    boxes_ = boxes(program, layout, spans, {.critical_path = options.critical_path, .gap = seconds_ / 2000});
-    shown_ = std::min(boxes_.size(), static_cast<size_t>(options.max_ranks));
+    boxes_ = boxes(program, layout, spans, seconds_ / 2000, options.critical_path);
+    shown_ = std::min(boxes_.size(), kMostRanks);
     size_t count = 0;
     for (const std::vector<Box>& row : boxes_) {
       count += row.size();
-      for (const Box& box : row) {
-        present_[static_cast<size_t>(box.kind)] = true;
-        network_ = network_ || !box.computes();
-      }
+      for (const Box& box : row) present_.insert(box.kind);
     }
+    network_ = present_.contains(BoxKind::kNetwork) || present_.contains(BoxKind::kCopy);
     titles_ = count <= kMostTitles;
     for (const program::MemoryTimeline& timeline : options.memory) memory_scale_ = std::max(memory_scale_, peak_bytes(timeline));
-    row_height_ = kCompute + (network_ ? kNetwork + 2 : 0) + (options.memory.empty() ? 0 : kMemory + 3) + kGap;
+    row_height_ = kCompute + (network_ ? kNetwork + 2 : 0) + kMemory + 3 + kGap;
   }
 
   std::string text() {
@@ -85,12 +74,12 @@ class Gantt {
     const double rows = row_height_ * static_cast<double>(shown_);
     const bool note = shown_ < boxes_.size();
     const double height = top_ + rows + kAxis + (note ? 16 : 0);
-    std::string svg = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"ls-svg\" viewBox=\"0 0 ", options_.width, " ",
-                          decimal(height), "\" width=\"", options_.width, "\" height=\"", decimal(height), "\" role=\"img\">\n<title>",
+    std::string svg = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"ls-svg\" viewBox=\"0 0 ", kWidth, " ",
+                          decimal(height), "\" width=\"", kWidth, "\" height=\"", decimal(height), "\" role=\"img\">\n<title>",
                           escaped(options_.title), "</title>\n<style>", kStyle, "</style>\n<defs><pattern id=\"", options_.id,
                           "-hatch\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">"
                           "<rect class=\"hb\" width=\"7\" height=\"7\"/><line class=\"hl\" x1=\"0\" y1=\"0\" x2=\"0\" y2=\"7\"/>"
-                          "</pattern></defs>\n<rect class=\"bg\" width=\"", options_.width, "\" height=\"", decimal(height), "\"/>\n");
+                          "</pattern></defs>\n<rect class=\"bg\" width=\"", kWidth, "\" height=\"", decimal(height), "\"/>\n");
     svg += label("h", kLeft, 20, escaped(options_.title)) + "\n" + entries + axis(top_ + rows);
     for (size_t rank = 0; rank < shown_; ++rank) svg += row(rank);
     if (note) svg += label("q", kLeft, decimal(height - 6), cat(boxes_.size() - shown_, " more ranks")) + "\n";
@@ -98,7 +87,7 @@ class Gantt {
   }
 
  private:
-  double x(double seconds) const { return kLeft + seconds / seconds_ * (options_.width - kLeft - kRight); }
+  double x(double seconds) const { return kLeft + seconds / seconds_ * (kWidth - kLeft - kRight); }
 
   // Says how far down the rows begin.
   std::string legend() {
@@ -106,7 +95,7 @@ class Gantt {
     double at = kLeft, line = kLegend;
     const auto entry = [&](const std::string& sample, std::string_view name) {
       const double width = 19 + 6.8 * static_cast<double>(name.size());
-      if (at + width > options_.width - kRight) {
+      if (at + width > kWidth - kRight) {
         at = kLeft;
         line += kLine;
       }
@@ -115,14 +104,12 @@ class Gantt {
     };
     const auto box = [&](std::string_view name) { return cat("<rect class=\"", name, "\" width=\"14\" height=\"12\" rx=\"1.5\"/>"); };
     for (const BoxWords& words : kBoxKinds)
-      if (words.kind == BoxKind::kForward || present_[static_cast<size_t>(words.kind)]) entry(box(words.letter), words.legend);
+      if (words.kind == BoxKind::kForward || present_.contains(words.kind)) entry(box(words.letter), words.legend);
     entry(cat("<rect fill=\"url(#", options_.id, "-hatch)\" width=\"14\" height=\"12\"/>"), "waiting");
     if (options_.critical_path) entry("<rect class=\"hb c\" x=\"1\" y=\"1\" width=\"12\" height=\"10\"/>", "critical path");
     if (layout_.pipeline.virtual_stages > 1) entry(box("F2"), "second stage of the rank");
-    if (!options_.memory.empty()) {
-      entry(box("s"), "memory: states");
-      entry(box("a"), "activations, buffers");
-    }
+    entry(box("s"), "memory: states");
+    entry(box("a"), "activations, buffers");
     top_ = line + 29;
     return svg;
   }
@@ -149,8 +136,7 @@ class Gantt {
     for (const bool critical : {false, true})
       for (const Box& box : boxes_[rank])
         if (box.critical == critical) svg += box_svg(box, rank);
-    if (!options_.memory.empty()) svg += memory(rank);
-    return svg + "</g>\n";
+    return svg + memory(rank) + "</g>\n";
   }
 
   std::string box_svg(const Box& box, size_t rank) const {
@@ -178,22 +164,24 @@ class Gantt {
 
   std::string memory(size_t rank) const {
     const double top = kCompute + (network_ ? kNetwork + 2 : 0) + 3;
-    const std::vector<Column> columns = columns_of(rank);
-    return cat("<g transform=\"translate(0,", top, ")\">", area("a", columns, &Column::all), area("s", columns, &Column::states),
+    const std::vector<program::MemoryArray> columns = columns_of(rank);
+    return cat("<g transform=\"translate(0,", top, ")\">", area("a", columns, program::device_total), area("s", columns, states_total),
                label("q r", kLeft - 12, kMemory / 2 + 4, program::bytes_text(peak_bytes(options_.memory.at(rank)))), "</g>\n");
   }
 
-  // What an action holds counts from the moment the rank comes to it in its list.
-  std::vector<Column> columns_of(size_t rank) const {
+  // What the rank holds in each column of pixels, at the time of it at which that is most. What an action holds counts from the moment
+  // the rank comes to it in its list.
+  std::vector<program::MemoryArray> columns_of(size_t rank) const {
     const std::vector<program::Action>& actions = program_.list(static_cast<int>(rank));
     const program::MemoryTimeline& timeline = options_.memory.at(rank);
-    std::vector<Column> columns(static_cast<size_t>(std::max(1.0, x(seconds_) - kLeft)) + 1);
+    std::vector<program::MemoryArray> columns(static_cast<size_t>(std::max(1.0, x(seconds_) - kLeft)) + 1);
     const auto column = [&](double time) {
       return static_cast<size_t>(std::clamp(time / seconds_, 0.0, 1.0) * static_cast<double>(columns.size() - 1));
     };
     double now = 0;
     const auto until = [&](double time, const program::MemoryArray& bytes) {
-      for (size_t i = column(now); i <= column(std::max(now, time)); ++i) columns[i].take(bytes);
+      for (size_t i = column(now); i <= column(std::max(now, time)); ++i)
+        if (program::device_total(bytes) >= program::device_total(columns[i])) columns[i] = bytes;
       now = std::max(now, time);
     };
     program::MemoryArray held = timeline.before;
@@ -206,12 +194,12 @@ class Gantt {
     return columns;
   }
 
-  std::string area(const char* name, const std::vector<Column>& columns, int64_t Column::*bytes) const {
+  std::string area(const char* name, const std::vector<program::MemoryArray>& columns, int64_t (*total)(const program::MemoryArray&)) const {
     std::string path = cat("<path class=\"", name, "\" d=\"M", decimal(kLeft), " ", decimal(kMemory));
     int64_t before = -1;
     for (size_t i = 0; i < columns.size(); ++i) {
-      if (columns[i].*bytes == before) continue;
-      before = columns[i].*bytes;
+      if (total(columns[i]) == before) continue;
+      before = total(columns[i]);
       path += cat("H", decimal(kLeft + static_cast<double>(i)), "V",
                   decimal(kMemory * (1 - static_cast<double>(before) / static_cast<double>(memory_scale_)), 2));
     }
@@ -223,7 +211,7 @@ class Gantt {
   const Spans& spans_;
   const GanttOptions& options_;
   std::vector<std::vector<Box>> boxes_;
-  std::array<bool, std::size(kBoxKinds)> present_{};
+  std::set<BoxKind> present_;
   double seconds_ = 1;
   size_t shown_ = 0;
   bool network_ = false, titles_ = true;

@@ -1,11 +1,10 @@
-#include "lockstep/plan/report_html.h"
+#include "lockstep/plan/drawing.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "lockstep/base/text.h"
 #include "lockstep/plan/bubble.h"
-#include "lockstep/plan/drawing.h"
 #include "lockstep/program/render/render_text.h"
 
 namespace lockstep::plan {
@@ -43,6 +42,12 @@ OrderedJson use_json(const Utilisation& use) {
   return {{"step", use.step_seconds}, {"bubble", use.bubble()}, {"idle", use.idle()}, {"busy", use.busy}};
 }
 
+OrderedJson simulation_json(const Simulation& simulation) {
+  OrderedJson json = use_json(simulation.use);
+  json["period"] = simulation.period;
+  return json;
+}
+
 class Report {
  public:
   explicit Report(const ReportInput& input) : in_(input) {
@@ -73,10 +78,10 @@ class Report {
     if (in_.measured) card(time_text(measured_.step_seconds, false), cat("step ", in_.measured->step, ", measured"));
     card(percent_text(use().bubble()), "bubble, simulated");
     if (const auto formula = bubble_share(schedule()))
-      card(percent_text(*formula), cat("bubble, ", bubble_formula(in_.layout.pipeline.kind), " of equal stages"));
+      card(percent_text(formula->value), cat("bubble, ", formula->formula, " of equal stages"));
     if (in_.measured) card(percent_text(measured_.bubble()), "bubble, measured");
-    if (in_.measured && in_.measured->overhead && in_.measured->overhead->actions > 0)
-      card(time_text(in_.measured->overhead->mean, false), "of the engine per action");
+    if (in_.measured && in_.measured->overhead.actions > 0)
+      card(time_text(in_.measured->overhead.mean, false), "of the engine per action");
     int64_t most = 0;
     for (const program::MemoryTimeline& timeline : memory_) most = std::max(most, peak_bytes(timeline));
     card(program::bytes_text(most), "device memory, predicted");
@@ -95,10 +100,9 @@ class Report {
     program::ScheduleInput more = now;
     more.microbatches *= 2;
     const auto share = bubble_share(now), less = bubble_share(more);
-    if (!share || !less) return text;
-    if (*less < *share)
+    if (share && less && less->value < share->value)
       text += cat("Of the time between its first and last action a rank waits ", percent_text(use().bubble()), "; with ", more.microbatches,
-                  " microbatches instead of ", now.microbatches, " the formula says ", percent_text(*less), " instead of ", percent_text(*share), ".");
+                  " microbatches instead of ", now.microbatches, " the formula says ", percent_text(less->value), " instead of ", percent_text(share->value), ".");
     return text;
   }
 
@@ -108,8 +112,7 @@ class Report {
                          .id = "simulated",
                          .critical_path = &in_.simulation.critical_path,
                          .memory = memory_};
-    const bool same_scale = in_.measured && !in_.times.in_units;
-    if (same_scale) options.seconds = std::max(use().step_seconds, measured_.step_seconds);
+    if (in_.measured && !in_.times.in_units) options.seconds = std::max(use().step_seconds, measured_.step_seconds);
     std::string html = cat("<h2>The step</h2>\n<div class=\"gantt\">", gantt_svg(in_.program, in_.layout, in_.simulation.spans, options), "</div>\n");
     if (!in_.measured) return html;
     options.title = cat("Measured: step ", in_.measured->step, ", ", time_text(measured_.step_seconds, false));
@@ -135,8 +138,7 @@ class Report {
   }
 
   std::string text_twin() const {
-    const double columns = 60;
-    const double unit = in_.times.in_units ? 1 : use().step_seconds / columns;
+    const double unit = in_.times.in_units ? 1 : use().step_seconds / 60;
     if (unit <= 0) return "";
     return cat("<details><summary>The simulated step as text, a column every ", time(unit), "</summary>\n<pre>",
                escaped(grid_text(in_.program, in_.layout, in_.simulation.spans, {.unit = unit, .width = 160})), "</pre></details>\n");
@@ -164,19 +166,17 @@ OrderedJson step_numbers(const ReportInput& input) {
                       {"microbatches", schedule.microbatches},
                       {"unit", input.times.in_units ? "unit" : "s"},
                       {"times", input.times.source},
-                      {"simulated", use_json(input.simulation.use)}};
-  json["simulated"]["period"] = input.simulation.period;
-  if (const auto formula = bubble_share(schedule)) json["bubble_formula"] = *formula;
+                      {"simulated", simulation_json(input.simulation)}};
+  if (const auto formula = bubble_share(schedule)) json["bubble_formula"] = formula->value;
   if (input.measured) {
     json["measured"] = use_json(utilisation(input.program, input.measured->spans));
     json["measured"]["number"] = input.measured->step;
-    if (const auto& found = input.measured->overhead)
-      json["measured"]["overhead"] = {
-          {"actions", found->actions}, {"mean", found->mean}, {"median", found->median}, {"worst_rank", found->worst_rank}};
+    const Overhead& found = input.measured->overhead;
+    json["measured"]["overhead"] = {
+        {"actions", found.actions}, {"mean", found.mean}, {"median", found.median}, {"worst_rank", found.worst_rank}};
   }
   if (input.typical) {
-    json["typical"] = use_json(input.typical->use);
-    json["typical"]["period"] = input.typical->period;
+    json["typical"] = simulation_json(input.typical->simulation);
     json["typical"]["steps"] = input.typical->steps;
   }
   return json;

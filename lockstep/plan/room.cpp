@@ -1,15 +1,16 @@
 #include "lockstep/plan/room.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <utility>
 
 #include "lockstep/arch/params.h"
+#include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
-#include "lockstep/launch/compute_threads.h"
 #include "lockstep/launch/host_memory.h"
-#include "lockstep/plan/ways_out.h"
-#include "lockstep/program/passes/build.h"
 #include "lockstep/program/render/render_text.h"
+#include "lockstep/program/verify/verify.h"
 
 namespace lockstep::plan {
 
@@ -17,25 +18,19 @@ using program::Layout;
 using program::MemoryBytes;
 using program::MemoryCategory;
 using program::RankMemory;
+using program::Row;
 using program::bytes_text;
+using program::kNumMemoryCategories;
+using program::table;
 
 namespace {
 
-int64_t saved_bytes(const Layout& layout, int rank) {
-  const std::vector<arch::ParamSpec> table = layout.param_table(rank);
-  return arch::update_bytes(table, layout.flat_layout(table));
-}
-
-// Replicas of a parameter share out the writing of it: bytes of a rank, by its coordinate on pp, in `known`.
+// The copy of its states from which a rank saves, by its coordinate on pp in `known`: replicas of a parameter share out the writing.
 int64_t saved_copy(const Layout& layout, int rank, std::map<int, int64_t>& known) {
-  const auto [bytes, fresh] = known.try_emplace(layout.pipeline_rank(rank), 0);
-  if (fresh) bytes->second = saved_bytes(layout, rank) * layout.shards() / layout.mesh.degree(layout.tokens());
-  return bytes->second;
-}
-
-int64_t twin_bytes(const Layout& layout) {
-  const Layout twin = reference_layout(layout);
-  return predict_memory(twin, make_program(twin), 0).peak;
+  const auto [copy, fresh] = known.try_emplace(layout.pipeline_rank(rank), 0);
+  if (!fresh) return copy->second;
+  const std::vector<arch::ParamSpec> specs = layout.param_table(rank);
+  return copy->second = arch::update_bytes(specs, layout.flat_layout(specs)) * layout.shards() / layout.mesh.degree(layout.tokens());
 }
 
 std::string parts_text(const Need& need) {
@@ -50,6 +45,28 @@ std::string parts_text(const Need& need) {
   return parts.size() > 1 ? cat(" (", join(parts, ", "), ")") : "";
 }
 
+std::string indented(const std::string& text) {
+  std::string lines;
+  for (const std::string& line : split(text, '\n'))
+    if (!line.empty()) lines += cat("\n  ", line);
+  return lines;
+}
+
+std::string bytes_table(const MemoryBytes& predicted, const std::optional<MemoryBytes>& measured) {
+  std::vector<Row> rows = {{"", "predicted"}};
+  if (measured) rows[0].emplace_back("measured");
+  const auto row = [&](std::string_view name, const auto& of) {
+    rows.push_back({std::string(name), bytes_text(of(predicted))});
+    if (measured) rows.back().push_back(bytes_text(of(*measured)));
+  };
+  const auto category = [&](MemoryCategory one) { row(category_name(one), [&](const MemoryBytes& bytes) { return bytes[one]; }); };
+  for (size_t i = 0; i < kNumMemoryCategories; ++i)
+    if (static_cast<MemoryCategory>(i) != MemoryCategory::kHost) category(static_cast<MemoryCategory>(i));
+  row("peak", [](const MemoryBytes& bytes) { return bytes.peak; });
+  if (predicted[MemoryCategory::kHost] > 0) category(MemoryCategory::kHost);
+  return table(rows, 1, 2);
+}
+
 }  // namespace
 
 Room limit_of(const config::RunConfig& config) {
@@ -57,14 +74,9 @@ Room limit_of(const config::RunConfig& config) {
   return {.kind = Room::Kind::kLimit, .bytes = config.memory.device_limit.count, .source = "memory.device_limit"};
 }
 
-Need need_of(const config::RunConfig& config, const Layout& layout, const program::Program& program, const Room& room) {
-  RankMemory bytes(layout, program);
-  return need_of(config, layout, bytes, room);
-}
-
 Need need_of(const config::RunConfig& config, const Layout& layout, RankMemory& bytes, const Room& room) {
-  const bool all = room.kind == Room::Kind::kLimit || room.kind == Room::Kind::kUnbounded;
-  const bool on_cpu = config.train.device == config::Device::kCpu;
+  const bool all = room.of_each_rank();
+  const bool has_steps = room.kind == Room::Kind::kDevice || config.train.device == config::Device::kCpu;
   const int world_size = layout.mesh.world_size();
   const int begin = all ? 0 : std::min(room.first_rank, world_size - 1);
   const int end = all ? world_size : std::min(begin + room.ranks, world_size);
@@ -75,17 +87,17 @@ Need need_of(const config::RunConfig& config, const Layout& layout, RankMemory& 
     const MemoryBytes& of_rank = bytes.of(rank);
     if (of_rank.peak > need.peak) need.worst = rank, need.peak = of_rank.peak;
     if (all) continue;
-    if (room.kind == Room::Kind::kDevice || on_cpu) need.device += ranks * of_rank.peak;
+    if (has_steps) need.device += ranks * of_rank.peak;
     if (room.kind == Room::Kind::kHost) need.host += ranks * of_rank[MemoryCategory::kHost];
     if (saves) need.saved += ranks * saved_copy(layout, rank, copies);
   }
-  const bool has_twin = room.twin && begin == 0 && !all && (on_cpu || room.kind == Room::Kind::kDevice);
-  if (has_twin) need.twin = twin_bytes(layout);
+  if (room.twin && begin == 0 && !all && has_steps) {
+    const Layout twin = reference_layout(layout);
+    need.twin = predict_memory(twin, make_program(twin), 0).peak;
+  }
   need.total = all ? need.peak : need.device + need.host + need.saved + need.twin;
   return need;
 }
-
-bool fits(const Need& need, const Room& room) { return room.kind == Room::Kind::kUnbounded || need.total <= room.bytes; }
 
 std::string shortage_line(const Layout& layout, const Need& need, const Room& room) {
   const std::string rank = cat("rank ", need.worst, " (", layout.mesh.describe(need.worst), ")");
@@ -97,31 +109,53 @@ std::string shortage_line(const Layout& layout, const Need& need, const Room& ro
              room.source, ")");
 }
 
-std::vector<Room> rooms_here(const config::RunConfig& config, const HostRanks& ranks) {
+std::string ways_text(const std::vector<WayOut>& ways, const Room& room) {
+  if (ways.empty()) return "no change of the layout lowers this: more memory or ranks are needed, or a smaller model\n";
+  std::vector<Row> rows = {{"cheapest ways out", "memory", room.of_each_rank() ? "peak" : "needed", "step time (predicted)"}};
+  for (const WayOut& way : ways) {
+    const auto percent = std::llround(100 * way.slower);
+    rows.push_back({" " + way.change, "-" + bytes_text(way.saved), bytes_text(way.peak),
+                    cat(percent < 0 ? "" : "+", percent, " %", room.kind != Room::Kind::kUnbounded && !way.fits ? "   not enough alone" : "")});
+  }
+  return table(rows, 1, 2);
+}
+
+std::string shortage_text(const config::RunConfig& config, const Layout& layout, const Shortage& shortage,
+                          const std::optional<MemoryBytes>& measured) {
+  const MemoryBytes predicted = predict_memory(layout, program::make_program(layout), shortage.rank);
+  return indented((shortage.room.ranks > 1 ? cat("rank ", shortage.rank, "\n") : "") + bytes_table(predicted, measured)) +
+         indented(ways_text(ways_out(config, layout, shortage), shortage.room));
+}
+
+void check_room(const config::RunConfig& config, const Layout& layout, const Room& room) {
+  if (room.kind == Room::Kind::kUnbounded) return;
+  const program::Program program = build_program(layout);
+  RankMemory bytes(layout, program);
+  const Need need = need_of(config, layout, bytes, room);
+  if (fits(need, room)) return;
+  const std::string own = room.kind == Room::Kind::kLimit ? "" : "; memory.device_limit holds ranks against a size of your own instead";
+  throw OutOfMemoryError({.code = "LS4003",
+                          .what = cat(shortage_line(layout, need, room), " (nothing was started)",
+                                      shortage_text(config, layout, {.rank = need.worst, .room = room}, std::nullopt)),
+                          .way_out = "`lockstep show memory` has all of it" + own});
+}
+
+std::vector<Room> rooms_here(const config::RunConfig& config, Room here) {
   std::vector<Room> rooms;
-  const Room limit = limit_of(config);
-  const bool limited = limit.kind == Room::Kind::kLimit;
-  if (limited) rooms.push_back(limit);
+  if (const Room limit = limit_of(config); limit.kind == Room::Kind::kLimit) rooms.push_back(limit);
   // On the CPU the limit is of the same memory, and whoever sets it has said what there is.
-  if (limited && config.train.device == config::Device::kCpu) return rooms;
-  const auto memory = launch::host_memory();
-  if (!memory) return rooms;
-  rooms.push_back({.kind = Room::Kind::kHost,
-                   .bytes = memory->available,
-                   .source = memory->source,
-                   .first_rank = ranks.first.rank,
-                   .ranks = std::max(1, ranks.first.local_size),
-                   .fewer_ranks = ranks.fewer_ranks});
+  if (!rooms.empty() && config.train.device == config::Device::kCpu) return rooms;
+  if (const auto memory = launch::host_memory()) {
+    here.kind = Room::Kind::kHost;
+    here.bytes = memory->available;
+    here.source = memory->source;
+    rooms.push_back(std::move(here));
+  }
   return rooms;
 }
 
-void refuse_what_does_not_fit(const config::RunConfig& config, const Layout& layout, const HostRanks& ranks) {
-  Layout here = layout;
-  here.threads = launch::compute_threads(config.train.threads, ranks.first);
-  for (Room& room : rooms_here(config, ranks)) {
-    room.twin = ranks.twin;
-    check_room(config, here, room);
-  }
+void refuse_what_does_not_fit(const config::RunConfig& config, const Layout& layout, const Room& here) {
+  for (const Room& room : rooms_here(config, here)) check_room(config, layout, room);
 }
 
 }  // namespace lockstep::plan

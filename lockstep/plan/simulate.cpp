@@ -7,10 +7,8 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/plan/matching.h"
-#include "lockstep/program/names.h"
+#include "lockstep/program/effects.h"
 #include "lockstep/program/passes/post_validation.h"
-#include "lockstep/program/pending.h"
 
 namespace lockstep::plan {
 namespace {
@@ -36,23 +34,28 @@ struct Walker {
   program::Pending<ActionRef> pending{};
 };
 
+// What ranks wait for that another one does: a SEND, the last of a collective, a stage.
+struct Gate {
+  ActionRef by{};  // who has opened it
+  std::vector<int> waiting{};
+  size_t arrived = 0;  // ranks of a collective
+  Moment begin{};      // for all of them
+};
+
 class Simulator {
  public:
   Simulator(const program::Program& program, const program::Layout& layout, const ActionTimes& times)
       : program_(program), layout_(layout), times_(times), matching_(match(program, layout)) {
     for (int rank = 0; rank < program.world_size(); ++rank) {
-      const size_t actions = program.list(rank).size();
-      result_.spans.emplace_back(actions);
-      causes_.emplace_back(actions);
-      walkers_.emplace_back();
+      result_.spans.emplace_back(actions(rank).size());
+      causes_.emplace_back(actions(rank).size());
       ready_.push_back(rank);
     }
+    walkers_.resize(ready_.size());
     for (int coordinate = 0; coordinate < layout.pipeline.ranks; ++coordinate)
       effects_.emplace_back(layout, program.buckets, coordinate * layout.pipelines());
     sent_.resize(matching_.transfers.size());
-    receiver_.resize(matching_.transfers.size(), -1);
     calls_.resize(matching_.meetings.size());
-    for (const Meeting& meeting : matching_.meetings) groups_.try_emplace(meeting.group);
     handed_.resize(static_cast<size_t>(2 * layout.pipeline.stages() * layout.num_microbatches() * layout.pipelines()));
   }
 
@@ -63,7 +66,11 @@ class Simulator {
       Walker& walker = walkers_[static_cast<size_t>(rank)];
       while (walker.next < actions(rank).size() && step(rank, walker)) ++walker.next;
     }
-    check_end();
+    for (size_t rank = 0; rank < walkers_.size(); ++rank) {
+      const std::vector<Action>& list = actions(static_cast<int>(rank));
+      LOCKSTEP_CHECK(walkers_[rank].next == list.size(), "rank ", rank, " waits for ever at ",
+                     program::action_text(list[walkers_[rank].next], program_.buckets, layout_.num_layers()));
+    }
     result_.use = utilisation(program_, result_.spans);
     result_.critical_path = critical_path();
     return std::move(result_);
@@ -84,19 +91,26 @@ class Simulator {
     return end_of(ref);
   }
 
-  // False: it waits for another rank, which will put it back into ready_.
+  // False: the rank goes back into ready_ once somebody opens the gate.
+  static bool passes(Gate& gate, const ActionRef& ref) {
+    if (gate.by.rank < 0) gate.waiting.push_back(ref.rank);
+    return gate.by.rank >= 0;
+  }
+  void open(Gate& gate, const ActionRef& by) {
+    gate.by = by;
+    ready_.insert(ready_.end(), gate.waiting.begin(), gate.waiting.end());
+  }
+
+  // False: it waits for another rank.
   bool step(int rank, Walker& walker) {
     const ActionRef ref{rank, static_cast<int>(walker.next)};
     const Action& action = actions(rank)[walker.next];
-    if (const int transfer = of_action(matching_.transfer_of, ref); transfer >= 0) {
-      if (ref == matching_.transfers[static_cast<size_t>(transfer)].send) {
-        send(ref, walker);
-      } else {
-        span(ref) = {walker.clock.time, walker.clock.time};
-        walker.pending.start(effects(ref), action, ref);
-      }
+    if (program::words_of(action.kind).receives) {
+      span(ref) = {walker.clock.time, walker.clock.time};
+      walker.pending.start(effects(ref), action, ref);
       return true;
     }
+    if (program::words_of(action.kind).sends) return send(ref, action, walker);
     return of_action(matching_.meeting_of, ref) >= 0 ? collective(ref, action, walker) : local(ref, action, walker);
   }
   const Effects& effects(const ActionRef& ref) {
@@ -114,35 +128,29 @@ class Simulator {
       walker.pending.start(effects(ref), action, ref);
     else
       walker.pending.join(effects(ref), action);
-    if (action.layer < 0 && action.stage >= 0) finish_stage(ref, action);
+    if (action.layer < 0 && action.stage >= 0 && action.kind != ActionKind::kBackwardWeight) open(handed(ref, action, action.stage), ref);
     return true;
   }
 
   // Moves `begin` behind all that the action uses. False: something of it is not there yet.
   bool wait(const ActionRef& ref, const Action& action, Walker& walker, Moment& begin) {
     for (const ActionRef& used : walker.pending.of(effects(ref), action)) {
-      if (const int transfer = of_action(matching_.transfer_of, used); transfer >= 0) {
-        if (!arrive(transfer, used)) {
-          receiver_[static_cast<size_t>(transfer)] = ref.rank;
-          return false;
-        }
-        after(begin, {span(used).end, matching_.transfers[static_cast<size_t>(transfer)].send});
-        continue;
-      }
-      if (const int meeting = of_action(matching_.meeting_of, used); meeting >= 0 && !call(meeting).done) {
-        call(meeting).waiting.push_back(ref.rank);
-        return false;
-      }
-      after(begin, end_of(used));
+      const int transfer = of_action(matching_.transfer_of, used), meeting = of_action(matching_.meeting_of, used);
+      if (transfer >= 0 && !passes(sent(transfer), ref)) return false;
+      if (meeting >= 0 && !passes(call(meeting), ref)) return false;
+      const ActionRef& cause = transfer >= 0 ? sent(transfer).by : used;
+      if (cause != used) arrive(used, cause);
+      after(begin, {span(used).end, cause});
     }
     return action.layer >= 0 || action.stage < 0 || wait_stage(ref, action, begin);
   }
 
-  // Transfers.
-  void send(const ActionRef& ref, Walker& walker) {
+  Gate& sent(int transfer) { return sent_[static_cast<size_t>(transfer)]; }
+
+  bool send(const ActionRef& ref, const Action& action, Walker& walker) {
     const int transfer = of_action(matching_.transfer_of, ref);
-    const ActionRef& recv = matching_.transfers[static_cast<size_t>(transfer)].recv;
-    std::deque<Moment>& channel = channels_[{ref.rank, recv.rank, actions(ref.rank)[static_cast<size_t>(ref.index)].kind}];
+    const int receiver = matching_.transfers[static_cast<size_t>(transfer)].recv.rank;
+    std::deque<Moment>& channel = channels_[{ref.rank, receiver, action.kind}];
     if (static_cast<int>(channel.size()) == program_.channel_depth) {
       after(walker.clock, channel.front());
       channel.pop_front();
@@ -150,29 +158,16 @@ class Simulator {
     Moment begin = walker.clock;
     if (!channel.empty()) after(begin, channel.back());
     channel.push_back(record(ref, begin, seconds(ref)));
-    walker.pending.start(effects(ref), actions(ref.rank)[static_cast<size_t>(ref.index)], ref);
-    sent_[static_cast<size_t>(transfer)] = true;
-    wake(receiver_[static_cast<size_t>(transfer)]);
-  }
-  bool arrive(int transfer, const ActionRef& ref) {
-    const Transfer& ends = matching_.transfers[static_cast<size_t>(transfer)];
-    if (ref == ends.send) return true;
-    if (!sent_[static_cast<size_t>(transfer)]) return false;
-    const Span& send = span(ends.send);
-    Span& recv = span(ref);
-    recv = {std::max(recv.start, send.start), std::max(recv.end, send.end)};
-    of_action(causes_, ref) = ends.send;
+    walker.pending.start(effects(ref), action, ref);
+    open(sent(transfer), ref);
     return true;
   }
+  void arrive(const ActionRef& recv, const ActionRef& send) {
+    span(recv) = {std::max(span(recv).start, span(send).start), std::max(span(recv).end, span(send).end)};
+    of_action(causes_, recv) = send;
+  }
 
-  // Collectives.
-  struct Call {
-    size_t arrived = 0;
-    bool done = false;
-    Moment begin;
-    std::vector<int> waiting;
-  };
-  Call& call(int meeting) { return calls_[static_cast<size_t>(meeting)]; }
+  Gate& call(int meeting) { return calls_[static_cast<size_t>(meeting)]; }
 
   bool collective(const ActionRef& ref, const Action& action, Walker& walker) {
     const int meeting = of_action(matching_.meeting_of, ref);
@@ -182,13 +177,10 @@ class Simulator {
       if (!wait(ref, action, walker, begin)) return false;
       if (stands) walker.clock = begin;
       after(call(meeting).begin, begin);
-      if (++call(meeting).arrived == matching_.meetings[static_cast<size_t>(meeting)].group.size()) complete(meeting);
+      if (++call(meeting).arrived == matching_.meetings[static_cast<size_t>(meeting)].actions.size()) complete(meeting);
     }
-    walker.arrived = waits && !call(meeting).done;
-    if (walker.arrived) {
-      call(meeting).waiting.push_back(ref.rank);
-      return false;
-    }
+    walker.arrived = waits && !passes(call(meeting), ref);
+    if (walker.arrived) return false;
     if (waits) {
       walker.clock = end_of(ref);
       walker.pending.join(effects(ref), action);
@@ -199,22 +191,17 @@ class Simulator {
   }
   void complete(int meeting) {
     const Meeting& ranks = matching_.meetings[static_cast<size_t>(meeting)];
-    Moment& lane = groups_.at(ranks.group);
+    Moment& lane = groups_[ranks.group];
     Moment begin = call(meeting).begin;
     after(begin, lane);
     double takes = 0;
     for (const ActionRef& ref : ranks.actions) takes = std::max(takes, seconds(ref));
     for (const ActionRef& ref : ranks.actions) lane = record(ref, begin, takes);
-    call(meeting).done = true;
-    for (const int rank : call(meeting).waiting) wake(rank);
+    open(call(meeting), ranks.actions.back());
   }
 
   // Programs of whole stages: what F hands to the next stage, B or I to the one before.
-  struct Handed {
-    ActionRef done{};
-    int waiting = -1;
-  };
-  Handed& handed(const ActionRef& ref, const Action& action, int stage) {
+  Gate& handed(const ActionRef& ref, const Action& action, int stage) {
     const int row = action.kind == ActionKind::kForward ? stage : layout_.pipeline.stages() + stage;
     const int64_t column = row * layout_.num_microbatches() + action.microbatch;
     return handed_.at(static_cast<size_t>(column * layout_.pipelines() + ref.rank % layout_.pipelines()));
@@ -223,32 +210,10 @@ class Simulator {
     const bool forward = action.kind == ActionKind::kForward;
     const int first = forward ? 0 : layout_.pipeline.stages() - 1;
     if (action.kind == ActionKind::kBackwardWeight || action.stage == first) return true;
-    Handed& source = handed(ref, action, action.stage + (forward ? -1 : 1));
-    if (source.done.rank < 0) {
-      source.waiting = ref.rank;
-      return false;
-    }
-    after(begin, end_of(source.done));
+    Gate& source = handed(ref, action, action.stage + (forward ? -1 : 1));
+    if (!passes(source, ref)) return false;
+    after(begin, end_of(source.by));
     return true;
-  }
-  void finish_stage(const ActionRef& ref, const Action& action) {
-    if (action.kind == ActionKind::kBackwardWeight) return;
-    Handed& own = handed(ref, action, action.stage);
-    own.done = ref;
-    wake(own.waiting);
-  }
-
-  void wake(int rank) {
-    if (rank >= 0) ready_.push_back(rank);
-  }
-
-  void check_end() const {
-    for (size_t rank = 0; rank < walkers_.size(); ++rank) {
-      const std::vector<Action>& list = actions(static_cast<int>(rank));
-      if (walkers_[rank].next == list.size()) continue;
-      LOCKSTEP_CHECK(false, "rank ", rank, " waits for ever at ",
-                     program::action_text(list[walkers_[rank].next], program_.buckets, layout_.num_layers()));
-    }
   }
 
   std::vector<ActionRef> critical_path() {
@@ -274,12 +239,11 @@ class Simulator {
   std::vector<std::vector<ActionRef>> causes_;
   std::vector<Walker> walkers_;
   std::vector<int> ready_;
-  std::vector<bool> sent_;      // by transfer
-  std::vector<int> receiver_;   // by transfer: the rank that waits for it
-  std::vector<Call> calls_;     // by meeting
-  std::map<std::vector<int>, Moment> groups_;
+  std::vector<Gate> sent_;   // by transfer
+  std::vector<Gate> calls_;  // by meeting
+  std::map<int, Moment> groups_;
   std::map<std::tuple<int, int, ActionKind>, std::deque<Moment>> channels_;  // the ends of what is on its way
-  std::vector<Handed> handed_;  // by direction, stage, microbatch and copy of the pipeline
+  std::vector<Gate> handed_;  // by direction, stage, microbatch and copy of the pipeline
 };
 
 // The lists several times, one after the other.

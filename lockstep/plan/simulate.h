@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/plan/matching.h"
 #include "lockstep/plan/spans.h"
 
 namespace lockstep::plan {
@@ -44,10 +43,9 @@ struct Simulation {
   double period = 0;
 };
 
-// Walks all lists at once, in time linear in the number of actions. A rank computes in the order of its list. An asynchronous
-// action (program.h) begins where it stands and is waited for at the first action that uses its result; the calls of one
-// group of ranks, and the sends of one channel, follow each other. A SEND waits on its rank for the one
-// Program::channel_depth before it on its channel; LOSS for all of them. What communicates and what computes does not slow the other down.
+// Walks all lists at once, in time linear in the number of actions; what an action waits for says program/effects.h. The calls of
+// one group of ranks, and the sends of one channel, follow each other. A SEND waits on its rank for the one Program::channel_depth
+// before it on its channel. What communicates and what computes does not slow the other down.
 // Program of stages (then F, B and I wait for the stage they depend on, and transfers take no time) or of layers.
 // InternalError where the ranks wait for each other in a circle, which verify() finds before.
 Simulation simulate(const program::Program& program, const program::Layout& layout, const ActionTimes& times);

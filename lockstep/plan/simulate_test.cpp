@@ -149,6 +149,18 @@ TEST(Simulate, ACircleIsNamed) {
   EXPECT_THROW(simulate(program, layout, unit_times(program, layout)), InternalError);
 }
 
+// The others would meet without it.
+TEST(Simulate, ACallThatARankLeavesOutIsNamed) {
+  program::Layout layout = pipeline_layout({.ranks = 1, .microbatches = 4});
+  mesh::PerAxis degrees = mesh::PerAxis::ones();
+  degrees[mesh::Axis::kDpReplicate] = 2;
+  layout.mesh = mesh::Mesh(degrees);
+  program::Program program = program::build_program(layout);
+  EXPECT_NO_THROW(simulate(program, layout, unit_times(program, layout)));
+  EXPECT_EQ(std::erase_if(own_list(program, 1), [](const Action& action) { return program::sums_losses(action.kind); }), 1u);
+  EXPECT_THROW(simulate(program, layout, unit_times(program, layout)), InternalError);
+}
+
 TEST(Simulate, ManyStagesTakeLessThanASecond) {
   const PipelineCase of{.ranks = 256, .microbatches = 512};
   const program::Program program = stage_program(of);

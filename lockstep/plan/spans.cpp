@@ -1,13 +1,106 @@
 #include "lockstep/plan/spans.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <numeric>
+#include <tuple>
+#include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/program/effects.h"
+#include "lockstep/program/planned_calls.h"
 
 namespace lockstep::plan {
-
 namespace {
+
+using program::Action;
+
+class Matcher {
+ public:
+  Matcher(const program::Program& program, const program::Layout& layout) : program_(program), layout_(layout) {}
+
+  Matching run() {
+    for (int rank = 0; rank < program_.world_size(); ++rank) {
+      const std::vector<Action>& actions = program_.list(rank);
+      result_.transfer_of.emplace_back(actions.size(), -1);
+      result_.meeting_of.emplace_back(actions.size(), -1);
+      known_.clear();
+      called_.clear();
+      program::EffectTable effects(layout_, program_.buckets, rank);
+      program::Pending<int> coming;  // transfers
+      for (int i = 0; i < static_cast<int>(actions.size()); ++i) {
+        const Action& action = actions[static_cast<size_t>(i)];
+        const program::Effects& of = effects.of(action);
+        if (program::computes(action.kind)) {
+          for (const int id : coming.of(of, action)) result_.transfers[static_cast<size_t>(id)].user = {rank, i};
+          coming.join(of, action);
+        }
+        if (program::words_of(action.kind).receives) coming.start(of, action, transfer({rank, i}, action));
+        if (program::words_of(action.kind).sends) transfer({rank, i}, action);
+        if (of.collective) meeting({rank, i}, action);
+      }
+    }
+    for (const Transfer& transfer : result_.transfers)
+      LOCKSTEP_CHECK(transfer.send.rank >= 0 && transfer.recv.rank >= 0, "a transfer of rank ",
+                     std::max(transfer.send.rank, transfer.recv.rank), " has one end only");
+    for (const auto& [group, ids] : meetings_)
+      for (const int id : ids) {
+        const std::vector<ActionRef>& actions = result_.meetings[static_cast<size_t>(id)].actions;
+        LOCKSTEP_CHECK_EQ(actions.size(), group.size(), "ranks that come to action ", actions.front().index, " of rank ", actions.front().rank);
+      }
+    return std::move(result_);
+  }
+
+ private:
+  using Meetings = std::pair<const std::vector<int>, std::vector<int>>;  // a group, and its own in their order
+
+  int transfer(const ActionRef& ref, const Action& action) {
+    const auto [send, forward, neighbour] = program::transfer_of(action);
+    const int peer = layout_.rank_at(ref.rank, neighbour);
+    auto& [ids, so_far] = channels_[{send ? ref.rank : peer, send ? peer : ref.rank, forward}];
+    const size_t nth = so_far[send]++;
+    if (nth == ids.size()) {
+      ids.push_back(static_cast<int>(result_.transfers.size()));
+      result_.transfers.emplace_back();
+    }
+    Transfer& found = result_.transfers[static_cast<size_t>(ids[nth])];
+    (send ? found.send : found.recv) = ref;
+    return of_action(result_.transfer_of, ref) = ids[nth];
+  }
+
+  void meeting(const ActionRef& ref, const Action& action) {
+    Meetings* const meetings = meetings_of(ref.rank, action);
+    if (meetings == nullptr) return;
+    std::vector<int>& ids = meetings->second;
+    const size_t nth = called_[meetings]++;
+    if (nth == ids.size()) {
+      ids.push_back(static_cast<int>(result_.meetings.size()));
+      result_.meetings.push_back({.group = ids.front()});
+    }
+    result_.meetings[static_cast<size_t>(ids[nth])].actions.push_back(ref);
+    of_action(result_.meeting_of, ref) = ids[nth];
+  }
+
+  // Planning a call looks at tables of parameters: once for calls that differ in the microbatch alone.
+  Meetings* meetings_of(int rank, const Action& action) {
+    const auto [known, fresh] = known_.try_emplace(program::without_microbatch(action), nullptr);
+    if (!fresh) return known->second;
+    const std::vector<program::CallOfRank> calls = program::calls_of_rank(layout_, program_, rank, action);
+    if (calls.empty()) return nullptr;
+    std::vector<int> group = calls.back().call.group;
+    std::sort(group.begin(), group.end());
+    return known->second = &*meetings_.try_emplace(std::move(group)).first;
+  }
+
+  const program::Program& program_;
+  const program::Layout& layout_;
+  Matching result_;
+  std::map<std::tuple<int, int, bool>, std::pair<std::vector<int>, std::array<size_t, 2>>> channels_;  // transfers; RECVs, SENDs so far
+  std::map<std::vector<int>, std::vector<int>> meetings_;  // by group, ascending
+  std::map<Action, Meetings*> known_;                      // of the rank at hand; null: none
+  std::map<const Meetings*, size_t> called_;               // the same: calls so far
+};
 
 double missing(double part, double whole) { return whole > 0 ? 1 - part / whole : 0; }
 
@@ -45,6 +138,14 @@ double median(std::vector<double> values) {
   std::nth_element(values.begin(), middle, values.end());
   if (values.size() % 2 == 1) return *middle;
   return (*std::max_element(values.begin(), middle) + *middle) / 2;
+}
+
+Matching match(const program::Program& program, const program::Layout& layout) { return Matcher(program, layout).run(); }
+
+ActionRef computed_up_to(const program::Program& program, ActionRef ref) {
+  const std::vector<Action>& actions = program.list(ref.rank);
+  while (ref.index >= 0 && !program::computes(actions[static_cast<size_t>(ref.index)].kind)) --ref.index;
+  return ref.index >= 0 ? ref : ActionRef{};
 }
 
 }  // namespace lockstep::plan

@@ -1,6 +1,8 @@
-// When every action of a step runs, be it simulated or measured, and what follows from it.
+// When every action of a step runs, be it simulated or measured, and what follows from it; and which actions of different ranks
+// belong together.
 #pragma once
 
+#include <compare>
 #include <vector>
 
 #include "lockstep/program/program.h"
@@ -36,5 +38,40 @@ Utilisation utilisation(const program::Program& program, const Spans& spans);
 
 // Of an even number of values the mean of both in the middle. There is at least one.
 double median(std::vector<double> values);
+
+struct ActionRef {
+  int rank = -1;
+  int index = -1;  // in the rank's list
+  auto operator<=>(const ActionRef&) const = default;
+};
+
+// Of a table by rank and index.
+template <typename Table>
+decltype(auto) of_action(Table& table, const ActionRef& ref) {
+  return table[static_cast<size_t>(ref.rank)][static_cast<size_t>(ref.index)];
+}
+
+// A SEND and its RECV: the k-th of each on a channel. There is one for every ordered pair of ranks and direction.
+struct Transfer {
+  ActionRef send, recv;
+  ActionRef user{};  // what computes with it first; without a rank: nothing does
+};
+// A collective: the k-th of each rank of a group among those over just these ranks.
+struct Meeting {
+  int group = -1;                    // by its first meeting
+  std::vector<ActionRef> actions{};  // of all its ranks, ascending
+};
+struct Matching {
+  std::vector<Transfer> transfers;
+  std::vector<Meeting> meetings;
+  // By rank and action: index into one of the two, or -1.
+  std::vector<std::vector<int>> transfer_of, meeting_of;
+};
+
+// InternalError where sends and receives, or the calls of a group, do not match: verify() finds that before.
+Matching match(const program::Program& program, const program::Layout& layout);
+
+// The last action that computes up to this one of its rank; without a rank: there is none.
+ActionRef computed_up_to(const program::Program& program, ActionRef ref);
 
 }  // namespace lockstep::plan

@@ -55,12 +55,8 @@ Prices::Prices(const Layout& layout, const Program& program, int rank, bool with
 
 const Price& Prices::of(const Action& action) {
   const auto [entry, fresh] = known_.try_emplace(without_microbatch(action));
-  if (fresh) entry->second = make(action);
-  return entry->second;
-}
-
-Price Prices::make(const Action& action) {
-  Price price{.work = program::work_of(action.kind)};
+  Price& price = entry->second;
+  if (!fresh) return price;
   add_work(action, price);
   add_calls(action, price);
   add_touched(effects_.of(action), price);
@@ -69,13 +65,14 @@ Price Prices::make(const Action& action) {
 }
 
 void Prices::add_work(const Action& action, Price& price) const {
-  if (action.layer < 0 || price.work == Work::kNone) return;
+  const Work work = program::work_of(action.kind);
+  if (action.layer < 0 || work == Work::kNone) return;
   const arch::LayerCost& cost = costs_.at(static_cast<size_t>(action.layer));
-  if (price.work == Work::kForward) price.flops = cost.forward_flops;
-  if (price.work == Work::kInputAndWeight) price.flops = cost.backward_flops;
-  if (price.work == Work::kInput) price.flops = cost.input_flops();
-  if (price.work == Work::kWeight) price.flops = cost.weight_flops;
-  if (price.work != Work::kAgain) return;
+  if (work == Work::kForward) price.flops = cost.forward_flops;
+  if (work == Work::kInputAndWeight) price.flops = cost.backward_flops;
+  if (work == Work::kInput) price.flops = cost.input_flops();
+  if (work == Work::kWeight) price.flops = cost.weight_flops;
+  if (work != Work::kAgain) return;
   price.pointwise = static_cast<double>(cost.memory_traffic);
   if (layout_.recompute_of(action.layer) == arch::Recompute::kFull) price.flops = cost.forward_flops;
 }
@@ -83,7 +80,7 @@ void Prices::add_work(const Action& action, Price& price) const {
 void Prices::add_calls(const Action& action, Price& price) {
   for (const program::PlannedCall& planned : calls_.of(action)) {
     const program::CallOfRank of_rank = program::call_of_rank(layout_, rank_, planned);
-    price.sent += static_cast<double>(program::sent_bytes(of_rank));
+    price.sent += static_cast<double>(program::predicted_bytes(of_rank.call, of_rank.group_rank));
     if (!with_calls_ || program::is_transfer(action.kind)) continue;
     int64_t most = 0;
     for (int i = 0; i < static_cast<int>(of_rank.call.group.size()); ++i)
@@ -102,16 +99,11 @@ void Prices::add_touched(const program::Effects& effects, Price& price) const {
     if (touch.what == Resource::kDirections && touch.how == Access::kUpdate)
       price.flops += owned_flops(matrices_, touch.index, layout_.optimizer.ns_steps);
     if (touch.what != Resource::kStates || effects.lane != program::Lane::kCompute) continue;
-    add_update(touch.index, price);
+    const bool all = touch.index == program::kEvery;
+    price.updated = all ? 1 : static_cast<double>(flat_.units[flat_.index_of(touch.index)].part());
+    price.parameters = all ? 1 : static_cast<double>(flat_.parts);
     price.flops += whole_flops(layout_, rank_, touch.index);
   }
-}
-
-void Prices::add_update(int unit, Price& price) const {
-  price.updated = 1;
-  if (unit == program::kEvery) return;
-  price.updated = static_cast<double>(flat_.units[flat_.index_of(unit)].part());
-  price.parameters = static_cast<double>(flat_.parts);
 }
 
 StepCost step_cost(const Layout& layout, const Program& program, int rank) {

@@ -15,7 +15,6 @@ namespace lockstep::plan {
 
 // Of one action on one rank; bytes.
 struct Price {
-  program::Work work = program::Work::kNone;  // of the layer
   double flops = 0;                           // of matrix products, those computed again included; of layers, and of matrices that are updated whole
   double pointwise = 0;                       // memory that recomputation reads and writes once more
   double sent = 0;                            // by this rank, in all calls
@@ -35,11 +34,9 @@ class Prices {
   const Price& of(const program::Action& action);
 
  private:
-  Price make(const program::Action& action);
   void add_work(const program::Action& action, Price& price) const;
   void add_calls(const program::Action& action, Price& price);
   void add_touched(const program::Effects& effects, Price& price) const;
-  void add_update(int unit, Price& price) const;
 
   const program::Layout& layout_;
   int rank_;
@@ -63,10 +60,7 @@ struct StepCost {
 };
 StepCost step_cost(const program::Layout& layout, const program::Program& program, int rank);
 
-// Its parts one after the other on a machine of today, in seconds:
-//          FLOP/s   memory B/s   network B/s   host B/s   an action
-//   cpu      50e9        10e9          2e9        5e9        20 us
-//   cuda    300e12        2e12         50e9       25e9        10 us
+// Its parts one after the other on a machine of today, in seconds.
 double seconds(const StepCost& cost, config::Device device);
 
 // A whole step: that of `rank`; in a pipeline that of its slowest stage, and the fill_share (bubble.h) of that while it fills and

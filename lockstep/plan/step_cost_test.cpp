@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "lockstep/plan/test_layouts.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/test_program.h"
@@ -20,19 +21,6 @@ using program::layer_costs;
 
 namespace {
 
-config::RunConfig configuration() {
-  config::RunConfig config;
-  config.model.preset = "gpt2-test";
-  config.train.global_batch = 8;
-  config.train.micro_batch = 4;
-  config.train.seq_len = 64;
-  return config;
-}
-
-Layout layout_of(const config::RunConfig& config, int ranks) {
-  return program::make_layout(config, arch::resolve_model(config.model), ranks);
-}
-
 constexpr config::Device kCpu = config::Device::kCpu;
 
 double whole_seconds(const Layout& layout, const Program& program, int rank) {
@@ -43,7 +31,7 @@ double whole_seconds(const Layout& layout, const Program& program, int rank) {
 
 // The slowest stage, and what of it the schedule leaves idle: (p - 1) / m in 1f1b.
 TEST(StepCost, OfAPipelineHasTheTimeInWhichItFills) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   config.parallel.pp = 2;
   config.train.micro_batch = 1;
   using Kind = program::ScheduleKind;
@@ -54,7 +42,7 @@ TEST(StepCost, OfAPipelineHasTheTimeInWhichItFills) {
     const double slowest = std::max(seconds(step_cost(layout, program, 0), kCpu), seconds(step_cost(layout, program, 1), kCpu));
     EXPECT_DOUBLE_EQ(whole_seconds(layout, program, 0), slowest * (1 + fill)) << program::schedule_name(schedule);
   }
-  config = configuration();
+  config = small_run();
   const Layout alone = layout_of(config, 2);
   const Program program = build_program(alone);
   EXPECT_EQ(whole_seconds(alone, program, 1), seconds(step_cost(alone, program, 1), kCpu));
@@ -62,7 +50,7 @@ TEST(StepCost, OfAPipelineHasTheTimeInWhichItFills) {
 
 // All of it, and no cost model counts it again.
 TEST(StepCost, CountsWhatMovesBetweenDeviceHostAndDisk) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   config.memory.offload.list = {config::Offloaded::kOptimizer};
   const Layout layout = layout_of(config, 2);
   const Program program = build_program(layout);
@@ -73,7 +61,7 @@ TEST(StepCost, CountsWhatMovesBetweenDeviceHostAndDisk) {
 }
 
 TEST(StepCost, CountsProductsTrafficAndWhatIsComputedAgain) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   const Layout plain = layout_of(config, 2);
   double forward = 0, backward = 0, blocks = 0, pointwise = 0;
   const std::vector<arch::LayerCost> costs = layer_costs(plain, 0);
@@ -104,7 +92,7 @@ TEST(StepCost, CountsProductsTrafficAndWhatIsComputedAgain) {
 
 // Of a step of which shorter ones were made: a sum over its microbatches.
 TEST(StepCost, OfALongStepFollowsFromShorterOnes) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   config.parallel.pp = 2;
   config.train.micro_batch = 1;
   config.train.global_batch = 256;

@@ -8,7 +8,6 @@
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
-#include "lockstep/plan/matching.h"
 
 namespace lockstep::plan {
 namespace {
@@ -20,29 +19,6 @@ constexpr std::string_view kFormat = "lockstep step trace 1";
                    .what = cat("not the trace of a step: ", what),
                    .where = std::string(origin),
                    .way_out = "a run with [trace] steps writes them; they belong to the configuration of that run"});
-}
-
-void check(const StepTrace& trace, std::string_view origin) {
-  if (trace.rank < 0 || trace.rank >= trace.world_size)
-    refuse(origin, cat("rank ", trace.rank, " of ", trace.world_size));
-  int next = 0;
-  for (const ActionRecord& record : trace.records) {
-    if (record.action < next || record.action >= trace.actions)
-      refuse(origin, cat("action ", record.action, " after ", next - 1, " of ", trace.actions));
-    if (!std::isfinite(record.start) || !std::isfinite(record.end) || !std::isfinite(record.overhead) || record.end < record.start)
-      refuse(origin, cat("action ", record.action, " runs from ", record.start, " to ", record.end));
-    next = record.action + 1;
-  }
-}
-
-// What passes before any rank's first action is the tracing's own.
-void begin_at_zero(Spans& spans) {
-  double first = std::numeric_limits<double>::infinity();
-  for (const std::vector<Span>& row : spans)
-    if (!row.empty()) first = std::min(first, row.front().start);
-  if (!std::isfinite(first)) return;
-  for (std::vector<Span>& row : spans)
-    for (Span& span : row) span = {span.start - first, span.end - first};
 }
 
 }  // namespace
@@ -72,7 +48,16 @@ StepTrace parse_step_trace(std::string_view text, std::string_view origin) {
   } catch (const Json::exception& error) {
     refuse(origin, error.what());
   }
-  check(trace, origin);
+  if (trace.rank < 0 || trace.rank >= trace.world_size)
+    refuse(origin, cat("rank ", trace.rank, " of ", trace.world_size));
+  int next = 0;
+  for (const ActionRecord& record : trace.records) {
+    if (record.action < next || record.action >= trace.actions)
+      refuse(origin, cat("action ", record.action, " after ", next - 1, " of ", trace.actions));
+    if (!std::isfinite(record.start) || !std::isfinite(record.end) || !std::isfinite(record.overhead) || record.end < record.start)
+      refuse(origin, cat("action ", record.action, " runs from ", record.start, " to ", record.end));
+    next = record.action + 1;
+  }
   return trace;
 }
 
@@ -116,9 +101,8 @@ std::vector<int64_t> traced_steps(const std::filesystem::path& folder) {
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
     const std::string name = entry.path().filename().string();
-    if (!name.starts_with("step-")) continue;
-    const size_t digits = std::string_view("step-").size();
-    const auto step = parse_number<int64_t>(std::string_view(name).substr(digits, name.find('-', digits) - digits));
+    const std::vector<std::string> words = split(name, '-');
+    const auto step = words.size() > 1 ? parse_number<int64_t>(words[1]) : std::nullopt;
     if (step && name == step_trace_name(*step, 0)) steps.push_back(*step);
   }
   std::sort(steps.begin(), steps.end());
@@ -130,17 +114,21 @@ Spans measured_spans(const program::Program& program, const program::Layout& lay
   LOCKSTEP_CHECK_EQ(static_cast<int>(traces.size()), program.world_size());
   Spans spans;
   for (size_t rank = 0; rank < traces.size(); ++rank) {
-    std::vector<Span>& row = spans.emplace_back(program.list(static_cast<int>(rank)).size());
-    size_t next = 0;
+    std::vector<Span>& row = spans.emplace_back();
     double before = 0;
     for (const ActionRecord& record : traces[rank].records) {
-      for (; next < static_cast<size_t>(record.action); ++next) row[next] = {before, before};
-      row.at(next++) = {record.start, record.end};
+      row.resize(static_cast<size_t>(record.action), {before, before});
+      row.push_back({record.start, record.end});
       before = record.end;
     }
-    for (; next < row.size(); ++next) row[next] = {before, before};
+    row.resize(program.list(static_cast<int>(rank)).size(), {before, before});
   }
-  begin_at_zero(spans);
+  // What passes before any rank's first action is the tracing's own.
+  double first = std::numeric_limits<double>::infinity();
+  for (const std::vector<Span>& row : spans)
+    if (!row.empty()) first = std::min(first, row.front().start);
+  for (std::vector<Span>& row : spans)
+    for (Span& span : row) span = {span.start - first, span.end - first};
   const Matching matching = match(program, layout);
   for (const Transfer& transfer : matching.transfers) {
     Span& recv = of_action(spans, transfer.recv);

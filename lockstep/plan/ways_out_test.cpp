@@ -1,13 +1,14 @@
 // Refusals where memory is short, and the changes they name.
-#include "lockstep/plan/ways_out.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <tuple>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/plan/room.h"
+#include "lockstep/plan/test_layouts.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/verify/verify.h"
 
@@ -23,19 +24,6 @@ using program::predict_memory;
 namespace {
 
 using ::testing::HasSubstr;
-
-config::RunConfig configuration() {
-  config::RunConfig config;
-  config.model.preset = "gpt2-test";
-  config.train.global_batch = 8;
-  config.train.micro_batch = 4;
-  config.train.seq_len = 64;
-  return config;
-}
-
-Layout layout_of(const config::RunConfig& config, int ranks) {
-  return make_layout(config, arch::resolve_model(config.model), ranks);
-}
 
 int64_t peak_of(const config::RunConfig& config, int ranks) {
   const Layout layout = layout_of(config, ranks);
@@ -53,7 +41,7 @@ std::vector<std::string> changes(const std::vector<WayOut>& ways) {
 }
 
 TEST(WaysOut, AreWhatTheChangedConfigurationWouldNeed) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   const int64_t peak = peak_of(config, 2);
   const std::vector<WayOut> ways = all_ways(config, layout_of(config, 2), 0);
   const auto find = [&](const std::string& change) {
@@ -64,14 +52,14 @@ TEST(WaysOut, AreWhatTheChangedConfigurationWouldNeed) {
   };
   config.train.micro_batch = 1;
   EXPECT_EQ(find("train.micro_batch = 1").peak, peak_of(config, 2));
-  config = configuration();
+  config = small_run();
   config.parallel.zero = 3;
   EXPECT_EQ(find("parallel.zero = 3").peak, peak_of(config, 2));
   EXPECT_EQ(find("parallel.zero = 3").saved, peak - peak_of(config, 2));
-  config = configuration();
+  config = small_run();
   config.parallel.tp = 2;
   EXPECT_EQ(find("parallel.tp = 2").peak, peak_of(config, 2));
-  config = configuration();
+  config = small_run();
   config.train.precision = config::Precision::kBf16;
   EXPECT_EQ(find("train.precision = \"bf16\" (other rounding)").peak, peak_of(config, 2));
   for (const WayOut& way : ways) EXPECT_GT(way.saved, 0) << way.change;
@@ -91,7 +79,7 @@ const WayOut* find_way(const std::vector<WayOut>& ways, const std::string& chang
 }
 
 TEST(WaysOut, MoreStagesAreJudgedByTheOneThatNeedsMost) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   config.model.layers = 6;
   config.train.global_batch = 16;
   config::RunConfig cut = config;
@@ -139,7 +127,7 @@ TEST(WaysOut, MoreStagesAreJudgedByTheOneThatNeedsMost) {
 }
 
 TEST(WaysOut, DegreesThatWereSetFollow) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   config.model.layers = 6;
   config.parallel.zero = 1;
   config.parallel.dp_shard = 4;
@@ -151,12 +139,12 @@ TEST(WaysOut, DegreesThatWereSetFollow) {
 }
 
 TEST(WaysOut, ThoseThatFitComeFirstTheFastestOfThemAhead) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   config.memory.device_limit.count = peak_of(config, 2) - 1;
   const std::vector<WayOut> ways = all_ways(config, layout_of(config, 2), 0);
   for (size_t i = 1; i < ways.size(); ++i) {
     EXPECT_GE(ways[i - 1].fits, ways[i].fits);
-    if (ways[i].fits && ways[i - 1].same_numbers == ways[i].same_numbers) {
+    if (ways[i].fits && ways[i - 1].same_numbers() == ways[i].same_numbers()) {
       EXPECT_LE(ways[i - 1].slower, ways[i].slower) << ways[i].change;
     }
   }
@@ -168,19 +156,19 @@ TEST(WaysOut, ThoseThatFitComeFirstTheFastestOfThemAhead) {
 }
 
 TEST(WaysOut, OnlyValidOnesAreNamed) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   config.train.global_batch = 20;
   const std::vector<std::string> named = changes(all_ways(config, layout_of(config, 5), 0));
   EXPECT_THAT(named, ::testing::Not(::testing::Contains(HasSubstr("parallel.tp"))));  // 5 ranks
   EXPECT_THAT(named, ::testing::Not(::testing::Contains(HasSubstr("activations"))));  // nothing recomputes in full
-  config = configuration();
+  config = small_run();
   config.parallel.data_parallel = config::DataParallel::kParameterServer;
   EXPECT_THAT(changes(all_ways(config, layout_of(config, 2), 0)),
               ::testing::Not(::testing::Contains(::testing::AnyOf(HasSubstr("zero"), HasSubstr("offload")))));
 }
 
 TEST(DeviceLimit, ThePredictedPeakOfTheRankThatNeedsMostDecides) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   config.parallel.data_parallel = config::DataParallel::kParameterServer;
   const int64_t server = peak_of(config, 2);
   config.memory.device_limit.count = server;
@@ -198,15 +186,21 @@ TEST(DeviceLimit, ThePredictedPeakOfTheRankThatNeedsMostDecides) {
   }
 }
 
+Need need_in(const config::RunConfig& config, const Layout& layout, const Room& room) {
+  const Program program = build_program(layout);
+  program::RankMemory bytes(layout, program);
+  return need_of(config, layout, bytes, room);
+}
+
 Room host(int64_t bytes, int ranks) {
   return {.kind = Room::Kind::kHost, .bytes = bytes, .source = "a test", .first_rank = 0, .ranks = ranks, .fewer_ranks = true};
 }
 
 // What the ranks of the host take, by hand: peaks, what is offloaded, and a copy of the states from which is saved.
 TEST(HostRoom, IsTakenByAllRanksTogether) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   const int64_t parameters = layout_of(config, 1).flat_layout(0).numel;
-  const auto needed = [&](const Layout& layout, Room room) { return need_of(config, layout, build_program(layout), room).total; };
+  const auto needed = [&](const Layout& layout, Room room) { return need_in(config, layout, room).total; };
   EXPECT_EQ(needed(layout_of(config, 2), host(0, 2)), 2 * peak_of(config, 2) + 2 * (12 * parameters / 2));
   Room second = host(0, 1);
   second.first_rank = 1;  // of two hosts
@@ -229,9 +223,9 @@ TEST(HostRoom, IsTakenByAllRanksTogether) {
 }
 
 TEST(HostRoom, RefusesWhatDoesNotFitAndNothingElse) {
-  const config::RunConfig config = configuration();
+  const config::RunConfig config = small_run();
   const Layout layout = layout_of(config, 2);
-  const int64_t needed = need_of(config, layout, build_program(layout), host(0, 2)).total;
+  const int64_t needed = need_in(config, layout, host(0, 2)).total;
   EXPECT_NO_THROW(check_room(config, layout, host(needed, 2)));
   EXPECT_NO_THROW(check_room(config, layout, {}));
   try {
@@ -248,7 +242,7 @@ TEST(HostRoom, RefusesWhatDoesNotFitAndNothingElse) {
 
 // The machine that is meant: what a CPU offloads stays on it, and a GPU's ranks are as many as there are GPUs.
 TEST(WaysOut, FitTheMachine) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   const auto of = [&](const Room& room) {
     return changes(ways_out(config, layout_of(config, 2), {.rank = 0, .room = room, .most = 100}));
   };
@@ -276,7 +270,7 @@ TEST(WaysOut, FitTheMachine) {
 void expect_kept(const std::vector<config::Override>& flags, int ranks, const Room& room, bool limited) {
   const config::LoadedConfig before = config::load_config({}, flags);
   const Layout layout = make_layout(before, arch::resolve_model(before.config.model), ranks);
-  const Need now = need_of(before.config, layout, build_program(layout), room);
+  const Need now = need_in(before.config, layout, room);
   const auto ways = ways_out(before.config, layout, {.rank = now.worst, .room = room, .most = 100});
   for (const WayOut& way : ways) {
     std::vector<config::Override> changed = flags;
@@ -287,7 +281,7 @@ void expect_kept(const std::vector<config::Override>& flags, int ranks, const Ro
     const config::LoadedConfig loaded = config::load_config({}, changed);
     const Layout other = make_layout(loaded, arch::resolve_model(loaded.config.model), way.ranks > 0 ? way.ranks : ranks);
     const Program program = build_program(other);
-    const Need need = need_of(loaded.config, other, program, room);
+    const Need need = need_in(loaded.config, other, room);
     const bool same_rank = limited && other.pipeline.ranks == layout.pipeline.ranks;
     EXPECT_EQ(way.peak, same_rank ? predict_memory(other, program, now.worst).peak : need.total) << way.change;
     EXPECT_EQ(way.fits, need.total <= room.bytes) << way.change;
@@ -327,7 +321,7 @@ TEST(WaysOut, EveryOneAppliedGivesWhatItSays) {
 
 // Where no change is enough, several together are named ahead of the others.
 TEST(WaysOut, SeveralTogetherWhereNoneFitsAlone) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   config.train.global_batch = 64;
   config.train.micro_batch = 16;
   config.model.layers = 6;
@@ -342,7 +336,7 @@ TEST(WaysOut, SeveralTogetherWhereNoneFitsAlone) {
 
 // What is not planned because it cannot be named would not have been named.
 TEST(WaysOut, TheFirstOfThemAreThoseOfAll) {
-  config::RunConfig config = configuration();
+  config::RunConfig config = small_run();
   config.model.layers = 6;
   config.train.global_batch = 64;
   config.train.micro_batch = 16;

@@ -9,13 +9,9 @@
 namespace lockstep::program {
 namespace {
 
-int16_t index_of(int number) {
-  LOCKSTEP_CHECK(number >= 0 && number <= std::numeric_limits<int16_t>::max(), "a call of owner number ", number);
-  return static_cast<int16_t>(number);
-}
-
 CallId owned(Purpose purpose, Owner owner, int number) {
-  return {.purpose = purpose, .owner = owner, .index = index_of(number)};
+  LOCKSTEP_CHECK(number >= 0 && number <= std::numeric_limits<int16_t>::max(), "a call of owner number ", number);
+  return {.purpose = purpose, .owner = owner, .index = static_cast<int16_t>(number)};
 }
 
 CallId with_name(CallId id, std::string_view name) {

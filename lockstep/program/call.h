@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/arch/params.h"
+#include "lockstep/arch/layer_description.h"
 
 namespace lockstep::program {
 
@@ -68,15 +68,7 @@ static_assert([] {
 // Whose call it is; CallId::index is its number.
 enum class Owner : uint8_t { kNone, kEmbedding, kBlock, kHead, kStage, kBucket };
 // When, or what for, its owner makes several.
-enum class CallPhase : uint8_t {
-  kNone,
-  kForward,
-  kBackward,
-  kGather,   // the input once more, for the weight gradient
-  kSoftmax,  // what the ranks of a cut vocabulary know of each row
-  kLogits,   // generation
-  kSize,     // how much the call of the same id that follows carries
-};
+using arch::CallPhase;
 
 // 40 bytes that may lie in memory that processes share. Equal on all ranks of a call.
 struct CallId {

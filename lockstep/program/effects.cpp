@@ -63,10 +63,6 @@ const std::vector<arch::ParamSpec>& EffectTable::table() {
   return table_;
 }
 
-std::span<const int> EffectTable::bucket(const Action& action) const {
-  return buckets_[static_cast<size_t>(action.bucket)].units;
-}
-
 // F, RECOMPUTE, B, I and W of a layer.
 void EffectTable::compute(const Action& action, Effects& effects) {
   const int layer = action.layer, last = layout_->num_layers() - 1;
@@ -110,7 +106,7 @@ void EffectTable::compute(const Action& action, Effects& effects) {
 Effects EffectTable::make(const Action& action) {
   Effects effects;
   const auto touch_bucket = [&](Resource what, State from) {
-    for (const int unit : bucket(action)) effects.touch(what, Access::kUpdate, unit, from);
+    for (const int unit : buckets_[static_cast<size_t>(action.bucket)].units) effects.touch(what, Access::kUpdate, unit, from);
   };
   const auto starts = [&](Lane lane) {
     effects.lane = lane;
@@ -241,31 +237,25 @@ void EffectTable::step(const Action& action, Effects& effects) const {
 
 // What is dropped because nothing changed it moves nothing.
 void EffectTable::move(const Action& action, Effects& effects) const {
-  const bool fetch = fetches(action.kind);
-  if (fetch || action.moved != Moved::kParameters) {
+  const bool fetch = fetches(action.kind), drops = !fetch && action.moved == Moved::kParameters;
+  if (!drops) {
     effects.lane = Lane::kCopies;
     effects.join = Join::kAtTouch;
   }
   const State from = fetch ? kAway : 0;
-  switch (action.moved) {
-    case Moved::kParameters:
-      return effects.touch(Resource::kParameters, fetch ? Access::kUpdate : Access::kDrop, action.unit, from, kAway & ~from);
-    case Moved::kOptimizer:
-      return effects.touch(Resource::kStates, Access::kUpdate, action.unit, from, kAway & ~from);
-    case Moved::kActivation:
-      return effects.touch(Resource::kSaved, Access::kUpdate, action.layer, from, fetch ? kCopied : kAway);
-  }
+  if (action.moved == Moved::kActivation)
+    return effects.touch(Resource::kSaved, Access::kUpdate, action.layer, from, fetch ? kCopied : kAway);
+  effects.touch(action.moved == Moved::kParameters ? Resource::kParameters : Resource::kStates, drops ? Access::kDrop : Access::kUpdate,
+                action.unit, from, kAway & ~from);
 }
 
 std::vector<int> units_read(const Action& action, const std::vector<arch::ParamSpec>& table) {
   const bool forward = work_of(action.kind) == Work::kForward || work_of(action.kind) == Work::kAgain;
-  const bool input = goes_back(action.kind);
   constexpr int kEmbedding = 0;
-  if (action.layer < 0 || !(forward || (input && action.layer != kEmbedding))) return {};
+  if (action.layer < 0 || !(forward || (goes_back(action.kind) && action.layer != kEmbedding))) return {};
   std::set<int> units;
   for (const arch::ParamSpec& spec : table)
-    if (spec.layer == action.layer ||
-        ((forward || input) && std::count(spec.tied_layers.begin(), spec.tied_layers.end(), action.layer) > 0))
+    if (spec.layer == action.layer || std::count(spec.tied_layers.begin(), spec.tied_layers.end(), action.layer) > 0)
       units.insert(spec.unit);
   return {units.begin(), units.end()};
 }

@@ -22,6 +22,15 @@ mesh::AxisSet shard_axes(const Layout& layout, arch::ParameterGroup group) {
   return layout.mesh.degree(shard) > 1 ? shard | more_axes(group) : shard;
 }
 
+// ", recompute full"; nothing where every block keeps all.
+std::string recompute_text(const std::vector<arch::Recompute>& blocks) {
+  const auto all = [&](arch::Recompute choice) { return std::ranges::count(blocks, choice) == std::ssize(blocks); };
+  if (all(arch::Recompute::kNone)) return "";
+  return all(arch::Recompute::kSelective) ? ", recompute selective"
+         : all(arch::Recompute::kFull)    ? ", recompute full"
+                                          : ", recompute by block";
+}
+
 }  // namespace
 
 Domain Layout::domain(arch::ParameterGroup group) const {
@@ -33,10 +42,6 @@ int64_t Layout::num_microbatches() const {
   const int64_t per_pass = micro_batch * mesh.degree(samples());
   LOCKSTEP_CHECK_EQ(global_batch % per_pass, 0, "global batch ", global_batch, ", one pass over all ranks ", per_pass);
   return global_batch / per_pass;
-}
-
-int64_t Layout::element_size() const {
-  return config::bytes_of(precision);
 }
 
 arch::TensorShard Layout::tensor_shard(int rank) const {
@@ -81,10 +86,6 @@ std::vector<int> Layout::layers_of(int rank) const {
   return layers;
 }
 
-int Layout::rank_at(int rank, int stage) const {
-  return mesh.member(rank, mesh::Axis::kPp, pipeline.rank_of(stage));
-}
-
 // Embedding and head, the first and the last layer.
 int Layout::tied_peer(int rank) const {
   const int last = num_layers() - 1;
@@ -103,10 +104,6 @@ arch::FlatLayout Layout::flat_layout(const std::vector<arch::ParamSpec>& table) 
 arch::Recompute Layout::recompute_of(int layer) const {
   const bool block = layer >= 1 && layer <= static_cast<int>(recompute.size());
   return block ? recompute[static_cast<size_t>(layer) - 1] : arch::Recompute::kNone;
-}
-
-bool Layout::server_mode() const {
-  return data_parallel == config::DataParallel::kParameterServer && mesh.degree(tokens()) > 1;
 }
 
 bool Layout::owns_optimizer(int rank) const {
@@ -137,19 +134,6 @@ Layout reference_layout(const Layout& layout) {
   reference.data_parallel = config::DataParallel::kRing;
   return reference;
 }
-
-namespace {
-
-// ", recompute full"; nothing where every block keeps all.
-std::string recompute_text(const std::vector<arch::Recompute>& blocks) {
-  const auto all = [&](arch::Recompute choice) { return std::ranges::count(blocks, choice) == std::ssize(blocks); };
-  if (all(arch::Recompute::kNone)) return "";
-  return all(arch::Recompute::kSelective) ? ", recompute selective"
-         : all(arch::Recompute::kFull)    ? ", recompute full"
-                                          : ", recompute by block";
-}
-
-}  // namespace
 
 std::string describe(const Layout& layout) {
   const auto several = [](int64_t count, const char* what, const char* plural) {

@@ -72,7 +72,7 @@ struct Layout {
   Domain dense_domain() const { return domain(arch::ParameterGroup::kDense); }
 
   int64_t num_microbatches() const;  // global_batch / (micro_batch * replicas)
-  int64_t element_size() const;      // of the compute copy: 4 fp32, 2 bf16
+  int64_t element_size() const { return config::bytes_of(precision); }  // of the compute copy: 4 fp32, 2 bf16
   arch::TensorShard tensor_shard(int rank) const;
   arch::CostInput cost_input(int rank, arch::Recompute choice = arch::Recompute::kNone) const;  // of a layer of `rank`
   // With the pieces of `rank` and the rules of their updates: of the layers it holds, and of those that own parameters its layers
@@ -92,7 +92,8 @@ struct Layout {
   Stretch stage_layers(int stage) const;
   std::vector<int> layers_of(int rank) const;  // ascending
   bool holds(int rank, int layer) const { return pipeline.rank_of(pipeline.stage_of(layer)) == pipeline_rank(rank); }
-  int rank_at(int rank, int stage) const;      // who has that stage of the same replica and part of its layers
+  // Who has that stage of the same replica and part of its layers.
+  int rank_at(int rank, int stage) const { return mesh.member(rank, mesh::Axis::kPp, pipeline.rank_of(stage)); }
   // The other rank that holds the unit of a tied parameter, because the layers that use it are on different ranks; -1:
   // there is none.
   int tied_peer(int rank) const;
@@ -109,7 +110,8 @@ struct Layout {
   // In a pipeline microbatches come in between: transient gradients are added up over all of them before they are reduced.
   bool reduces_once() const { return pipeline.ranks > 1; }
   arch::Recompute recompute_of(int layer) const;  // of the layer table; none for embedding and head
-  bool server_mode() const;  // a parameter server among several data-parallel ranks
+  // A parameter server among several data-parallel ranks.
+  bool server_mode() const { return data_parallel == config::DataParallel::kParameterServer && mesh.degree(tokens()) > 1; }
   // The rank holds optimizer state: everyone, but of a parameter server's group the server alone.
   bool owns_optimizer(int rank) const;
 };

@@ -1,7 +1,6 @@
 #include "lockstep/program/ledger.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "lockstep/base/check.h"
 
@@ -13,23 +12,16 @@ int64_t LedgerEntry::sent_total() const {
   return total;
 }
 
-void Ledger::add(const LedgerKey& key, int64_t payload, const std::map<int, int64_t>& sent, int64_t times) {
+void Ledger::add(const LedgerKey& key, int64_t payload, std::map<int, int64_t> sent, int64_t times) {
   LedgerEntry& entry = entries_[key];
   entry.count += times;
   entry.payload += times * payload;
+  if (times == 1 && entry.sent.empty()) return entry.sent.swap(sent);  // to very many peers
   auto at = entry.sent.begin();  // both in the order of the peers
   for (const auto& [peer, bytes] : sent) {
     at = entry.sent.try_emplace(at, peer, 0);
     (at++)->second += times * bytes;
   }
-}
-
-void Ledger::add(const LedgerKey& key, int64_t payload, std::map<int, int64_t>&& sent, int64_t times) {
-  LedgerEntry& entry = entries_[key];
-  if (times != 1 || !entry.sent.empty()) return add(key, payload, std::as_const(sent), times);
-  entry.count += 1;
-  entry.payload += payload;
-  entry.sent = std::move(sent);
 }
 
 void Ledger::merge(const Ledger& other) {

@@ -14,7 +14,7 @@
 
 namespace lockstep::program {
 
-enum class Collective { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kReduce, kGather, kScatter, kSend, kRecv, kBarrier };
+using arch::Collective;
 // kDirect: each rank with every other, or point to point; kExchange: whole buffers, for small ones
 enum class Algorithm { kRing, kTree, kHalvingDoubling, kDirect, kExchange };
 inline constexpr std::array<std::string_view, 11> kCollectiveNames = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
@@ -45,8 +45,7 @@ struct LedgerEntry {
 class Ledger {
  public:
   // `times` calls, each with this payload and these bytes.
-  void add(const LedgerKey& key, int64_t payload, const std::map<int, int64_t>& sent, int64_t times = 1);
-  void add(const LedgerKey& key, int64_t payload, std::map<int, int64_t>&& sent, int64_t times = 1);  // to very many peers
+  void add(const LedgerKey& key, int64_t payload, std::map<int, int64_t> sent, int64_t times = 1);
   void merge(const Ledger& other);
   const std::map<LedgerKey, LedgerEntry>& entries() const { return entries_; }
   // With the text of each call, in the order of the texts: for pages.

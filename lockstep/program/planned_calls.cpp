@@ -5,7 +5,6 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/program/matrices.h"
-#include "lockstep/program/tensor_calls.h"
 
 namespace lockstep::program {
 
@@ -29,7 +28,7 @@ namespace lockstep::program {
 //                          server: broadcast from the server, direct
 //   gather_update blocks.3   send and recv over the domain's shard view and tp, direct, in the type of the iteration: a piece of a
 //   scatter_update blocks.3  matrix to its owner and back (matrices.h)
-// and those of sharded layers, tensor_calls.h.
+// and those of sharded layers, tensor_calls().
 class CallTable::Planner {
  public:
   Planner(const Layout& layout, const Program& program, int rank)
@@ -194,23 +193,17 @@ PartialGradients partial_gradients(const std::vector<arch::ParamSpec>& table) {
   PartialGradients partial;
   for (const arch::ParamSpec& spec : table) {
     if (!spec.partial) continue;
-    if (spec.cut == arch::TensorCut::kNone) {
-      partial.of_axis += spec.local_numel();
-    } else {
-      partial.of_copies += spec.local_numel();
-      partial.copies = spec.copies;
-    }
+    const bool cut = spec.cut != arch::TensorCut::kNone;
+    (cut ? partial.of_copies : partial.of_axis) += spec.local_numel();
+    if (cut) partial.copies = spec.copies;
   }
   return partial;
 }
 
 PartialGradients partial_gradients(const Layout& layout, int rank) {
   const std::vector<arch::ParamSpec> table = layout.param_table(rank);
-  PartialGradients partial = partial_gradients(table);
-  if (layout.shards() == 1) return partial;
-  partial.of_axis = partial.of_copies = 0;
-  const arch::FlatLayout flat = layout.flat_layout(rank);
-  for (const arch::FlatUnit& unit : flat.units)
+  PartialGradients partial{.copies = partial_gradients(table).copies};
+  for (const arch::FlatUnit& unit : layout.flat_layout(table).units)
     for (const arch::ShardSlot& slot : arch::shard_slots(unit, layout.shard(rank, unit.group))) {
       const arch::ParamSpec& spec = table[static_cast<size_t>(slot.param)];
       if (!spec.partial) continue;

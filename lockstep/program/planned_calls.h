@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "lockstep/arch/layer_description.h"
 #include "lockstep/program/ledger.h"
 #include "lockstep/program/program.h"
 #include "lockstep/program/summation.h"
@@ -32,8 +33,6 @@ class CallTable {
  public:
   CallTable(const Layout& layout, const Program& program, int rank);
   ~CallTable();
-  CallTable(const CallTable&) = delete;
-  CallTable& operator=(const CallTable&) = delete;
 
   const std::vector<PlannedCall>& of(const Action& action);  // valid as long as the table
   // The one call of an action that makes at most one; null: none.
@@ -64,5 +63,24 @@ struct PartialGradients {
 PartialGradients partial_gradients(const std::vector<arch::ParamSpec>& table);
 // Of these, what the rank's shard holds: with several shards each is summed by its owner.
 PartialGradients partial_gradients(const Layout& layout, int rank);
+
+// What layers communicate over the axis tp, from their descriptions (tensor_calls.cpp): the planned calls and the planner read it here,
+// the layers of parallel/tensor make these calls, and a test asserts that both are the same.
+
+// Of one F, RECOMPUTE, B, I or W of a layer, in the order of the forward pass; planned_calls.cpp adds the group, that of tp. Nothing where
+// the axis has one rank.
+// M = B S rows, padded to a multiple of tp:
+//   without sequence parallelism, a block    F: all_reduce [M, D] after attention.out and after mlp.down
+//                                            I: all_reduce [M, D] of dx of attention.qkv and of mlp's first linear
+//   with it, a block    F: all_gather [M, D] before, reduce_scatter [M, D] after each branch
+//                       I: the mirror; W: all_gather [M, D] of each first linear's x once more
+//   the head            I: with it all_gather [M, D]; all_gather of 3 numbers a row; reduction of dx as above
+//   full recomputation: those of F again but for the one after mlp.down, whose output nobody needs; selective: none
+std::vector<PlannedCall> tensor_calls(const Layout& layout, const Action& action);
+// The same of any phase: kEvaluate is an evaluation's F.
+std::vector<PlannedCall> tensor_calls(const Layout& layout, int layer, arch::Phase phase);
+
+// Such a call over `ranks`, padding included, from its sizes alone: for lists, and for whoever runs a layer by itself.
+PlannedCall tensor_call(const CallId& id, Collective collective, int64_t numel, int64_t element_size, int ranks);
 
 }  // namespace lockstep::program

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kBarrierBytes = 8;  // of one int64, which it sums
 
-// The sends of one member, added up in elements; without `by_peer` the sum of all alone.
+// The sends of one member; without `by_peer` the sum of all alone.
 class Sends {
  public:
   Sends(const CollectiveCall& call, int rank, bool by_peer)
@@ -21,8 +21,18 @@ class Sends {
         element_size_(call.collective == Collective::kBarrier ? kBarrierBytes : call.element_size),
         rank_(rank),
         size_(static_cast<int>(call.group.size())),
-        by_peer_(by_peer) {}
+        by_peer_(by_peer) {
+    LOCKSTEP_CHECK(supports(call.collective, call.algorithm), collective_name(call.collective), " by ",
+                   algorithm_name(call.algorithm));
+    LOCKSTEP_CHECK(rank >= 0 && rank < size_ && call.root >= 0 && call.root < size_, "rank ", rank, ", root ", call.root,
+                   " of ", size_);
+    if (size_ > 1) run();
+  }
 
+  int64_t total() const { return total_; }
+  std::map<int, int64_t> take() { return std::move(bytes_); }
+
+ private:
   void run() {
     switch (call_.collective) {
       case Collective::kBarrier:
@@ -49,10 +59,6 @@ class Sends {
     }
   }
 
-  int64_t total() const { return total_; }
-  std::map<int, int64_t> take() { return std::move(bytes_); }
-
- private:
   // Around the ring goes every chunk but the one that ends here; of the others' chunks those behind the last element are empty.
   void reduce_scatter() {
     if (call_.algorithm == Algorithm::kRing) return send(rank_ + 1, numel_ - chunk(rank_));
@@ -162,25 +168,10 @@ Algorithm prompt_all_reduce(int64_t bytes, int ranks) {
   return bytes * (ranks - 2) <= kBytesPerWait * 2 ? Algorithm::kExchange : Algorithm::kDirect;
 }
 
-namespace {
-
-Sends sends_of(const CollectiveCall& call, int group_rank, bool by_peer) {
-  LOCKSTEP_CHECK(supports(call.collective, call.algorithm), collective_name(call.collective), " by ",
-                 algorithm_name(call.algorithm));
-  const int size = static_cast<int>(call.group.size());
-  LOCKSTEP_CHECK(group_rank >= 0 && group_rank < size && call.root >= 0 && call.root < size, "rank ", group_rank,
-                 ", root ", call.root, " of ", size);
-  Sends sends(call, group_rank, by_peer);
-  if (size > 1) sends.run();
-  return sends;
-}
-
-}  // namespace
-
 std::map<int, int64_t> predicted_sends(const CollectiveCall& call, int group_rank) {
-  return sends_of(call, group_rank, true).take();
+  return Sends(call, group_rank, true).take();
 }
 
-int64_t predicted_bytes(const CollectiveCall& call, int group_rank) { return sends_of(call, group_rank, false).total(); }
+int64_t predicted_bytes(const CollectiveCall& call, int group_rank) { return Sends(call, group_rank, false).total(); }
 
 }  // namespace lockstep::program

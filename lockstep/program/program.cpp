@@ -1,12 +1,40 @@
 #include "lockstep/program/program.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "lockstep/base/check.h"
 
 namespace lockstep::program {
+
+std::string label_range(int first, int last, int num_layers) {
+  if (first == last) return layer_label(first, num_layers);
+  return cat(layer_label(first, num_layers), "..", layer_label(last, num_layers));
+}
+
+std::string layer_label(int layer, int num_layers) {
+  if (num_layers > 0 && layer >= num_layers) return layer_label(layer - num_layers, num_layers) + " rows";
+  if (layer == 0) return "embed";
+  return layer == num_layers - 1 ? "head" : cat("b", layer - 1);
+}
+
+std::string action_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers) {
+  std::string text(action_name(action.kind));
+  if (action.bucket >= 0) {
+    const std::vector<int>& units = buckets.at(static_cast<size_t>(action.bucket)).units;
+    text += " " + label_range(units.front(), units.back(), num_layers);
+  }
+  if (is_move(action.kind)) {
+    if (action.moved == Moved::kOptimizer) text += " state of";
+    if (action.moved == Moved::kActivation) text += " input of";
+  }
+  if (action.unit >= 0) text += " " + layer_label(action.unit, num_layers);
+  if (action.stage >= 0) text += cat(" stage ", action.stage);
+  if (action.layer >= 0) text += " " + layer_label(action.layer, num_layers);
+  if (action.microbatch >= 0) text += cat(" m", action.microbatch);
+  return text;
+}
+
 Program Program::of_ranks(std::vector<std::vector<Action>> ranks) {
   Program program;
   for (std::vector<Action>& actions : ranks) {
@@ -28,18 +56,6 @@ std::vector<int> Program::first_ranks() const {
   }
   LOCKSTEP_CHECK_EQ(found, lists.size(), "lists that a rank runs, and all of them");
   return first;
-}
-
-bool Program::operator==(const Program& other) const {
-  if (list_of.size() != other.list_of.size() || buckets != other.buckets || channel_depth != other.channel_depth) return false;
-  std::set<std::pair<int32_t, int32_t>> same;
-  for (size_t rank = 0; rank < list_of.size(); ++rank) {
-    const std::pair pair(list_of[rank], other.list_of[rank]);
-    if (same.contains(pair)) continue;
-    if (list(static_cast<int>(rank)) != other.list(static_cast<int>(rank))) return false;
-    same.insert(pair);
-  }
-  return true;
 }
 
 }  // namespace lockstep::program

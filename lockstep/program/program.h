@@ -182,6 +182,15 @@ inline Domain domain_of(const Layout& layout, const Bucket& bucket) {
   return layout.domain(layout.group_of(bucket.units.empty() ? 0 : bucket.units.front()));
 }
 
+// What layers are called wherever they are printed: "embed", "b0" .. "b11", "head", of a model with `num_layers` layers in all; and
+// units by id: "b3 rows" is the second parameter group of "b3".
+std::string layer_label(int layer, int num_layers);
+// "b0", "b0..b3".
+std::string label_range(int first, int last, int num_layers);
+// "F b3 m1", "REDUCE_GRAD head", "PUSH b5..b3" (the layers of the bucket), "REDUCE_GRAD b3 m1", "UNSHARD b3", "STEP";
+// "FETCH b3" moves its parameters, "FETCH state of b3" those of the optimizer, "FETCH input of b3 m1" an activation.
+std::string action_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers);
+
 // Ranks that do the same share a list: there are as many lists as differ, whatever the number of ranks.
 struct Program {
   std::vector<std::vector<Action>> lists{};  // each is run by some rank
@@ -199,7 +208,6 @@ struct Program {
   bool same_list(int a, int b) const { return list_index(a) == list_index(b) || list(a) == list(b); }
   // Of every list the first rank that runs it.
   std::vector<int> first_ranks() const;
-  bool operator==(const Program& other) const;  // every rank runs the same, however it is shared
 };
 
 }  // namespace lockstep::program

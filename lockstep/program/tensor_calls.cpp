@@ -1,9 +1,7 @@
-#include "lockstep/program/tensor_calls.h"
+#include "lockstep/program/planned_calls.h"
 
 #include <algorithm>
 #include <optional>
-
-#include "lockstep/base/check.h"
 
 namespace lockstep::program {
 namespace {
@@ -25,40 +23,9 @@ std::optional<arch::Phase> phase_of(const Layout& layout, const Action& action) 
   }
 }
 
-CallPhase phase_of(arch::LayerCall::Slot slot) {
-  switch (slot) {
-    case arch::LayerCall::Slot::kForward:
-      return CallPhase::kForward;
-    case arch::LayerCall::Slot::kBackward:
-      return CallPhase::kBackward;
-    case arch::LayerCall::Slot::kGather:
-      return CallPhase::kGather;
-    case arch::LayerCall::Slot::kSoftmax:
-      return CallPhase::kSoftmax;
-  }
-  throw InternalError("no such call of a layer");
-}
-
 }  // namespace
 
-arch::LayerDescription describe_layer(const Layout& layout, const arch::LayerSpec& layer) {
-  return arch::describe_layer(layout.model, layer, layout.cost_input(0));
-}
-
-Collective collective_of(arch::LayerCall::What what) {
-  switch (what) {
-    case arch::LayerCall::What::kGather:
-      return Collective::kAllGather;
-    case arch::LayerCall::What::kReduceScatter:
-      return Collective::kReduceScatter;
-    case arch::LayerCall::What::kAllReduce:
-      return Collective::kAllReduce;
-  }
-  throw InternalError("no such collective of a layer");
-}
-
 std::vector<PlannedCall> tensor_calls(const Layout& layout, const Action& action) {
-  if (action.layer < 0) return {};
   const std::optional<arch::Phase> phase = phase_of(layout, action);
   return phase ? tensor_calls(layout, action.layer, *phase) : std::vector<PlannedCall>();
 }
@@ -67,7 +34,8 @@ std::vector<PlannedCall> tensor_calls(const Layout& layout, int layer, arch::Pha
   const int ranks = layout.mesh.degree(mesh::Axis::kTp);
   if (ranks == 1) return {};
   const arch::LayerSpec spec = arch::layer_spec(layout.model, layer);
-  const arch::LayerDescription description = describe_layer(layout, spec);
+  // As it is on the first rank of tp: its calls are those of all.
+  const arch::LayerDescription description = arch::describe_layer(layout.model, spec, layout.cost_input(0));
   std::vector<bool> made(description.calls.size());
   for (const arch::Step& step : description.steps)
     if (step.what == arch::Step::What::kStart && step.phases.has(phase)) made[static_cast<size_t>(step.index)] = true;
@@ -75,10 +43,10 @@ std::vector<PlannedCall> tensor_calls(const Layout& layout, int layer, arch::Pha
   for (size_t i = 0; i < made.size(); ++i) {
     if (!made[i]) continue;
     const arch::LayerCall& call = description.calls[i];
-    const CallId id = call_of_layer(Purpose::kLayer, spec).of_part(call.part).with(phase_of(call.slot));
+    const CallId id = call_of_layer(Purpose::kLayer, spec).of_part(call.part).with(call.phase);
     const int64_t at_once = call.at_once > 0 ? call.at_once : call.numel;
     for (int64_t begin = 0; begin < call.numel; begin += at_once)
-      calls.push_back(tensor_call(id, collective_of(call.what), std::min(at_once, call.numel - begin), call.element_size, ranks));
+      calls.push_back(tensor_call(id, call.collective, std::min(at_once, call.numel - begin), call.element_size, ranks));
   }
   return calls;
 }

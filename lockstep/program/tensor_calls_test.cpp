@@ -1,5 +1,5 @@
 // The calls of layers over tp, folded from their descriptions, against a list written out by hand.
-#include "lockstep/program/tensor_calls.h"
+#include "lockstep/program/planned_calls.h"
 
 #include <gtest/gtest.h>
 

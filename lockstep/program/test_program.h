@@ -22,6 +22,14 @@ inline std::vector<Action>& own_list(Program& program, int rank) {
   return program.lists.at(static_cast<size_t>(own));
 }
 
+// Every rank runs the same, however it is shared.
+inline bool operator==(const Program& a, const Program& b) {
+  if (a.list_of.size() != b.list_of.size() || a.buckets != b.buckets || a.channel_depth != b.channel_depth) return false;
+  for (int rank = 0; rank < a.world_size(); ++rank)
+    if (a.list(rank) != b.list(rank)) return false;
+  return true;
+}
+
 // Of all calls.
 inline int64_t sent_total(const Ledger& ledger) {
   int64_t total = 0;

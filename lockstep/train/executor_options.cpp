@@ -21,7 +21,6 @@ engine::ExecutorOptions executor_options(const config::RunConfig& config, const 
   return {.layout = layout,
           .device = device_of(config),
           .seed = static_cast<uint64_t>(config.train.seed),
-          .optimizer = config.optimizer,
           .max_grad_norm = config.optimizer.max_grad_norm,
           .skip_nonfinite = config.train.nonfinite == config::NonFinite::kSkip,
           .disk_path = config.memory.disk_path};

@@ -1,6 +1,5 @@
 #include "lockstep/train/kept_files.h"
 
-#include "lockstep/arch/hf_config.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/source.h"
 #include "lockstep/checkpoint/directory.h"
@@ -24,7 +23,7 @@ KeptFiles::KeptFiles(const config::RunConfig& config) {
         content_[name] = read_file(file);
     }
   }
-  if (const auto folder = arch::hf_folder(config.model)) take(*folder, "config.json");
+  if (!config.model.from.empty()) take(source_folder(config.model.from), "config.json");
   const std::string& resume = config.checkpoint.resume;
   if (names_a_place(resume)) take(checkpoint::run_of(resume), kHfConfigFile);
 }

@@ -2,8 +2,8 @@
 
 #include <optional>
 
-#include "lockstep/engine/out_of_memory.h"
-#include "lockstep/plan/ways_out.h"
+#include "lockstep/engine/memory_tracker.h"
+#include "lockstep/plan/room.h"
 
 namespace lockstep::train {
 namespace {

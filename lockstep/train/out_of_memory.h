@@ -6,7 +6,7 @@
 
 namespace lockstep::train {
 
-// To be called in a handler: where the exception that is handled there tells that memory was short (engine/out_of_memory.h),
+// To be called in a handler: where the exception that is handled there tells that memory was short (engine/memory_tracker.h),
 // it goes on as OutOfMemoryError with the table of memory by category and the cheapest ways out; any other as it is.
 [[noreturn]] void rethrow_with_memory_table(const config::RunConfig& config, const program::Layout& layout, int rank);
 

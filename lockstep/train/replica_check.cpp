@@ -30,7 +30,7 @@ std::vector<std::string> counter_differences(engine::Groups& groups, const RunPo
 void check_replicas(engine::Executor& executor, engine::Groups& groups, const RunPosition& at, bool with_disk) {
   if (groups.world().size() == 1) return;
   std::vector<std::string> found = counter_differences(groups, at);
-  for (std::string& line : engine::replica_differences(executor, groups, {.with_disk = with_disk}))
+  for (std::string& line : engine::replica_differences(executor, groups, with_disk))
     found.push_back(std::move(line));
   if (found.empty()) return;
   throw ReplicaError({.code = "LS5002",

@@ -13,7 +13,7 @@ namespace lockstep::train {
 using ReplicaError = ErrorOf<ExitCode::kMismatch>;
 
 // Collective over the world, with nothing pending; a world of one has nothing to compare. `with_disk` as in
-// engine::ReplicaOptions. ReplicaError LS5002 on every rank, in the same words, naming tensors and ranks
+// engine::replica_differences. ReplicaError LS5002 on every rank, in the same words, naming tensors and ranks
 // (engine::replica_differences), and what of the position differs.
 void check_replicas(engine::Executor& executor, engine::Groups& groups, const RunPosition& at, bool with_disk);
 

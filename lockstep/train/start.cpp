@@ -11,6 +11,7 @@
 #include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/optimizer.h"
 #include "lockstep/base/hash.h"
+#include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/checkpoint/hf_import.h"
@@ -64,9 +65,10 @@ HeaderTable run_header(const TrainJob& job, const engine::Executor& executor) {
   HeaderTable table{.title = cat("lockstep train ", config.run.name, "  ->  ", config.run.dir), .rows = {}};
   const auto row = [&](const char* name, const std::string& value) { table.rows.emplace_back(name, value); };
   row("model", arch::describe(layout.model));
-  if (const auto folder = arch::hf_folder(config.model)) {
-    row("from", folder->string());
-    for (const std::string& note : arch::load_hf_config(*folder).notes) row("", note);
+  if (!config.model.from.empty()) {
+    const std::filesystem::path folder = source_folder(config.model.from);
+    row("from", folder.string());
+    for (const std::string& note : arch::load_hf_config(folder).notes) row("", note);
   }
   row("layout", program::describe(layout));
   row("ranks", cat(job.world.size(), " on ", job.world.backend(), ", started by ", job.launcher, ", ", at::get_num_threads(),
@@ -127,10 +129,9 @@ std::string activity_report(const Activity& activity, int calls) {
 }
 
 bool load_start_values(const config::RunConfig& config, engine::Executor& executor) {
-  const auto folder = arch::hf_folder(config.model);
-  if (!folder) return false;
+  if (config.model.from.empty()) return false;
   const std::vector<engine::StateTensor> state = executor.store().state();
-  checkpoint::import_hf(*folder, executor.layout().model, state);
+  checkpoint::import_hf(source_folder(config.model.from), executor.layout().model, state);
   executor.store().loaded();
   return true;
 }

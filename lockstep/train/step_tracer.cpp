@@ -9,9 +9,6 @@
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/plan/drawing.h"
-#include "lockstep/plan/report_html.h"
-#include "lockstep/plan/simulate.h"
-#include "lockstep/plan/step_trace.h"
 
 namespace lockstep::train {
 namespace {

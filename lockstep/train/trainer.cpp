@@ -5,7 +5,8 @@
 #include <utility>
 
 #include "lockstep/arch/cost.h"
-#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/model_config.h"
+#include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/optim/optimizer.h"
 #include "lockstep/train/batches.h"

@@ -2,7 +2,8 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/model_config.h"
+#include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/agree.h"
 #include "lockstep/checkpoint/branches.h"

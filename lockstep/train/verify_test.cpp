@@ -116,8 +116,8 @@ TEST(Verify, LayoutsWithMuon) {
 }
 
 TEST(Verify, MuonWithAnotherDecayOrRate) {
-  const auto forget = [](ExecutorOptions& options) { options.optimizer.muon_weight_decay = 50; };
-  const auto wrong = [](ExecutorOptions& options) { options.optimizer.momentum = 0.9; };
+  const auto forget = [](ExecutorOptions& options) { options.layout.optimizer.muon_weight_decay = 50; };
+  const auto wrong = [](ExecutorOptions& options) { options.layout.optimizer.momentum = 0.9; };
   for (const std::function<void(ExecutorOptions&)>& change : {std::function<void(ExecutorOptions&)>(forget), {wrong}}) {
     const VerifyReport report = verified({.fields = {"optimizer.kind=muon", "parallel.zero=1"}, .options = {.change_layout = change}});
     EXPECT_FALSE(report.ok);
@@ -145,7 +145,7 @@ TEST(Verify, ALearningRateOfZero) {
   // One that moves all the same.
   const auto moves = [](ExecutorOptions& options) {
     options.before_action = [](const Action& action, ParameterStore& store) {
-      if (action.kind == ActionKind::kStep) store.value(0).add_(1e-4);
+      if (action.kind == ActionKind::kStep) store.value_part(0).add_(1e-4);
     };
   };
   const VerifyReport report = verified({.fields = {"train.steps=1", "optimizer.schedule=linear", "optimizer.min_lr=0"},
@@ -155,7 +155,7 @@ TEST(Verify, ALearningRateOfZero) {
 }
 
 TEST(Verify, ForgottenWeightDecay) {
-  const auto forget = [](ExecutorOptions& options) { options.optimizer.weight_decay = 0; };
+  const auto forget = [](ExecutorOptions& options) { options.layout.optimizer.weight_decay = 0; };
   const VerifyReport report = verified({.options = {.free = 0, .change_layout = forget}});
   EXPECT_FALSE(report.ok);
   EXPECT_EQ(failures(report).size(), report.steps.size());
@@ -166,7 +166,7 @@ TEST(Verify, ForgottenWeightDecay) {
 
 // A second moment that is wrong by a factor; the correction of the first step takes it out of the update.
 TEST(Verify, AWrongSecondMoment) {
-  const auto wrong = [](ExecutorOptions& options) { options.optimizer.beta2 = 0.9; };
+  const auto wrong = [](ExecutorOptions& options) { options.layout.optimizer.beta2 = 0.9; };
   const VerifyReport report = verified({.options = {.steps = 1, .free = 0, .change_layout = wrong}});
   EXPECT_FALSE(report.ok);
   EXPECT_EQ(failures(report).size(), 1U);
@@ -184,7 +184,7 @@ TEST(Verify, ALostWriteBack) {
       const size_t unit = store.unit_of(action.unit);
       if (!store.host()->on_disk(unit)) return;
       if (action.kind == ActionKind::kStep) store.host()->disk()->ready(unit);
-      const at::Tensor moment = store.state_part(unit, StateKind{"exp_avg"});
+      const at::Tensor moment = store.host()->slot(unit, 0);
       if (evict)
         moment.copy_(kept->at(unit));
       else

@@ -147,10 +147,11 @@ TEST(Copies, ParametersComeFromDisk) {
                                                 .disk_path = folder("disk"),
                                                 .pinned = true});
   for (size_t unit = 0; unit < 2; ++unit) {
-    const HostStates::Open open(&states, unit);
+    states.disk()->open(unit);
     states.value(unit).fill_(static_cast<float>(unit) + 1);
     states.slot(unit, 0).fill_(0);
     states.slot(unit, 1).fill_(0);
+    states.disk()->close(unit);
   }
   const at::Tensor gpu = on_gpu(0), staged = on_gpu(0);
   states.disk()->fetch_parameters(1, gpu).order_after();

@@ -16,13 +16,9 @@ namespace lockstep::testing {
 
 class SquareDescription : public arch::BranchDescription {
  public:
-  explicit SquareDescription(arch::LayerBuilder& b) {
-    const arch::ModelConfig& m = b.s.model;
-    first = {.name = "in", .in = m.hidden, .out = m.ffn, .has_bias = false};
-    last = {.name = "out", .in = m.ffn, .out = m.hidden, .has_bias = false};
-    projected = b.activations(m.ffn, {"square in", arch::Recompute::kSelective});
-    inner = b.activations(m.ffn, {"square", arch::Recompute::kNone});
-    dinner = b.activations(m.ffn);
+  SquareDescription(arch::LayerBuilder& b, const arch::BranchLinears& linears) {
+    projected = b.activations(linears.first.out, {"square in", arch::Recompute::kSelective});
+    inner = b.activations(linears.last.in, {"square", arch::Recompute::kNone});
   }
   void forward(arch::LayerBuilder& b) const override {
     b.take(arch::kAgain, inner);
@@ -89,20 +85,20 @@ class Square : public nn::Branch {
 inline bool add_square() {
   arch::add_branch_kind({.id = "square",
                          .sum = "sum after square",
-                         .linears = [](const arch::ModelConfig&) -> arch::BranchLinears { return {.first = "in", .last = "out"}; },
-                         .parameters =
-                             [](arch::ParameterRows& rows, const arch::Branch& branch) {
-                               rows.weight(branch.part("in"), rows.model.ffn, rows.model.hidden, arch::TensorCut::kRows);
-                               rows.output(branch.part("out"), rows.model.ffn, /*has_bias=*/false);
-                             },
-                         .describe = [](arch::LayerBuilder& b) -> std::unique_ptr<arch::BranchDescription> {
-                           return std::make_unique<SquareDescription>(b);
+                         .linears = [](const arch::ModelConfig& m) -> arch::BranchLinears {
+                           return {.first = {.name = "in", .in = m.hidden, .out = m.ffn},
+                                   .pieces = {{"in", m.ffn}},
+                                   .last = {.name = "out", .in = m.ffn, .out = m.hidden}};
+                         },
+                         .describe = [](arch::LayerBuilder& b,
+                                        const arch::BranchLinears& linears) -> std::unique_ptr<arch::BranchDescription> {
+                           return std::make_unique<SquareDescription>(b, linears);
                          },
                          .between = [](const arch::ModelConfig&, const arch::Branch&, const arch::ParameterPieces&) -> std::string {
                            return "square";
                          }});
   model::add_branch_maker("square", [](model::PartsBuilder& parts, const model::BranchPlace& place) -> std::unique_ptr<nn::Branch> {
-    return std::make_unique<Square>(parts.first_linear(place, false), parts.last_linear(place, false));
+    return std::make_unique<Square>(parts.first_linear(place), parts.last_linear(place));
   });
   return true;
 }

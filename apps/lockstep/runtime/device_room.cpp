@@ -6,7 +6,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/launch/gpu_share.h"
-#include "lockstep/plan/ways_out.h"
+#include "lockstep/plan/room.h"
 #include "lockstep/train/executor_options.h"
 
 namespace lockstep::apps {

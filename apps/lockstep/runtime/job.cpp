@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 #include "apps/lockstep/runtime/backends.h"
 #include "apps/lockstep/runtime/device_room.h"
 #include "lockstep/engine/memory_tracker.h"
@@ -31,17 +33,16 @@ RankJob::RankJob(const CommandLine& command_line, const RankJobOptions& options)
   at::set_num_threads(threads);
   world_ = join_world(command_line, loaded_.config, deadline_of(loaded_.config, options),
                       [&] { return train::config_facts(loaded_); });
-  guarded(*this, [&] { judge(identity, options.twin); });
-  layout_.threads = threads;
+  guarded(*this, [&] { judge(identity, threads, options.twin); });
 }
 
-void RankJob::judge(const launch::Identity& identity, bool twin) {
+void RankJob::judge(const launch::Identity& identity, int threads, bool twin) {
   layout_ = program::layout_of(loaded_, identity.world_size);
+  layout_.threads = threads;
   if (identity.started_by_us() || identity.alone()) return;
   program::check_data(loaded_.config, layout_);
-  launch::Identity first = identity;
-  if (first.local_size > 0) first.rank -= first.local_rank;
-  plan::refuse_what_does_not_fit(loaded_.config, layout_, {.first = first, .twin = twin});
+  const int first = identity.local_size > 0 ? identity.rank - identity.local_rank : identity.rank;
+  plan::refuse_what_does_not_fit(loaded_.config, layout_, {.first_rank = first, .ranks = std::max(1, identity.local_size), .twin = twin});
 }
 
 }  // namespace lockstep::apps

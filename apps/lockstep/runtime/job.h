@@ -30,7 +30,7 @@ class RankJob {
   comm::World& world() const { return *world_; }
 
  private:
-  void judge(const launch::Identity& identity, bool twin);
+  void judge(const launch::Identity& identity, int threads, bool twin);
 
   config::LoadedConfig loaded_;
   program::Layout layout_;

@@ -3,7 +3,8 @@
 #include <cstdio>
 
 #include "lockstep/arch/hf_config.h"
-#include "lockstep/arch/model_json.h"
+#include "lockstep/arch/model_config.h"
+#include "lockstep/base/json.h"
 #include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/directory.h"

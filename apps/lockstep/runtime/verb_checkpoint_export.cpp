@@ -24,9 +24,9 @@ namespace fs = std::filesystem;
 std::optional<Json> original_config(const fs::path& run) {
   if (fs::exists(run / train::kHfConfigFile)) return read_json(run / train::kHfConfigFile);
   if (!fs::exists(run / "config.resolved.toml")) return std::nullopt;
-  const auto directory = arch::hf_folder(config::load_config({run / "config.resolved.toml"}, {}).config.model);
-  if (!directory || !fs::exists(*directory / "config.json")) return std::nullopt;
-  return read_json(*directory / "config.json");
+  const std::string from = config::load_config({run / "config.resolved.toml"}, {}).config.model.from;
+  if (from.empty() || !fs::exists(source_folder(from) / "config.json")) return std::nullopt;
+  return read_json(source_folder(from) / "config.json");
 }
 
 std::optional<at::ScalarType> dtype_of(const CommandLine& command_line) {

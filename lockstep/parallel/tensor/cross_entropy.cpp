@@ -1,5 +1,4 @@
-#include "lockstep/parallel/tensor/cross_entropy.h"
-
+// The softmax cross-entropy of a vocabulary in parts.
 #include <ATen/Parallel.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/empty.h>
@@ -16,7 +15,9 @@
 #include <limits>
 
 #include "lockstep/base/check.h"
+#include "lockstep/nn/cross_entropy.h"
 #include "lockstep/nn/softmax_row.h"
+#include "lockstep/parallel/tensor/vocabulary.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"
 
@@ -118,11 +119,11 @@ at::Tensor part_cpu(const at::Tensor& logits, const Rows& rows) {
   return parts;
 }
 
-at::Tensor whole_cpu(const at::Tensor& logits, const Rows& rows, const VocabParts& parts) {
+at::Tensor whole_cpu(const at::Tensor& logits, const Rows& rows, const at::Tensor& parts, int rank) {
   const at::Tensor losses = at::empty({logits.size(0)}, at::kFloat);
-  const Whole whole{.parts = static_cast<const RowPart*>(parts.parts.const_data_ptr()),
-                    .ranks = parts.parts.size(0),
-                    .mine = parts.mine,
+  const Whole whole{.parts = static_cast<const RowPart*>(parts.const_data_ptr()),
+                    .ranks = parts.size(0),
+                    .mine = rank,
                     .rows = logits.size(0),
                     .losses = losses.data_ptr<float>()};
   at::parallel_for(0, logits.size(0), /*grain_size=*/1, [&](int64_t begin, int64_t end) {
@@ -155,11 +156,11 @@ at::Tensor part_device(const at::Tensor& logits, const at::Tensor& targets, int6
   return at::stack({largest.squeeze(1), at::sum(at::exp(x.sub(largest)), {1}), target.squeeze(1)}, 1);
 }
 
-at::Tensor whole_device(const at::Tensor& logits, const at::Tensor& targets, int64_t first, const VocabParts& parts) {
+at::Tensor whole_device(const at::Tensor& logits, const at::Tensor& targets, int64_t first, const at::Tensor& parts) {
   const Targets t = targets_of(targets, first, logits.size(1));
-  const at::Tensor largest = parts.parts.select(2, 0).amax(0, true);  // [1, m]
-  const at::Tensor sum = parts.parts.select(2, 1).mul(parts.parts.select(2, 0).sub(largest).exp()).sum(0);
-  const at::Tensor target = parts.parts.select(2, 2).amax(0);
+  const at::Tensor largest = parts.select(2, 0).amax(0, true);  // [1, m]
+  const at::Tensor sum = parts.select(2, 1).mul(parts.select(2, 0).sub(largest).exp()).sum(0);
+  const at::Tensor target = parts.select(2, 2).amax(0);
   at::Tensor p = logits.to(at::kFloat).sub_(largest.t()).exp_().div_(sum.unsqueeze(1));
   p.scatter_add_(1, t.local, t.here.to(at::kFloat).neg_());
   at::Tensor(logits).copy_(p.masked_fill_(t.valid.logical_not(), 0));
@@ -176,11 +177,11 @@ at::Tensor cross_entropy_part_(at::Tensor logits, const at::Tensor& targets, int
 }
 
 at::Tensor cross_entropy_whole_(at::Tensor logits, const at::Tensor& targets, int64_t first_token,
-                                const VocabParts& parts) {
-  LOCKSTEP_CHECK(parts.parts.is_contiguous() && parts.parts.size(1) == logits.size(0) && parts.parts.size(2) == 3,
+                                const at::Tensor& parts, int rank) {
+  LOCKSTEP_CHECK(parts.is_contiguous() && parts.size(1) == logits.size(0) && parts.size(2) == 3,
                  "parts of ", logits.size(0), " rows");
   if (!logits.is_cpu()) return whole_device(logits, targets, first_token, parts);
-  return whole_cpu(logits, {targets.const_data_ptr<int64_t>(), logits.size(1), first_token}, parts);
+  return whole_cpu(logits, {targets.const_data_ptr<int64_t>(), logits.size(1), first_token}, parts, rank);
 }
 
 }  // namespace lockstep::parallel

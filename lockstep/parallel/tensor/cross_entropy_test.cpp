@@ -12,7 +12,8 @@
 #include <limits>
 #include <vector>
 
-#include "lockstep/parallel/tensor/cross_entropy.h"
+#include "lockstep/nn/cross_entropy.h"
+#include "lockstep/parallel/tensor/vocabulary.h"
 #include "support/tensors.h"
 
 namespace lockstep::parallel {
@@ -39,8 +40,7 @@ Outcome in_parts(const at::Tensor& logits, const at::Tensor& targets, const std:
   Outcome outcome;
   const at::Tensor all = at::stack(parts);
   for (size_t r = 0; r < columns.size(); ++r)
-    outcome.losses.push_back(
-        cross_entropy_whole_(columns[r], targets, borders[r], {.parts = all, .mine = static_cast<int>(r)}));
+    outcome.losses.push_back(cross_entropy_whole_(columns[r], targets, borders[r], all, static_cast<int>(r)));
   outcome.gradient = at::cat(columns, 1);
   return outcome;
 }

@@ -1,33 +1,25 @@
 #include "lockstep/parallel/tensor/group.h"
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/program/tensor_calls.h"
+#include "lockstep/program/planned_calls.h"
 
 namespace lockstep::parallel {
 namespace {
 
 // `rows` as a buffer of `padded` rows; the same memory where nothing is to be added.
 at::Tensor padded(const at::Tensor& rows, int64_t padded_rows) {
-  if (rows.size(0) == padded_rows) return rows;
-  at::Tensor buffer = at::zeros({padded_rows, rows.size(1)}, rows.options());
-  buffer.narrow(0, 0, rows.size(0)).copy_(rows);
-  return buffer;
+  return rows.size(0) == padded_rows ? rows : at::constant_pad_nd(rows, {0, 0, 0, padded_rows - rows.size(0)});
 }
 
 }  // namespace
 
 TensorGroup::TensorGroup(comm::Communicator& communicator, TensorOptions options)
     : communicator_(communicator), options_(options) {}
-
-int TensorGroup::rank() const { return communicator_.rank(); }
-int TensorGroup::size() const { return communicator_.size(); }
-
-mesh::Range TensorGroup::local_rows(int64_t rows) const { return mesh::padded_range(rows, size(), rank()); }
 
 nn::Pending TensorGroup::pending(comm::Work work, const char* what, at::Tensor result) {
   return [this, work = std::move(work), what, result = std::move(result)]() mutable {
@@ -70,14 +62,5 @@ nn::Pending TensorGroup::reduce_output(const at::Tensor& partial, const program:
   return options_.sequence_parallel ? scatter_rows(nn::flatten_rows(partial), id, when)
                                     : all_reduce(partial, id, when);
 }
-
-at::Tensor TensorGroup::all_gather(const at::Tensor& tensor, const program::CallId& id) {
-  const at::Tensor all = at::empty({size(), tensor.numel()}, tensor.options());
-  comm::Work work =
-      communicator_.all_gather(tensor, all, call(id, program::Collective::kAllGather, all, When::kNow));
-  return pending(std::move(work), "all_gather", all)();
-}
-
-std::map<std::string, double> TensorGroup::take_exposed() { return std::exchange(exposed_, {}); }
 
 }  // namespace lockstep::parallel

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "lockstep/comm/communicator.h"
 #include "lockstep/mesh/placement.h"
@@ -30,12 +31,12 @@ class TensorGroup {
  public:
   TensorGroup(comm::Communicator& communicator, TensorOptions options);  // the communicator outlives the group
 
-  int rank() const;
-  int size() const;
+  int rank() const { return communicator_.rank(); }
+  int size() const { return communicator_.size(); }
   bool sequence_parallel() const { return options_.sequence_parallel; }
   bool overlap() const { return options_.overlap; }
   // This rank's part of `rows`.
-  mesh::Range local_rows(int64_t rows) const;
+  mesh::Range local_rows(int64_t rows) const { return mesh::padded_range(rows, size(), rank()); }
   // Of the microbatch whose forward pass, or its repetition, runs: B S, told by each block. A part of them does not say it.
   int64_t rows() const { return rows_; }
   void set_rows(int64_t rows) { rows_ = rows; }
@@ -57,11 +58,8 @@ class TensorGroup {
   // summed in place and shaped as it is.
   nn::Pending reduce_output(const at::Tensor& partial, const program::CallId& id, When when = When::kNow);
 
-  // Equal tensors [n] side by side: [size, n].
-  at::Tensor all_gather(const at::Tensor& tensor, const program::CallId& id);
-
   // Seconds that this rank waited for its peers, by what it waited for ("all_reduce", ...); since the last call.
-  std::map<std::string, double> take_exposed();
+  std::map<std::string, double> take_exposed() { return std::exchange(exposed_, {}); }
 
  private:
   comm::CallOptions call(const program::CallId& id, program::Collective collective, const at::Tensor& whole, When when) const;

@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "lockstep/base/text.h"
-#include "lockstep/parallel/tensor/embedding.h"
-#include "lockstep/parallel/tensor/head.h"
 #include "lockstep/parallel/tensor/linear.h"
+#include "lockstep/parallel/tensor/vocabulary.h"
 #include "support/run_ranks.h"
 #include "support/tensors.h"
 
@@ -145,8 +144,7 @@ TEST(VocabParallelEmbedding, IsAnEmbeddingWithTheSameDropout) {
       nn::DropoutOptions dropout{.probability = 0.25, .seed = 7, .site = "embed"};
       nn::Embedding twin(tokens, positions, nn::Dropout(dropout));
       if (group.sequence_parallel()) dropout.rows_here = [&group](int64_t all) { return group.local_rows(all); };
-      VocabParallelEmbedding layer(tokens_here, positions_here, nn::Dropout(dropout), group,
-                                   part_of(kVocab, group).begin);
+      VocabParallelEmbedding layer(tokens_here, positions_here, nn::Dropout(dropout), group, kVocab);
       const nn::Microbatch m = microbatch(rows);
       std::unique_ptr<nn::Saved> saved, twin_saved;
       expect_rows(layer.forward({}, m, &saved), between(twin.forward({}, m, &twin_saved), group), "y");

@@ -2,8 +2,6 @@
 // section 4.2). In pairs: what a column-parallel linear leaves apart, a row-parallel one puts together.
 #pragma once
 
-#include <string>
-
 #include "lockstep/nn/linear.h"
 #include "lockstep/parallel/tensor/group.h"
 

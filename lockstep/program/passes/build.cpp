@@ -1,4 +1,3 @@
-#include "lockstep/program/passes/build.h"
 
 #include "lockstep/program/passes/passes.h"
 #include "lockstep/program/passes/post_validation.h"

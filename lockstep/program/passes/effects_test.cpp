@@ -9,9 +9,7 @@
 #include <utility>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/names.h"
-#include "lockstep/program/passes/build.h"
-#include "lockstep/program/pending.h"
+#include "lockstep/program/passes/passes.h"
 
 namespace lockstep::program {
 namespace {

@@ -1,13 +1,15 @@
 #include "lockstep/program/passes/job.h"
 
-#include <exception>
+#include <algorithm>
 #include <map>
 #include <memory>
 
 #include "lockstep/arch/model_findings.h"
+#include "lockstep/base/checked.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/check.h"
+#include "lockstep/config/fields.h"
 #include "lockstep/config/suggestion.h"
 #include "lockstep/data/bpe_tokenizer.h"
 #include "lockstep/data/sampler.h"
@@ -16,6 +18,35 @@
 
 namespace lockstep::program {
 namespace {
+
+using config::TrainSection;
+
+bool is_default(const config::LoadedConfig& loaded, const char* key) {
+  const auto found = loaded.origin.find(key);
+  return found != loaded.origin.end() && found->second.starts_with("default");
+}
+
+void settle(config::LoadedConfig& loaded, const char* key, int64_t& field, int64_t value, int64_t plain, const char* why) {
+  field = value;
+  loaded.origin[key] = value == plain ? "default" : why;
+}
+
+void settle_micro_batch(config::LoadedConfig& loaded, int64_t data_ranks) {
+  TrainSection& train = loaded.config.train;
+  const int64_t plain = TrainSection{}.micro_batch, parts = saturating_mul(data_ranks, config::microbatch_group(loaded.config));
+  if (train.global_batch % parts != 0) return settle(loaded, "train.micro_batch", train.micro_batch, plain, plain, "");
+  int64_t size = plain;
+  while (train.global_batch / parts % size != 0) --size;
+  settle(loaded, "train.micro_batch", train.micro_batch, size, plain, "default: at most 8");
+}
+
+void settle_global_batch(config::LoadedConfig& loaded, int world_size) {
+  TrainSection& train = loaded.config.train;
+  const int64_t plain = TrainSection{}.global_batch, unit = config::batch_unit(loaded.config, world_size);
+  const bool fits = unit < config::kSizesBelow - plain;  // else the layout is refused
+  const int64_t next = fits ? (plain + unit - 1) / unit * unit : plain;
+  settle(loaded, "train.global_batch", train.global_batch, next, plain, "default: 32 or the next that fits");
+}
 
 config::LayoutProblem too_long(const config::RunConfig& config, const arch::ModelConfig& model) {
   const bool window = model.sliding_window > 0 && model.max_seq_len == model.sliding_window;
@@ -48,32 +79,15 @@ config::LayoutProblem too_many_tokens(const config::RunConfig& config, int64_t t
   return problem;
 }
 
-// The vocabularies of the tokenizers that a job and its changes name, each read once.
-class Vocabularies {
- public:
-  // 0 where no tokenizer is named. DataError as Tokenizer::load.
-  int64_t size_of(const std::string& tokenizer) {
-    if (tokenizer.empty()) return 0;
-    auto [found, fresh] = read_.try_emplace(tokenizer);
-    if (fresh) found->second = read(tokenizer);
-    if (found->second.problem) std::rethrow_exception(found->second.problem);
-    return found->second.size;
-  }
+// The sizes of the vocabularies that a job and its changes name, each read once.
+using Vocabularies = std::map<std::string, int64_t>;
 
- private:
-  struct Read {
-    int64_t size = 0;
-    std::exception_ptr problem{};
-  };
-  static Read read(const std::string& tokenizer) {
-    try {
-      return {.size = data::Tokenizer::load(tokenizer).vocab_size()};
-    } catch (const DataError&) {
-      return {.problem = std::current_exception()};
-    }
-  }
-  std::map<std::string, Read> read_;
-};
+// 0 where no tokenizer is named. DataError as Tokenizer::load.
+int64_t vocabulary_size(const std::string& tokenizer, Vocabularies& read) {
+  if (tokenizer.empty()) return 0;
+  if (const auto known = read.find(tokenizer); known != read.end()) return known->second;
+  return read[tokenizer] = data::Tokenizer::load(tokenizer).vocab_size();
+}
 
 // In the order in which a job is judged: what is wrong at one step hides the next ones.
 enum class Step { kModel, kLayout, kVocabulary, kTokenizer, kSequence, kWhole, kHost, kFiles };
@@ -109,7 +123,7 @@ Findings judge_sizes(config::LoadedConfig& loaded, int world_size, bool with_way
 Findings judge(config::LoadedConfig& loaded, int world_size, Vocabularies& vocabularies, bool with_ways) {
   const config::RunConfig& config = loaded.config;
   if (Findings sizes = judge_sizes(loaded, world_size, with_ways); !sizes.problems.empty()) return sizes;
-  const int64_t tokens = vocabularies.size_of(config.data.tokenizer);
+  const int64_t tokens = vocabulary_size(config.data.tokenizer, vocabularies);
   const Findings found = arch::judge_model(config.model, tokens, with_ways);
   if (!found.model) return at(Step::kVocabulary, found);
   const arch::ModelConfig& model = *found.model;
@@ -144,6 +158,20 @@ void check_tokens(const std::string& prefix, const config::RunConfig& config, co
 }
 
 }  // namespace
+
+void settle_defaults(config::LoadedConfig& loaded, const arch::ModelConfig& model, int world_size) {
+  TrainSection& train = loaded.config.train;
+  if (is_default(loaded, "train.seq_len")) {
+    const int64_t plain = TrainSection{}.seq_len;
+    settle(loaded, "train.seq_len", train.seq_len, std::min(plain, model.max_seq_len), plain, "default: what the model can read");
+  }
+  const bool batch_is_free = is_default(loaded, "train.global_batch");
+  if (is_default(loaded, "train.micro_batch")) {
+    if (batch_is_free) train.micro_batch = TrainSection{}.micro_batch;
+    else settle_micro_batch(loaded, config::data_parallel_size(loaded.config, world_size));
+  }
+  if (batch_is_free) settle_global_batch(loaded, world_size);
+}
 
 Layout layout_of(config::LoadedConfig& loaded, int world_size) {
   Vocabularies vocabularies;

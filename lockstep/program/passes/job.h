@@ -12,8 +12,7 @@ namespace lockstep::program {
 //   train.seq_len       256, or model.max_seq_len where that is less
 //   train.micro_batch   the largest up to 8 of which the batch of a rank is a multiple
 //   train.global_batch  32, or the next multiple of dp * micro_batch (with schedule interleaved * pp)
-// A value that was set stays. ConfigError for a model that cannot be resolved.
-void settle_defaults(config::LoadedConfig& loaded, int world_size);
+// A value that was set stays.
 void settle_defaults(config::LoadedConfig& loaded, const arch::ModelConfig& model, int world_size);
 
 // Reads data.tokenizer for the size of its vocabulary where one is named. Everything is judged before anything starts:

@@ -5,13 +5,93 @@
 #include <cmath>
 #include <utility>
 
+#include "lockstep/base/checked.h"
 #include "lockstep/base/units.h"
+#include "lockstep/config/check_parts.h"
 #include "lockstep/config/suggestion.h"
 #include "lockstep/program/passes/schedule_file.h"
 
 namespace lockstep::program {
-
 namespace {
+
+using config::LayoutProblem;
+using config::RunConfig;
+using config::Suggestion;
+
+constexpr int64_t kMostCuts = int64_t{1} << 29;  // that balanced_stages() compares
+constexpr double kMostBytes = 4e18;              // of anything that is added up for one rank
+
+// Larger microbatches that divide the batch of a rank; or a smaller batch.
+std::vector<Suggestion> fewer_microbatches(const RunConfig& config, int world_size, int64_t microbatches, int64_t actions) {
+  const int64_t most = kMostActions / std::max<int64_t>(1, actions / microbatches);
+  const int64_t dp = config::data_parallel_size(config, world_size), of_rank = config.train.global_batch / dp;
+  const int64_t least = of_rank / std::max<int64_t>(1, most);
+  std::vector<Suggestion> ways = config::divisors_near("train.micro_batch", of_rank, least);
+  std::erase_if(ways, [&](const Suggestion& way) { return std::stoll(*way.changes[0].value) < least; });
+  const int64_t unit = config::batch_unit(config, world_size), batch = most * dp * config.train.micro_batch / unit * unit;
+  if (batch > 0) ways.push_back({.changes = {{"train.global_batch", cat(batch)}}});
+  return ways;
+}
+
+// More than any sum of bytes that is made of a rank: each of its parameters and activations is counted a few times a
+// microbatch. A double holds it whatever the sizes are.
+double bytes_of(const RunConfig& config, const arch::ModelConfig& model, int world_size, double microbatches) {
+  const auto number = [](int64_t size) { return static_cast<double>(size); };
+  const double hidden = number(model.hidden), heads = number(model.heads + 2 * model.kv_heads);
+  const double width = 24 * hidden + 8 * heads * (number(model.head_size) + 1) + 8 * number(model.ffn);
+  const double layers = number(model.layers) + 2, vocabulary = number(model.vocab_size);
+  const double tokens = number(config.train.micro_batch) * (number(config.train.seq_len) + 48);
+  const double scratch = number(std::max(1, config.train.threads)) * 64 * (number(config.train.seq_len) + 500) *
+                         (number(model.head_size) + 64);
+  const double parameters = layers * hidden * (heads * number(model.head_size) + hidden + 3 * number(model.ffn) + 16) +
+                            hidden * (2 * vocabulary + number(model.max_seq_len));
+  const double logits = 1024 * vocabulary;
+  const bool server = config.parallel.data_parallel == config::DataParallel::kParameterServer;  // sends to all ranks
+  return (server ? world_size : 1) * 16 * (microbatches + 2) * (4 * parameters + layers * (8 * tokens * width + scratch) + logits);
+}
+
+Suggestion named_blocks(int64_t stages, int64_t layers) {
+  const std::string blocks = config::blocks_text(config::even_blocks(stages, layers));
+  return {.changes = {{"parallel.layers_per_stage", blocks}},
+          .text = cat("name the blocks of every stage: layers_per_stage = ", blocks)};
+}
+
+// Sizes that a rank's bytes are products of, each by itself as small as it must be.
+std::vector<Suggestion> fewer_bytes(const RunConfig& config, const arch::ModelConfig& model, int world_size, double bytes) {
+  const auto share = [&](int64_t size) { return static_cast<int64_t>(static_cast<double>(size) / (bytes / kMostBytes)); };
+  const config::TrainSection& train = config.train;
+  return config::powers_below("train.seq_len", std::max<int64_t>(1, share(train.seq_len))) +
+         config::powers_below("train.micro_batch", std::max<int64_t>(1, share(train.micro_batch))) +
+         config::powers_below("train.global_batch", train.global_batch, config::batch_unit(config, world_size)) +
+         config::powers_below("model.layers", std::max<int64_t>(1, share(model.layers)));
+}
+
+// What is too large, each with its equation and values that fit. Of a configuration whose other relations hold.
+std::vector<LayoutProblem> extent_problems(const RunConfig& config, const arch::ModelConfig& model, int world_size) {
+  std::vector<LayoutProblem> problems;
+  const int64_t microbatches = config::microbatches(config, world_size), pp = config.parallel.pp;
+  const int64_t actions = actions_of(config, model, world_size);
+  if (actions > kMostActions)
+    problems.push_back({.key = "train.global_batch",
+                        .what = cat("F and B of ", model.layers + 2, " layers x ", microbatches, " microbatches = ",
+                                    size_text(actions), " actions, more than ", kMostActions),
+                        .ways = fewer_microbatches(config, world_size, microbatches, actions)});
+  const int64_t stages = pp * config::pipeline_choice(config).virtual_stages, layers = model.layers + 2;
+  const int64_t cuts = saturating_mul(stages, saturating_mul(layers, layers)) / 2;
+  if (pp > 1 && config.parallel.layers_per_stage.list.empty() && cuts > kMostCuts)
+    problems.push_back({.key = "parallel.layers_per_stage",
+                        .what = cat("to balance ", layers, " layers over ", stages, " stages is to compare ", size_text(cuts),
+                                    " cuts, more than ", kMostCuts),
+                        .ways = {named_blocks(stages, model.layers)}});
+  const double bytes = bytes_of(config, model, world_size, static_cast<double>(microbatches));
+  if (bytes > kMostBytes)
+    problems.push_back({.key = "train.micro_batch",
+                        .what = cat("parameters and activations of ", microbatches, " microbatches x micro_batch(",
+                                    config.train.micro_batch, ") x seq_len(", config.train.seq_len, ") come to about ", bytes,
+                                    " bytes, more than 64 bits count"),
+                        .ways = fewer_bytes(config, model, world_size, bytes)});
+  return problems;
+}
 
 std::vector<arch::Recompute> recompute_of(const config::MemorySection& memory, int64_t layers) {
   std::vector<arch::Recompute> blocks = memory.recompute.list;
@@ -19,16 +99,16 @@ std::vector<arch::Recompute> recompute_of(const config::MemorySection& memory, i
   return blocks;
 }
 
-std::string grid_of(const config::RunConfig& config) { return config.parallel.schedule.grid.value_or(""); }
+std::string grid_of(const RunConfig& config) { return config.parallel.schedule.grid.value_or(""); }
 
 // With what the configuration leaves to the grid of a file.
-config::PipelineChoice choice_of(const config::RunConfig& config) {
+config::PipelineChoice choice_of(const RunConfig& config) {
   config::PipelineChoice choice = config::pipeline_choice(config);
   if (choice.virtual_stages == 0) choice.virtual_stages = std::max(1, read_grid(grid_of(config)).virtual_stages());
   return choice;
 }
 
-Pipeline pipeline_of(const config::RunConfig& config, const arch::ModelConfig& model) {
+Pipeline pipeline_of(const RunConfig& config, const arch::ModelConfig& model) {
   const config::PipelineChoice choice = choice_of(config);
   Pipeline pipeline{.kind = config.parallel.schedule.kind, .ranks = config.parallel.pp,
                     .virtual_stages = choice.virtual_stages, .grid = grid_of(config)};
@@ -46,12 +126,11 @@ Pipeline pipeline_of(const config::RunConfig& config, const arch::ModelConfig& m
 }
 
 // What the schedule says of its own; not of a key in which something else is wrong already.
-std::vector<config::LayoutProblem> schedule_problems_of(const config::RunConfig& config, int world_size,
-                                                        const std::vector<config::LayoutProblem>& known) {
+std::vector<LayoutProblem> schedule_problems_of(const RunConfig& config, int world_size, const std::vector<LayoutProblem>& known) {
   const auto wrong = [&](const std::string& key) {
-    return std::any_of(known.begin(), known.end(), [&](const config::LayoutProblem& problem) { return problem.key == key; });
+    return std::any_of(known.begin(), known.end(), [&](const LayoutProblem& problem) { return problem.key == key; });
   };
-  std::vector<config::LayoutProblem> found;
+  std::vector<LayoutProblem> found;
   if (config.parallel.pp == 1 || wrong("parallel.schedule") || wrong("parallel.virtual_stages")) return found;
   const ScheduleInput input{.kind = config.parallel.schedule.kind,
                             .ranks = config.parallel.pp,
@@ -59,7 +138,7 @@ std::vector<config::LayoutProblem> schedule_problems_of(const config::RunConfig&
                             .microbatches = static_cast<int>(std::max(int64_t{1}, config::microbatches(config, world_size))),
                             .grid = grid_of(config),
                             .sequences = config.train.micro_batch * config::data_parallel_size(config, world_size)};
-  for (config::LayoutProblem& problem : schedule_problems(input))
+  for (LayoutProblem& problem : schedule_problems(input))
     if (!wrong(problem.key)) found.push_back(std::move(problem));
   return found;
 }
@@ -73,8 +152,8 @@ Offload offload_of(const config::MemorySection& memory) {
 }
 
 // Rules that name parameters by what the model has.
-std::vector<config::LayoutProblem> rule_problems_of(const config::RunConfig& config, const arch::ModelConfig& model) {
-  std::vector<config::LayoutProblem> found;
+std::vector<LayoutProblem> rule_problems_of(const RunConfig& config, const arch::ModelConfig& model) {
+  std::vector<LayoutProblem> found;
   if (config.optimizer.rules.list.empty()) return found;
   for (std::string& what : arch::rule_problems(config.optimizer, arch::param_table(model)))
     found.push_back({.key = "optimizer.rules", .what = std::move(what), .ways = {config::left_out("optimizer.rules")}});
@@ -83,45 +162,48 @@ std::vector<config::LayoutProblem> rule_problems_of(const config::RunConfig& con
 
 }  // namespace
 
+int64_t actions_of(const RunConfig& config, const arch::ModelConfig& model, int world_size) {
+  return saturating_mul(config::microbatches(config, world_size), 2 * (model.layers + 2));
+}
+
 // Relations of the configuration alone hide what is too large, and that hides what a schedule says by itself.
 static constexpr int kExtentDepth = config::kRelationsDepth + 1, kScheduleDepth = kExtentDepth + 1;
 static_assert(kScheduleDepth < kDepthsOfLayout);
 
-std::vector<config::LayoutProblem> layout_problems(const config::RunConfig& config, const arch::ModelConfig& model,
-                                                   int world_size) {
-  config::RunConfig resolved = config;
+std::vector<LayoutProblem> layout_problems(const RunConfig& config, const arch::ModelConfig& model, int world_size) {
+  RunConfig resolved = config;
   resolved.model.max_seq_len = model.max_seq_len;
   resolved.model.layers = model.layers;
   resolved.model.heads = model.heads;
   resolved.model.kv_heads = model.kv_heads;
   if (const auto& grid = config.parallel.schedule.grid; config.parallel.pp > 1 && config.parallel.virtual_stages == 0 && grid)
     resolved.parallel.virtual_stages = read_grid(*grid).virtual_stages();
-  std::vector<config::LayoutProblem> problems = config::layout_problems(resolved, world_size);
+  std::vector<LayoutProblem> problems = config::layout_problems(resolved, world_size);
   if (!problems.empty() && problems.front().depth < config::kRelationsDepth) return problems;
   // A schedule is read microbatch by microbatch: not of a job that is too large to be planned.
   int depth = config::kRelationsDepth;
   if (problems.empty()) {
-    std::vector<config::LayoutProblem> beyond = extent_problems(resolved, model, world_size);
-    for (config::LayoutProblem& problem : beyond) problem.depth = kExtentDepth;
+    std::vector<LayoutProblem> beyond = extent_problems(resolved, model, world_size);
+    for (LayoutProblem& problem : beyond) problem.depth = kExtentDepth;
     if (!beyond.empty()) return beyond;
     depth = kScheduleDepth;
   }
-  for (std::vector<config::LayoutProblem>& beyond :
+  for (std::vector<LayoutProblem>& beyond :
        std::array{schedule_problems_of(config, world_size, problems), rule_problems_of(config, model)})
-    for (config::LayoutProblem& problem : beyond) {
+    for (LayoutProblem& problem : beyond) {
       problem.depth = depth;
       problems.push_back(std::move(problem));
     }
   return problems;
 }
 
-Layout make_layout(const config::RunConfig& config, const arch::ModelConfig& model, int world_size) {
+Layout make_layout(const RunConfig& config, const arch::ModelConfig& model, int world_size) {
   return make_layout(config::LoadedConfig{.config = config, .origin = {}}, model, world_size);
 }
 
 Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& model, int world_size) {
-  const config::RunConfig& config = loaded.config;
-  std::vector<config::LayoutProblem> problems = layout_problems(config, model, world_size);
+  const RunConfig& config = loaded.config;
+  std::vector<LayoutProblem> problems = layout_problems(config, model, world_size);
   const config::Rules rules = [&](const config::Trial& trial) { return layout_problems(trial.loaded.config, model, trial.world_size); };
   keep_what_holds(problems, {.loaded = loaded, .world_size = world_size}, rules);
   config::refuse_layout(loaded, problems);

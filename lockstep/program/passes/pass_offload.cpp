@@ -75,18 +75,16 @@ class Updates {
     const auto first = first_backward();
     for (size_t i = 0; i < actions_.size(); ++i) {
       if (i == first && !plan_.disk_units.empty()) add(fetch(plan_.disk_units.front(), Moved::kOptimizer));
-      if (actions_[i].kind == ActionKind::kGatherUpdate) {
-        begin(actions_[i].unit);
-        add(actions_[i]);
-      } else if (!updates(actions_[i].kind)) {
-        if (stepping_ && gathers(actions_[i].kind))
-          gather_ = actions_[i];
-        else
-          add(actions_[i]);
-      } else if (actions_[i].unit >= 0) {
-        step(actions_[i], actions_[i].unit);
+      const Action& action = actions_[i];
+      if (updates(action.kind) && action.unit < 0) {
+        for (const arch::FlatUnit& unit : layout_.flat_layout(rank_).units) step(unit.id);
+      } else if (updates(action.kind)) {
+        step(action.unit);
+      } else if (stepping_ && gathers(action.kind)) {
+        gather_ = action;
       } else {
-        for (const arch::FlatUnit& unit : layout_.flat_layout(rank_).units) step(actions_[i], unit.id);
+        if (action.kind == ActionKind::kGatherUpdate) begin(action.unit);
+        add(action);
       }
     }
     gather();
@@ -116,14 +114,12 @@ class Updates {
       add(fetch(*(on_disk + 1), Moved::kOptimizer));
   }
 
-  void step(Action action, int unit) {
+  void step(int unit) {
     stepping_ = true;
     begin(unit);
-    const bool on_disk = plan_.on_disk(unit);
-    action.unit = unit;
-    add(action);
+    add({.kind = ActionKind::kStep, .unit = unit});
     if (!layout_.offload.parameters) add(fetch(unit, Moved::kParameters));
-    if (on_disk) add(evict(unit, Moved::kOptimizer));
+    if (plan_.on_disk(unit)) add(evict(unit, Moved::kOptimizer));
     gather();
   }
 

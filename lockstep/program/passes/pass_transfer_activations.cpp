@@ -122,16 +122,6 @@ std::vector<const std::vector<Action>*> one_pipeline(const Program& program, con
   return lists;
 }
 
-int channel_depth(const Program& program, const Layout& layout) {
-  WalkInput input{.pipeline = layout.pipeline,
-                  .microbatches = static_cast<int>(layout.num_microbatches()),
-                  .layers = true,
-                  .transfers = true,
-                  .lists = one_pipeline(program, layout)};
-  for (int rank = 0; rank < layout.pipeline.ranks; ++rank) input.ranks.push_back(rank);
-  return unhindered_channel_depth(std::move(input));
-}
-
 }  // namespace
 
 Program transfer_activations(Program program, const Layout& layout) {
@@ -139,7 +129,12 @@ Program transfer_activations(Program program, const Layout& layout) {
   const Channels channels(layout, one_pipeline(program, layout));
   for (std::vector<Action>& actions : program.lists) actions = Transfers(layout, channels, actions).take();
   // Of the generated schedules the verifier proves that one is enough.
-  if (layout.pipeline.kind == ScheduleKind::kFile) program.channel_depth = channel_depth(program, layout);
+  if (layout.pipeline.kind == ScheduleKind::kFile)
+    program.channel_depth = unhindered_channel_depth({.pipeline = layout.pipeline,
+                                                      .microbatches = static_cast<int>(layout.num_microbatches()),
+                                                      .layers = true,
+                                                      .transfers = true,
+                                                      .lists = one_pipeline(program, layout)});
   return program;
 }
 

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -81,5 +82,19 @@ Program offload(Program program, const Layout& layout);
 // Of the rank: units of one group of consecutive layers in backward order, a bucket closed once it holds `bucket_bytes` of fp32 gradients or
 // more; in the order in which backward completes them. 0 = every unit by itself.
 std::vector<Bucket> gradient_buckets(const Layout& layout, int rank);
+
+// The passes in their order, behind the schedule, which comes first.
+enum class Pass { kSchedule, kExpandLayers, kTransferActivations, kShardParameters, kReduceGradients, kUpdate, kPostValidation, kOffload };
+struct PassStep {
+  Pass pass;
+  const char* name;
+  Program (*make)(Program, const Layout&);
+};
+std::span<const PassStep> pass_steps();
+
+// Not verified: verify/verify.h has what runs.
+Program make_program(const Layout& layout);
+// The forward pass of one microbatch without gradients, with the parameters it needs.
+Program evaluation_program(const Layout& layout);
 
 }  // namespace lockstep::program

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/names.h"
 
 namespace lockstep::program {
 namespace {
@@ -154,15 +153,13 @@ class Walk {
     const std::vector<Action>& list = *in_.lists[peer];
     int later = wait.channel < 0 ? 0 : static_cast<int>(received_[static_cast<size_t>(wait.channel)].size());
     const auto giver = std::ranges::find_if(list, [&](const Action& other) { return gives(other, wait, later); });
-    const std::string waits = cat("rank ", in_.ranks[at], ": ", text(action(at)), " waits for ");
-    const std::string of = peer == at ? " of itself" : cat(" of rank ", in_.ranks[peer]);
+    const auto name = [&](size_t index) { return in_.ranks.empty() ? static_cast<int>(index) : in_.ranks[index]; };
+    const std::string waits = cat("rank ", name(at), ": ", text(action(at)), " waits for ");
+    const std::string of = peer == at ? " of itself" : cat(" of rank ", name(peer));
     if (giver == list.end()) return cat(waits, "stage ", wait.stage, " m", wait.microbatch, of, ", which does not have it");
     return cat(waits, text(*giver), of, peer == at ? "" : cat(", behind ", text(action(peer))));
   }
-  std::string text(Action action) const {
-    if (in_.name_stages) action = {.kind = action.kind, .stage = stage(action), .microbatch = action.microbatch};
-    return action_text(action, {}, in_.layers ? layers() : 0);
-  }
+  std::string text(const Action& action) const { return action_text(action, {}, in_.layers ? layers() : 0); }
 
   const WalkInput& in_;
   const int stages_;

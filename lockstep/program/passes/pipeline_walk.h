@@ -16,9 +16,8 @@ struct WalkInput {
   bool layers = false;     // actions are of layers (Pipeline::first_layer), else of stages
   bool transfers = false;  // what goes to another rank is there from its SEND on, else from the action that computes it
   int channel_depth = 1;     // Program::channel_depth
-  bool name_stages = false;  // in texts, instead of layers
   std::vector<const std::vector<Action>*> lists{};  // by coordinate on pp
-  std::vector<int> ranks{};                         // their names
+  std::vector<int> ranks{};                         // their names; empty = by coordinate
 };
 
 // F waits for the output of the stage before it, B and I for the gradient of the stage behind it. Of every channel

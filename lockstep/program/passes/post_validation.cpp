@@ -6,7 +6,6 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/program/effects.h"
-#include "lockstep/program/names.h"
 #include "lockstep/program/passes/passes.h"
 #include "lockstep/program/rank_class.h"
 
@@ -15,13 +14,8 @@ namespace {
 
 // What may be done with parameters that turn out to be wrong, and made undone by forgetting it.
 bool may_be_repeated(ActionKind kind) {
-  if (is_transfer(kind)) return transfer_of({.kind = kind}).forward;
-  return work_of(kind) == Work::kForward || kind == ActionKind::kTokens;
-}
-
-// SEND_F, or RECV_F.
-bool is_forward(const Action& action, bool sends) {
-  return is_transfer(action.kind) && transfer_of(action).forward && transfer_of(action).sends == sends;
+  const bool activations = is_transfer(kind) && !words_of(kind).gradients;
+  return activations || work_of(kind) == Work::kForward || kind == ActionKind::kTokens;
 }
 
 using Message = std::pair<int, int>;  // stage that receives it, microbatch
@@ -30,7 +24,7 @@ using Message = std::pair<int, int>;  // stage that receives it, microbatch
 std::set<Message> sent(const std::vector<Action>& actions, size_t count) {
   std::set<Message> messages;
   for (size_t i = 0; i < count; ++i)
-    if (is_forward(actions[i], /*sends=*/true)) messages.emplace(actions[i].stage + 1, actions[i].microbatch);
+    if (actions[i].kind == ActionKind::kSendForward) messages.emplace(actions[i].stage + 1, actions[i].microbatch);
   return messages;
 }
 
@@ -42,7 +36,7 @@ size_t first_not_sent(const Program& program, const Layout& layout, int rank, co
   const size_t count = counts[program.list_index(rank)];
   std::map<int, std::set<Message>> by_sender;
   for (size_t i = 0; i < count; ++i) {
-    if (!is_forward(actions[i], /*sends=*/false)) continue;
+    if (actions[i].kind != ActionKind::kRecvForward) continue;
     const int sender = layout.rank_at(rank, actions[i].stage - 1);
     const auto [messages, fresh] = by_sender.try_emplace(sender);
     if (fresh) messages->second = sent(program.list(sender), counts[program.list_index(sender)]);
@@ -110,7 +104,7 @@ std::vector<Action> unreceived(const Program& program, const Layout& layout, int
   std::vector<Action> found;
   const std::vector<Action>& actions = program.list(rank);
   for (size_t i = static_cast<size_t>(validate_position(actions)); i < actions.size(); ++i) {
-    if (!is_forward(actions[i], /*sends=*/false)) continue;
+    if (actions[i].kind != ActionKind::kRecvForward) continue;
     const std::vector<Action>& sender = program.list(layout.rank_at(rank, actions[i].stage - 1));
     const std::set<Message> messages = sent(sender, static_cast<size_t>(validate_position(sender)));
     if (messages.contains({actions[i].stage, actions[i].microbatch})) found.push_back(actions[i]);
@@ -123,14 +117,12 @@ std::vector<std::string> check_validation(const Program& program, const Layout& 
   std::vector<size_t> counts;  // by list
   const std::vector<int> ranks = program.first_ranks();
   const auto problem = [&](int rank, const std::string& what) { problems.push_back(cat("[validate] rank ", rank, ": ", what)); };
-  const auto count_of = [](const std::vector<Action>& actions, ActionKind kind) { return std::ranges::count(actions, kind, &Action::kind); };
   const bool wanted = layout.pipeline.post_validation, tokens = wanted && layout.mesh.degree(layout.tokens()) > 1;
   for (const int rank : ranks) {
     const std::vector<Action>& actions = program.list(rank);
-    if (const auto count = count_of(actions, ActionKind::kValidate); count != (wanted ? 1 : 0))
-      problem(rank, cat(count, " VALIDATE; should be ", wanted ? 1 : 0));
-    if (const auto count = count_of(actions, ActionKind::kTokens); count != (tokens ? 1 : 0))
-      problem(rank, cat(count, " TOKENS; should be ", tokens ? 1 : 0));
+    for (const auto& [kind, expected] : {std::pair{ActionKind::kValidate, wanted ? 1 : 0}, {ActionKind::kTokens, tokens ? 1 : 0}})
+      if (const auto count = std::ranges::count(actions, kind, &Action::kind); count != expected)
+        problem(rank, cat(count, " ", action_name(kind), "; should be ", expected));
     counts.push_back(static_cast<size_t>(std::max(0, validate_position(actions))));
     for (size_t i = 0; i < counts.back(); ++i)
       if (!may_be_repeated(actions[i].kind))

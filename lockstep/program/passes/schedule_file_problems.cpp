@@ -38,7 +38,6 @@ class GridCheck {
  private:
   enum Part { kF, kI, kW };
   static constexpr std::array<const char*, 3> kNames = {"F", "B or I", "B or W"};
-  static constexpr std::array<std::pair<Part, Part>, 2> kOrders = {{{kF, kI}, {kI, kW}}};
   struct Found {
     int times = 0;
     size_t at = 0;  // in the list of its rank
@@ -111,10 +110,10 @@ class GridCheck {
     for (size_t row = 0; row < grid_.ranks.size(); ++row)
       for (size_t i = 0; i < grid_.ranks[row].size(); ++i) {
         const Action& action = grid_.ranks[row][i];
-        const GridCell cell = grid_.cells[row][i];
-        if (action.kind == ActionKind::kForward) add(kF, action, {.at = i, .cell = cell});
-        if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardInput) add(kI, action, {.at = i, .cell = cell});
-        if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight) add(kW, action, {.at = i, .cell = cell});
+        const Found here{.at = i, .cell = grid_.cells[row][i]};
+        if (action.kind == ActionKind::kForward) add(kF, action, here);
+        if (goes_back(action.kind)) add(kI, action, here);
+        if (adds_to_weights(action.kind)) add(kW, action, here);
       }
     for (int stage = 0; stage < grid_.stages; ++stage)
       for (int m = 0; m < grid_.microbatches; ++m) check_microbatch(stage, m);
@@ -134,22 +133,18 @@ class GridCheck {
   void check_microbatch(int stage, int m) {
     const std::array<Found, 3>& now = of(stage, m);
     const auto name = [&](Part part) { return cat(kNames[part], " of stage ", stage, " m", m); };
-    const auto precedes = [](const Found& a, const Found& b) {
-      return a.times == 1 && b.times == 1 && a.at < b.at;
-    };
     for (const Part part : {kF, kI, kW})
       if (now[part].times == 0) wrong_.push_back(cat("no ", name(part)));
-    for (const auto& [early, late] : kOrders)
-      if (precedes(now[late], now[early]))
+    for (const Part late : {kI, kW}) {
+      const Part early = late == kI ? kF : kI;
+      if (now[early].times == 1 && now[late].times == 1 && now[late].at < now[early].at)
         wrong_.push_back(cat(text(now[late].cell), ": ", name(late), " before its ", kNames[early]));
+    }
   }
 
   void check_ends() {
-    WalkInput walk{.pipeline = pipeline_, .microbatches = input_.microbatches, .name_stages = true};
-    for (size_t row = 0; row < grid_.ranks.size(); ++row) {
-      walk.lists.push_back(&grid_.ranks[row]);
-      walk.ranks.push_back(static_cast<int>(row));
-    }
+    WalkInput walk{.pipeline = pipeline_, .microbatches = input_.microbatches};
+    for (const std::vector<Action>& row : grid_.ranks) walk.lists.push_back(&row);
     const std::vector<std::string> circle = find_deadlock(walk);
     if (!circle.empty())
       problem(kKey, cat("the grid deadlocks: ", join(circle, "; ")), "change the order of one of these ranks");

@@ -8,9 +8,9 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
-#include "lockstep/program/passes/build.h"
 #include "lockstep/program/passes/job.h"
 #include "lockstep/program/passes/make_layout.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/predict/traffic.h"
 

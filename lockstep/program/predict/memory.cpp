@@ -1,12 +1,11 @@
 #include "lockstep/program/predict/memory.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
-#include <utility>
+#include <set>
 
 #include "lockstep/arch/layer_description.h"
-#include "lockstep/program/passes/build.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/planned_calls.h"
 
 namespace lockstep::program {
@@ -48,17 +47,12 @@ MemoryBytes largest(const Layout& layout, const std::vector<Action>& actions, co
 bool equal_parts(const Layout& layout) {
   const int tp = layout.mesh.degree(mesh::Axis::kTp);
   if (tp == 1) return true;
-  std::map<int, int> of_pattern;
-  const std::vector<arch::LayerSpec> all = arch::layer_table(layout.model);
-  for (size_t i = 0; i < all.size(); ++i) of_pattern.try_emplace(arch::layer_pattern(layout.model, all[i]), static_cast<int>(i));
+  std::set<int> patterns;
   std::vector<int> layers;
-  for (const auto& [pattern, layer] : of_pattern) layers.push_back(layer);
-  const auto shapes = [&](int rank) {
-    std::vector<std::vector<int64_t>> of_rank;
-    for (arch::ParamSpec& spec : arch::param_table(layout.model, layout.tensor_shard(rank), layers)) of_rank.push_back(std::move(spec.local_shape));
-    return of_rank;
-  };
-  return shapes(0) == shapes(tp - 1);
+  for (const arch::LayerSpec& layer : arch::layer_table(layout.model))
+    if (patterns.insert(arch::layer_pattern(layout.model, layer)).second) layers.push_back(layer.index);
+  const auto table = [&](int rank) { return arch::param_table(layout.model, layout.tensor_shard(rank), layers); };
+  return std::ranges::equal(table(0), table(tp - 1), {}, &arch::ParamSpec::local_shape, &arch::ParamSpec::local_shape);
 }
 
 }  // namespace

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/program/effects.h"
 #include "lockstep/program/matrices.h"
-#include "lockstep/program/pending.h"
 #include "lockstep/program/placement.h"
 #include "lockstep/program/planned_calls.h"
 #include "lockstep/program/predict/memory.h"
@@ -35,6 +35,7 @@ class MemoryWalk {
         left_out_(left_out),
         table_(layout.param_table(rank)),
         sizes_(unit_sizes(layout, table_)),
+        costs_(layer_costs(layout, rank)),
         effects_(layout, program.buckets, rank),
         matrices_(layout, rank) {
     for (const auto& [unit, size] : sizes_)
@@ -50,7 +51,6 @@ class MemoryWalk {
   const MemoryArray& live() const { return live_; }
 
   MemoryPoint step(const Action& action) {
-    if (costs_.empty()) costs_ = layer_costs(layout_, rank_);
     const Effects& effects = effects_.of(action);
     const MemoryArray before = live_;
     const std::optional<Way> way = way_out(effects, action);
@@ -206,8 +206,7 @@ class MemoryWalk {
   // With reduce_precision bf16 the gradients of a bucket lie there once as they go out and once as they come in, until their sum
   // is joined; REDUCE_TIED is counted beside them.
   void stage(const Effects& effects, const Action& action) {
-    if (layout_.reduce_precision != config::Precision::kBf16 || layout_.shards() == 1) return;
-    if (sums_tied(action.kind)) return;
+    if (layout_.reduce_precision != config::Precision::kBf16 || layout_.shards() == 1 || sums_tied(action.kind)) return;
     for (const int bucket : reducing_.of(effects, action))
       if (const auto found = staged_.extract(bucket)) live(MemoryCategory::kBuffers) -= found.mapped();
     reducing_.join(effects, action);
@@ -282,7 +281,7 @@ class MemoryWalk {
   const int64_t left_out_;
   const std::vector<arch::ParamSpec> table_;
   const std::map<int, UnitSize> sizes_;
-  std::vector<arch::LayerCost> costs_;  // made for the first action
+  const std::vector<arch::LayerCost> costs_;
   EffectTable effects_;
   MatrixPlan matrices_;
   MemoryArray live_{};

@@ -47,7 +47,6 @@ class ActionMoves {
 struct MoveTotals {
   int64_t count = 0;
   int64_t bytes = 0;
-  bool operator==(const MoveTotals&) const = default;
 };
 // By what is moved.
 using Moves = std::map<std::pair<std::string, Route>, MoveTotals>;

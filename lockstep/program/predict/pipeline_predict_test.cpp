@@ -3,7 +3,7 @@
 
 #include "lockstep/arch/model_config.h"
 #include "lockstep/base/text.h"
-#include "lockstep/program/passes/build.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/predict/traffic.h"
 
 namespace lockstep::program {

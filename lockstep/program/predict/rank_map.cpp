@@ -1,9 +1,8 @@
 #include "lockstep/program/predict/rank_map.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
-#include <set>
-#include <tuple>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -11,17 +10,8 @@
 #include "lockstep/program/rank_class.h"
 
 namespace lockstep::program {
-namespace {
 
 using mesh::Axis;
-
-// The ledger names the data axis "dp" where only one of the two has several ranks.
-std::string axis_of(const Layout& layout, const std::string& name) {
-  if (name != "dp") return name;
-  return std::string(mesh::axis_name(layout.mesh.degree(Axis::kDpShard) > 1 ? Axis::kDpShard : Axis::kDpReplicate));
-}
-
-}  // namespace
 
 std::vector<AxisGroups> axis_groups(const Layout& layout, int64_t most) {
   const int world_size = layout.mesh.world_size();
@@ -94,97 +84,50 @@ std::vector<std::vector<int>> nodes_of_copies(const Layout& layout, const RankMa
   return nodes;
 }
 
-namespace {
-
-// Adds up what ranks send, one after the other. The calls of a class are planned for its first rank; the group of another rank is
-// the same, moved.
-class TrafficSum {
- public:
-  TrafficSum(const Layout& layout, const Program& program, const std::vector<RankMap>& maps)
-      : layout_(layout), program_(program), maps_(maps), classes_(program, layout) {}
-
-  void add(int rank) {
-    const auto [known, fresh] = calls_.try_emplace(classes_.of(rank));
-    if (fresh) known->second = plan(rank);
-    for (Call& call : known->second.same) {
-      const int place = group_rank(layout_, rank, call.planned.group);
-      const int moved = rank - call.planned.call.group[static_cast<size_t>(place)];
-      const auto [sent, is_new] = call.sent.try_emplace(place);
-      if (is_new) sent->second = predicted_sends(call.planned.call, place);
-      for (const auto& [peer, bytes] : sent->second) count(rank, peer + moved, call.times * bytes, axes_[call.axis]);
+std::vector<AxisTraffic> axis_traffic(const Layout& layout, const Program& program, const std::vector<RankMap>& maps) {
+  std::vector<AxisTraffic> axes;
+  // The ledger names the data axis "dp" where only one of the two has several ranks.
+  const std::string data(mesh::axis_name(layout.mesh.degree(Axis::kDpShard) > 1 ? Axis::kDpShard : Axis::kDpReplicate));
+  const auto sum_of = [&](const std::string& ledger_name) -> AxisTraffic& {
+    const std::string& name = ledger_name == "dp" ? data : ledger_name;
+    const auto known = std::ranges::find(axes, name, &AxisTraffic::axis);
+    if (known != axes.end()) return *known;
+    return axes.emplace_back(AxisTraffic{.axis = name, .between_nodes = std::vector<int64_t>(maps.size())});
+  };
+  // To peers that stand `moved` further than those of `sent`.
+  const auto add = [&](AxisTraffic& sum, int rank, const std::map<int, int64_t>& sent, int moved, int64_t times) {
+    for (const auto& [peer, bytes] : sent) {
+      sum.sent += times * bytes;
+      for (size_t i = 0; i < maps.size(); ++i)
+        if (maps[i].node_of(rank) != maps[i].node_of(peer + moved)) sum.between_nodes[i] += times * bytes;
     }
-    for (const Action& action : known->second.by_shard)
-      for (const CallOfRank& planned : calls_of_rank(layout_, program_, rank, action)) {
-        AxisTraffic& sum = axes_[axis_index(planned.key.axis)];
-        for (const auto& [peer, bytes] : predicted_sends(planned.call, planned.group_rank)) count(rank, peer, bytes, sum);
-      }
-  }
-
-  std::vector<AxisTraffic> take() { return std::move(axes_); }
-
- private:
-  struct Call {
-    CallOfRank planned{};
-    int64_t times = 0;
-    size_t axis = 0;  // of axes_
-    std::map<int, std::map<int, int64_t>> sent{};  // by place in the group: to each peer
   };
-  struct Calls {
-    std::vector<Call> same{};
-    std::vector<Action> by_shard{};
-  };
-
-  Calls plan(int rank) {
-    Calls calls;
-    std::vector<RepeatedCalls> repeated = repeated_calls(layout_, program_, rank);
-    std::set<std::tuple<std::string, Collective, std::string>> keys;  // axes are named in the order of the printed ledger
-    for (const RepeatedCalls& of_action : repeated)
-      for (const CallOfRank& planned : of_action.calls)
-        keys.emplace(call_text(planned.key.id), planned.key.collective, planned.key.axis);
-    for (const auto& [text, collective, axis] : keys) axis_index(axis);
-    for (RepeatedCalls& of_action : repeated) {
-      if (differs_by_shard(layout_, of_action.action)) {
-        calls.by_shard.insert(calls.by_shard.end(), static_cast<size_t>(of_action.times), of_action.action);
+  // The calls of a class are planned for its first rank; the group of another rank is the same, moved.
+  const RankClasses classes(program, layout);
+  std::map<size_t, std::vector<RepeatedCalls>> of_class;
+  std::map<std::pair<const CallOfRank*, int>, std::map<int, int64_t>> known_sends;  // by place in the group
+  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) {
+    const auto [known, fresh] = of_class.try_emplace(classes.of(rank));
+    if (fresh) {
+      known->second = repeated_calls(layout, program, rank);
+      // Axes that send as much stand in the order of the printed ledger.
+      for (const auto& [text, key, entry] : predict_ledger(layout, program, rank).printed()) sum_of(key.axis);
+    }
+    for (const auto& [action, times, calls] : known->second) {
+      if (differs_by_shard(layout, action)) {
+        for (const CallOfRank& own : calls_of_rank(layout, program, rank, action))
+          add(sum_of(own.key.axis), rank, predicted_sends(own.call, own.group_rank), 0, times);
         continue;
       }
-      for (CallOfRank& planned : of_action.calls) {
-        const size_t axis = axis_index(planned.key.axis);
-        calls.same.push_back({.planned = std::move(planned), .times = of_action.times, .axis = axis});
+      for (const CallOfRank& planned : calls) {
+        const int place = group_rank(layout, rank, planned.group);
+        const auto [sent, is_new] = known_sends.try_emplace({&planned, place});
+        if (is_new) sent->second = predicted_sends(planned.call, place);
+        add(sum_of(planned.key.axis), rank, sent->second, rank - planned.call.group[static_cast<size_t>(place)], times);
       }
     }
-    return calls;
   }
-
-  void count(int rank, int peer, int64_t bytes, AxisTraffic& sum) const {
-    sum.sent += bytes;
-    for (size_t i = 0; i < maps_.size(); ++i)
-      if (maps_[i].node_of(rank) != maps_[i].node_of(peer)) sum.between_nodes[i] += bytes;
-  }
-
-  size_t axis_index(const std::string& ledger_name) {
-    const std::string name = axis_of(layout_, ledger_name);
-    const auto known = std::find_if(axes_.begin(), axes_.end(), [&](const AxisTraffic& axis) { return axis.axis == name; });
-    const auto index = static_cast<size_t>(known - axes_.begin());
-    if (known == axes_.end())
-      axes_.push_back({.axis = name, .sent = 0, .between_nodes = std::vector<int64_t>(maps_.size(), 0)});
-    return index;
-  }
-
-  const Layout& layout_;
-  const Program& program_;
-  const std::vector<RankMap>& maps_;
-  const RankClasses classes_;
-  std::map<size_t, Calls> calls_;  // by class
-  std::vector<AxisTraffic> axes_;
-};
-
-}  // namespace
-
-std::vector<AxisTraffic> axis_traffic(const Layout& layout, const Program& program, const std::vector<RankMap>& maps) {
-  TrafficSum sum(layout, program, maps);
-  for (int rank = 0; rank < layout.mesh.world_size(); ++rank) sum.add(rank);
-  std::vector<AxisTraffic> axes = sum.take();
-  std::stable_sort(axes.begin(), axes.end(), [](const AxisTraffic& a, const AxisTraffic& b) { return a.sent > b.sent; });
+  std::ranges::stable_sort(axes, std::ranges::greater(), &AxisTraffic::sent);
   return axes;
 }
 

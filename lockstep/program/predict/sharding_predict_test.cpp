@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/program/passes/build.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/planned_calls.h"
 #include "lockstep/program/predict/traffic.h"
 

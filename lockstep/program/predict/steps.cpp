@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "lockstep/program/passes/build.h"
+#include "lockstep/program/passes/passes.h"
 
 namespace lockstep::program {
 namespace {

@@ -9,71 +9,53 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 #include "lockstep/program/effects.h"
-#include "lockstep/program/passes/build.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/rank_class.h"
 
 namespace lockstep::program {
 namespace {
 
-// The different actions of a list that are wanted, and how often each is there, whatever the microbatch.
-template <typename Wanted>
-std::vector<std::pair<Action, int64_t>> repeated_actions(const std::vector<Action>& list, const Wanted& wanted) {
+// The different actions of a list, and how often each is there, whatever the microbatch.
+std::vector<std::pair<Action, int64_t>> repeated_actions(const std::vector<Action>& list) {
   std::vector<std::pair<Action, int64_t>> actions;
   std::map<Action, size_t> known;
-  for (Action action : list) {
-    if (!wanted(action)) continue;
-    action.microbatch = 0;
-    const auto [entry, is_new] = known.try_emplace(action, actions.size());
-    if (is_new) actions.emplace_back(action, 0);
+  for (const Action& action : list) {
+    const auto [entry, is_new] = known.try_emplace(without_microbatch(action), actions.size());
+    if (is_new) actions.emplace_back(entry->first, 0);
     actions[entry->second].second += 1;
   }
   return actions;
 }
 
-bool all(const Action&) { return true; }
-
-template <typename Wanted>
-std::vector<RepeatedCalls> calls_of(const Layout& layout, const Program& program, int rank, const Wanted& wanted) {
-  CallTable table(layout, program, rank);
-  std::vector<RepeatedCalls> calls;
-  for (const auto& [action, times] : repeated_actions(program.list(rank), wanted)) {
-    RepeatedCalls& of_action = calls.emplace_back(RepeatedCalls{.action = action, .times = times});
-    for (const PlannedCall& planned : table.of(action)) of_action.calls.push_back(call_of_rank(layout, rank, planned));
-  }
-  return calls;
-}
-
-// What the rank sends between its layers to mend any of what `lacks` says, and to pull.
-int64_t sent_for(const Program& program, const Layout& layout, int rank, State lacks, bool pulls = false) {
+// What the rank sends between its layers to mend any of what `lacks` says, and for PULL (of a parameter server).
+int64_t sent_for(const Program& program, const Layout& layout, int rank, State lacks) {
   EffectTable effects(layout, program.buckets, rank);
   const auto mends = [&](const Touch& touch) { return (touch.from & ~touch.to & lacks) != 0; };
   const auto wanted = [&](const Action& action) {
-    if (pulls && of_bucket(action.kind) && !reduces(action.kind)) return true;
+    if (of_bucket(action.kind) && !reduces(action.kind)) return true;
     return !computes(action.kind) && std::ranges::any_of(effects.of(action).touches, mends);
   };
   int64_t sent = 0;
-  for (const RepeatedCalls& repeated : calls_of(layout, program, rank, wanted))
-    for (const CallOfRank& planned : repeated.calls) sent += repeated.times * sent_bytes(planned);
+  CallTable table(layout, program, rank);
+  for (const auto& [action, times] : repeated_actions(program.list(rank)))
+    for (size_t i = 0; wanted(action) && i < table.of(action).size(); ++i) {
+      const CallOfRank planned = call_of_rank(layout, rank, table.of(action)[i]);
+      sent += times * predicted_bytes(planned.call, planned.group_rank);
+    }
   return sent;
 }
 
-// Id, collective, axis and algorithm; size of the group; whether this rank is its root.
-using CallKind = std::tuple<LedgerKey, int, bool>;
-// Calls and bytes of each.
-using CallKinds = std::map<CallKind, std::pair<int64_t, int64_t>>;
-
-bool has_root(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce || collective == Collective::kGather ||
-         collective == Collective::kScatter;
-}
+// Id, collective, axis and algorithm; size of the group; whether this rank is its root: calls and bytes of each.
+using CallKinds = std::map<std::tuple<LedgerKey, int, bool>, std::pair<int64_t, int64_t>>;
 
 CallKinds call_kinds(const Program& program, const Layout& layout, int rank, bool numbered) {
   CallKinds kinds;
   CallTable table(layout, program, rank);  // no list of a group's ranks is made
-  for (const auto& [action, times] : repeated_actions(program.list(rank), all)) {
+  for (const auto& [action, times] : repeated_actions(program.list(rank))) {
     if (differs_by_shard(layout, action)) continue;
     for (const PlannedCall& planned : table.of(action)) {
-      const bool root = has_root(planned.collective) && planned.root == group_rank(layout, rank, planned.group);
+      const bool has_root = planned.collective == Collective::kBroadcast || planned.collective == Collective::kReduce;
+      const bool root = has_root && planned.root == group_rank(layout, rank, planned.group);
       const LedgerKey key{.id = numbered ? planned.id : planned.id.of_every_owner(),
                           .collective = planned.collective,
                           .axis = group_name(layout, planned.group),
@@ -113,11 +95,7 @@ std::vector<std::vector<int>> alike_ranks(const Program& program, const Layout& 
   return groups;
 }
 
-std::vector<int> stage_ranks(const Layout& layout) {
-  std::vector<int> ranks;
-  for (int pp = 0; pp < layout.pipeline.ranks; ++pp) ranks.push_back(pp * layout.pipelines());
-  return ranks;
-}
+std::vector<int> stage_ranks(const Layout& layout) { return layout.mesh.group(0, mesh::Axis::kPp); }
 
 int64_t parameters_of(const Layout& layout, int rank) {
   int64_t here = 0;
@@ -132,17 +110,15 @@ std::vector<ReductionTraffic> reduction_traffic(const Layout& layout, const std:
   ring.offload = server.offload = {};
   ring.data_parallel = config::DataParallel::kRing;
   server.data_parallel = config::DataParallel::kParameterServer;
-  const auto sent = [](const Layout& kind, const Program& program, int rank) {
-    return sent_for(program, kind, rank, kPartOfTokens, /*pulls=*/true);
-  };
   const Program reduces = make_program(ring), pushes = make_program(server);
   std::vector<ReductionTraffic> traffic;
   for (const int rank : ranks) {
     // Every link of the ring carries what its rank sends; the workers of a server are all alike.
     const std::vector<int> group = layout.mesh.group(rank, layout.tokens());
     const int worker = group[n > 1 ? kServerRank + 1 : kServerRank];
-    traffic.push_back({.ring_link = sent(ring, reduces, rank),
-                       .server_link = (n - 1) * sent(server, pushes, worker) + sent(server, pushes, group[kServerRank])});
+    traffic.push_back({.ring_link = sent_for(reduces, ring, rank, kPartOfTokens),
+                       .server_link = (n - 1) * sent_for(pushes, server, worker, kPartOfTokens) +
+                                      sent_for(pushes, server, group[kServerRank], kPartOfTokens)});
   }
   return traffic;
 }
@@ -185,11 +161,13 @@ Ledger predict_ledger(const Layout& layout, const Program& program, int rank) {
 }
 
 std::vector<RepeatedCalls> repeated_calls(const Layout& layout, const Program& program, int rank) {
-  return calls_of(layout, program, rank, all);
-}
-
-int64_t sent_bytes(const CallOfRank& planned) {
-  return predicted_bytes(planned.call, planned.group_rank);
+  CallTable table(layout, program, rank);
+  std::vector<RepeatedCalls> calls;
+  for (const auto& [action, times] : repeated_actions(program.list(rank))) {
+    RepeatedCalls& of_action = calls.emplace_back(RepeatedCalls{.action = action, .times = times});
+    for (const PlannedCall& planned : table.of(action)) of_action.calls.push_back(call_of_rank(layout, rank, planned));
+  }
+  return calls;
 }
 
 double ring_link_bytes(double gradient_bytes, int ranks) {

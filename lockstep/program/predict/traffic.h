@@ -21,8 +21,6 @@ std::vector<RepeatedCalls> repeated_calls(const Layout& layout, const Program& p
 
 // The ledger of one step of `rank`: all planned calls. Empty for one rank.
 Ledger predict_ledger(const Layout& layout, const Program& program, int rank);
-// What the rank puts on the links in all by one call.
-int64_t sent_bytes(const CallOfRank& planned);
 
 // What the literature says of one synchronisation of S bytes of gradients over n ranks, in bytes.
 // Ring (Patarasuk & Yuan 2009): every link carries 2 (n - 1) / n S. Parameter server (Li et al. 2014): the server's

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/pending.h"
+#include "lockstep/program/effects.h"
 #include "lockstep/program/render/render.h"
 
 namespace lockstep::program {

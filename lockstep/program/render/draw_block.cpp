@@ -3,13 +3,11 @@
 #include "lockstep/arch/branch_kind.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/program/ledger.h"
 #include "lockstep/program/render/render.h"
-#include "lockstep/program/tensor_calls.h"
 
 namespace lockstep::program {
 namespace {
-
-using Slot = arch::LayerCall::Slot;
 
 constexpr int kColumns = 12;  // of a matrix as drawn
 constexpr int kRows = 4;
@@ -32,9 +30,7 @@ class BlockDrawing {
     const arch::LayerSpec block = arch::layer_spec(layout.model, 1);
     for (const arch::ParamSpec& spec : layout.param_table(rank))
       if (spec.layer == block.index) specs_[spec.name.substr(block.name.size() + 1)] = spec;
-    rows_ = arch::layer_parameters(layout.model, block);
-    prefix_ = block.name + ".";
-    description_ = describe_layer(layout, block);
+    description_ = arch::describe_layer(layout.model, block, layout.cost_input(0));
   }
 
   std::string text() {
@@ -53,16 +49,14 @@ class BlockDrawing {
   // Norm, the first linears side by side, what is between, the second linear, norm, the sum.
   void draw(const arch::Branch& branch) {
     const arch::BranchKind& kind = arch::branch_kind(branch.kind);
-    const auto [first_name, last_name] = kind.linears(layout_.model);
-    const std::string first = branch.part(first_name), last = branch.part(last_name);
+    const arch::BranchLinears linears = kind.linears(layout_.model);
+    const std::string last = branch.part(linears.last.name);
     line("|");
     if (branch.beside) line(cat("beside the branch above, reads ", branch.norm_before ? "the same x" : "what it reads"));
     if (branch.norm_before) norm(branch.norm());
-    communication(first);
+    communication(branch.part(linears.first.name));
     std::vector<std::string> names;
-    const std::string weight = cat(prefix_, first, ".weight");
-    for (const arch::ParamSpec& row : rows_)
-      if (row.fuse == weight || row.name == weight) names.push_back(row.name.substr(prefix_.size()));
+    for (const auto& piece : linears.pieces) names.push_back(branch.part(piece.name) + ".weight");
     matrices(names);
     line(cat("| ", kind.between(layout_.model, branch, specs_)));
     matrices({last + ".weight"});
@@ -79,16 +73,16 @@ class BlockDrawing {
   void communication(std::string_view linear) {
     for (const arch::LayerCall& call : description_.calls) {
       if (call.part != linear) continue;
-      const char* arrow = call.slot == Slot::kForward ? "|==> forward:  " : "<==| backward: ";
-      line(cat(arrow, collective_name(collective_of(call.what)), of_what(call), ", ",
+      const char* arrow = call.phase == CallPhase::kForward ? "|==> forward:  " : "<==| backward: ";
+      line(cat(arrow, collective_name(call.collective), of_what(call), ", ",
                format_bytes(static_cast<double>(call.numel * call.element_size))));
     }
   }
 
   static const char* of_what(const arch::LayerCall& call) {
-    if (call.slot == Slot::kForward) return "";
-    if (call.slot == Slot::kGather) return " of x, for the weight gradient";
-    return call.what == arch::LayerCall::What::kGather ? " of dy" : " of dx";
+    if (call.phase == CallPhase::kForward) return "";
+    if (call.phase == CallPhase::kGather) return " of x, for the weight gradient";
+    return call.collective == Collective::kAllGather ? " of dy" : " of dx";
   }
 
   void matrices(const std::vector<std::string>& names) {
@@ -123,8 +117,6 @@ class BlockDrawing {
   const int tp_;
   const bool sequence_;
   arch::ParameterPieces specs_;  // of block 0
-  std::vector<arch::ParamSpec> rows_;  // of the same, in order
-  std::string prefix_;                 // of their names
   arch::LayerDescription description_;
   std::string text_;
 };

@@ -8,9 +8,9 @@
 
 #include "lockstep/config/run_config.h"
 #include "lockstep/program/passes/make_layout.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/predict/traffic.h"
 #include "lockstep/program/render/render.h"
-#include "lockstep/program/passes/build.h"
 #include "lockstep/program/test_program.h"
 
 namespace lockstep::program {

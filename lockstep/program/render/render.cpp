@@ -4,7 +4,6 @@
 #include <span>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/names.h"
 
 namespace lockstep::program {
 namespace {
@@ -97,10 +96,8 @@ std::vector<std::string> compact_texts(const std::vector<Entry>& entries) {
       end += count;
     }
     if (end == i + count) {
-      for (size_t k = i; k < end; ++k) {
-        texts.push_back(entries[k].microbatch < 0 ? entries[k].text
-                                                  : cat(entries[k].text, " m", entries[k].microbatch));
-      }
+      for (size_t k = i; k < end; ++k)
+        texts.push_back(entries[k].text + (entries[k].microbatch < 0 ? "" : cat(" m", entries[k].microbatch)));
     } else {
       std::vector<std::string> parts;
       for (size_t k = i; k < i + count; ++k) parts.push_back(entries[k].text);

@@ -46,19 +46,17 @@ std::string draw_program(const Program& program, const Layout& layout, int max_r
 std::string draw_block(const Layout& layout, int rank);
 
 // Who holds what, for `ranks`: coordinates, layers, sequences of the global batch, predicted bytes by category. Beyond
-// `max_rows` they are left out, with a line that says so.
-std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks,
-                         int max_rows = 32);
+// 32 ranks they are left out, with a line that says so.
+std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks);
 // Predicted memory of one rank by category, with what each is made of, the peak and where it is, limit and host.
 std::string memory_table(const Program& program, const Layout& layout, int rank);
 // What a block keeps of a microbatch for its backward under each choice of recomputation, and how many blocks do so.
 std::string kept_table(const Layout& layout, int rank);
 // A chart of the rank's memory over its program: a column per action (or several, the one that holds most), categories
 // stacked, the limit as a line.
-std::string draw_memory(const Program& program, const Layout& layout, int rank, int columns = 100);
-// The predicted ledger of one rank, a row per site; with `buckets` a row for each bucket.
-std::string ledger_table(const Program& program, const Layout& layout, int rank, bool buckets);
-// The same for each group of `ranks` that make the same calls (traffic.h), with the ranks of the group.
+std::string draw_memory(const Program& program, const Layout& layout, int rank);
+// The predicted ledger, a row per site, with `buckets` a row for each bucket: of each group of `ranks` that make the same calls
+// (traffic.h), with the ranks of the group.
 std::string ledger_tables(const Program& program, const Layout& layout, const std::vector<int>& ranks, bool buckets);
 // A pipeline stage by stage: what it holds, and how much its ranks send in a step of each kind of site.
 std::string stages_table(const Program& program, const Layout& layout, const std::vector<int>& ranks);

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
+#include <span>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/names.h"
 
 namespace lockstep::program {
 namespace {
@@ -40,6 +40,8 @@ class Folding {
     size_t length = 1, times = 1;
   };
 
+  std::span<const Action> part(size_t from, size_t length) const { return std::span(actions_).subspan(from, length); }
+
   static bool is_first_forward(const Action& action) {
     return action.kind == ActionKind::kForward && action.layer == 0;
   }
@@ -57,10 +59,8 @@ class Folding {
     Repeat repeat;
     while (i + repeat.length < actions_.size() && !is_first_forward(actions_[i + repeat.length])) ++repeat.length;
     const auto same = [&](size_t from) {
-      if (from + repeat.length > actions_.size()) return false;
-      for (size_t k = 0; k < repeat.length; ++k)
-        if (!next_microbatch(actions_[from - repeat.length + k], actions_[from + k])) return false;
-      return true;
+      return from + repeat.length <= actions_.size() &&
+             std::ranges::equal(part(from - repeat.length, repeat.length), part(from, repeat.length), next_microbatch);
     };
     while (same(i + repeat.times * repeat.length)) ++repeat.times;
     return repeat;
@@ -83,10 +83,10 @@ class Folding {
 
   // Rounds of `length` actions from i on, before `end`.
   size_t count_rounds(size_t i, size_t end, size_t length, int step) const {
+    const auto next = [&](const Action& a, const Action& b) { return next_layer(a, b, step); };
     size_t count = 1;
     for (size_t at = i + length; at + length <= end; at += length) {
-      for (size_t k = 0; k < length; ++k)
-        if (!next_layer(actions_[at - length + k], actions_[at + k], step)) return count;
+      if (!std::ranges::equal(part(at - length, length), part(at, length), next)) break;
       ++count;
     }
     return count;
@@ -112,16 +112,16 @@ class Folding {
   // The rounds that begin at `first` and at `last`, and those between them.
   std::string round_text(size_t first, size_t last, size_t length) const {
     const int microbatch = actions_[first].microbatch;
-    bool same = true;
-    for (size_t k = 0; k < length; ++k) same = same && actions_[first + k].microbatch == microbatch;
+    const auto of_it = [&](const Action& action) { return action.microbatch == microbatch; };
+    const bool same = std::ranges::all_of(part(first, length), of_it);
     if (first == last) return text(actions_[first]) + microbatch_text(microbatch);
     if (length == 1)
       return cat(text(actions_[first]), "..", layer_label(*place(actions_[last]), num_layers_),
                  microbatch_text(microbatch));
     const auto one = [&](size_t from) {
       std::vector<std::string> parts;
-      for (size_t k = 0; k < length; ++k)
-        parts.push_back(text(actions_[from + k]) + (same ? "" : microbatch_text(actions_[from + k].microbatch)));
+      for (const Action& action : part(from, length))
+        parts.push_back(text(action) + (same ? "" : microbatch_text(action.microbatch)));
       return cat("(", join(parts, ", "), ")");
     };
     return cat(one(first), " .. ", one(last), same ? microbatch_text(microbatch) : "");

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/names.h"
 #include "lockstep/program/placement.h"
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/predict/moves.h"
@@ -13,14 +12,11 @@
 namespace lockstep::program {
 namespace {
 
-std::string left_out(size_t shown, size_t ranks) {
-  return shown < ranks ? cat("... ", ranks - shown, " more ranks; --rank R shows any of them\n") : "";
-}
-
 constexpr MemoryCategory kCategories[] = {MemoryCategory::kParameters, MemoryCategory::kGradients,
                                           MemoryCategory::kOptimizer, MemoryCategory::kActivations,
                                           MemoryCategory::kBuffers};
 
+constexpr size_t kMostRows = 32;
 constexpr size_t kMostGroups = 8;
 constexpr int kMostNodes = 16;
 constexpr int kMostRanks = 1024;  // whose traffic is summed
@@ -89,9 +85,9 @@ std::string layers_text(const Layout& layout, int rank) {
   return join(stretches(layout.layers_of(rank), label), ", ");
 }
 
-std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks, int max_rows) {
+std::string layout_table(const Program& program, const Layout& layout, const std::vector<int>& ranks) {
   const bool stages = layout.pipeline.ranks > 1;
-  const size_t shown = std::min(static_cast<size_t>(max_rows), ranks.size());
+  const size_t shown = std::min(kMostRows, ranks.size());
   const Domain domain = layout.dense_domain();
   const bool sharded = layout.shards() > 1, replicated = sharded && layout.mesh.degree(domain.copies) > 1;
   std::vector<Row> rows = {{"rank", "coordinates", "layers", "sequences"}};
@@ -106,10 +102,8 @@ std::string layout_table(const Program& program, const Layout& layout, const std
     const int rank = ranks[i];
     const mesh::Range first = microbatch_samples(layout, rank, 0);
     const mesh::Range last = microbatch_samples(layout, rank, layout.num_microbatches() - 1);
-    std::string coordinates = layout.mesh.describe(rank);
-    if (layout.server_mode() && layout.owns_optimizer(rank))
-      coordinates += " (server)";
-    Row row = {cat(rank), coordinates, layers_text(layout, rank),
+    const char* server = layout.server_mode() && layout.owns_optimizer(rank) ? " (server)" : "";
+    Row row = {cat(rank), layout.mesh.describe(rank) + server, layers_text(layout, rank),
                cat(first.begin, "..", last.end - 1)};
     if (stages) row.push_back(cat(rank_list(layout.pipeline.stages_of(layout.pipeline_rank(rank))), " of ", layout.pipeline.stages()));
     if (sharded)
@@ -121,7 +115,8 @@ std::string layout_table(const Program& program, const Layout& layout, const std
     row.push_back(bytes_text(bytes.peak));
     rows.push_back(std::move(row));
   }
-  return table(rows, first_number, std::size(kCategories) + 1) + left_out(shown, ranks.size());
+  return table(rows, first_number, std::size(kCategories) + 1) +
+         (shown < ranks.size() ? cat("... ", ranks.size() - shown, " more ranks; --rank R shows any of them\n") : "");
 }
 
 std::string moves_table(const Program& program, const Layout& layout, int rank) {

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <optional>
 
+#include "lockstep/arch/layer_description.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
 #include "lockstep/program/effects.h"
-#include "lockstep/program/names.h"
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/render/render.h"
 #include "lockstep/program/render/render_text.h"
@@ -101,7 +101,7 @@ std::string where_peak(const Program& program, const Layout& layout, int rank, c
   return cat("most of all together at one time: in ", action_text(program.list(rank)[action], program.buckets, layout.num_layers()));
 }
 
-constexpr int kRows = 16;
+constexpr int kRows = 16, kColumns = 100;
 constexpr std::string_view kLetters = "pgoab";  // by category, from the bottom
 
 // One column of the chart: the action of several neighbours that holds most.
@@ -110,8 +110,8 @@ struct Column {
   Action action{};
 };
 
-std::vector<Column> columns_of(const std::vector<Action>& actions, const MemoryTimeline& timeline, size_t wanted) {
-  const size_t count = std::min(wanted, actions.size());
+std::vector<Column> columns_of(const std::vector<Action>& actions, const MemoryTimeline& timeline) {
+  const size_t count = std::min<size_t>(kColumns, actions.size());
   std::vector<Column> columns(count);
   for (size_t i = 0; i < actions.size(); ++i) {
     Column& column = columns[i * count / actions.size()];
@@ -188,8 +188,8 @@ std::string kept_table(const Layout& layout, int rank) {
   std::vector<Row> rows = {{"a block keeps"}};
   for (const arch::Recompute choice : kChoices) rows[0].push_back(config::name_of(choice));
   int64_t sums[std::size(kChoices)] = {}, blocks[std::size(kChoices)] = {};
-  for (const arch::KeptPart& part : arch::block_kept_parts(layout.model, layout.cost_input(rank))) {
-    Row& row = rows.emplace_back(Row{"  " + part.name});
+  for (const arch::Value& part : arch::block_kept_parts(layout.model, layout.cost_input(rank))) {
+    Row& row = rows.emplace_back(Row{cat("  ", part.kept.as)});
     for (size_t i = 0; i < std::size(kChoices); ++i) {
       row.push_back(part.kept_by(kChoices[i]) ? bytes_text(part.bytes) : "again");
       if (part.kept_by(kChoices[i])) sums[i] += part.bytes;
@@ -203,10 +203,10 @@ std::string kept_table(const Layout& layout, int rank) {
   return table(rows, 1, std::size(kChoices));
 }
 
-std::string draw_memory(const Program& program, const Layout& layout, int rank, int columns) {
+std::string draw_memory(const Program& program, const Layout& layout, int rank) {
   const std::vector<Action>& actions = program.list(rank);
   const MemoryTimeline timeline = memory_timeline(layout, program, rank);
-  const std::vector<Column> stacks = columns_of(actions, timeline, static_cast<size_t>(columns));
+  const std::vector<Column> stacks = columns_of(actions, timeline);
   const MemoryBytes bytes = predict_memory(layout, program, rank);
   const bool shows_limit = layout.device_limit > 0 && layout.device_limit < 2 * bytes.peak;
   const auto top = static_cast<double>(std::max(bytes.peak, shows_limit ? layout.device_limit : 0));

@@ -4,7 +4,6 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/program/effects.h"
-#include "lockstep/program/names.h"
 #include "lockstep/program/planned_calls.h"
 #include "lockstep/program/predict/traffic.h"
 #include "lockstep/program/render/render.h"
@@ -57,14 +56,12 @@ std::vector<StageSends> stage_sends(const Program& program, const Layout& layout
       for (const CallOfRank& planned : repeated.calls) {
         const LedgerKey& key = planned.key;
         const bool of_layers = key.axis == "tp" || key.axis == "kv";
-        const int64_t sent = repeated.times * sent_bytes(planned);
+        const int64_t sent = repeated.times * predicted_bytes(planned.call, planned.group_rank);
         sends.bytes[of_layers ? Purpose::kLayer : key.id.purpose] += sent;
         sends.all += sent;
       }
   return found;
 }
-
-}  // namespace
 
 std::string ledger_table(const Program& program, const Layout& layout, int rank, bool buckets) {
   Ledger ledger;
@@ -94,6 +91,38 @@ std::string ledger_table(const Program& program, const Layout& layout, int rank,
   }
   return cat(title, "\n", table(rows, 4, 3));
 }
+
+std::string times(int64_t count) { return count == 1 ? std::string("P") : cat(count, " P"); }
+
+// A row per stage of ZeRO, of one rank.
+std::string zero_table(const std::vector<StageTraffic>& stages, int zero) {
+  const char* names[] = {"", "optimizer state", "and gradients", "and parameters"};
+  std::vector<Row> rows = {{"", "gathers", "reduces", "together", "formula", "this layout predicts"}};
+  for (const StageTraffic& stage : stages)
+    rows.push_back({cat(stage.zero == zero ? "* " : "  ", "zero ", stage.zero, ": ", names[stage.zero]),
+                    times(stage.gathers), times(stage.reduces), times(stage.gathers + stage.reduces),
+                    decimal_bytes(stage.formula_bytes), decimal_bytes(stage.predicted_bytes)});
+  return table(rows, 1, 5);
+}
+
+// A row per stage of the pipeline.
+std::string zero_table(const Layout& layout, const std::vector<int>& ranks, const std::vector<std::vector<StageTraffic>>& traffic) {
+  std::vector<Row> rows = {{"rank", "parameters P"}};
+  for (const StageTraffic& stage : traffic[0]) {
+    rows[0].push_back(cat(stage.zero == layout.zero ? "* " : "", "zero ", stage.zero, ": ", times(stage.gathers + stage.reduces)));
+    rows[0].emplace_back("predicted");
+  }
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    rows.push_back({cat(ranks[i]), cat(parameters_of(layout, ranks[i]))});
+    for (const StageTraffic& stage : traffic[i]) {
+      rows.back().push_back(decimal_bytes(stage.formula_bytes));
+      rows.back().push_back(decimal_bytes(stage.predicted_bytes));
+    }
+  }
+  return table(rows, 0, rows[0].size());
+}
+
+}  // namespace
 
 std::string ledger_tables(const Program& program, const Layout& layout, const std::vector<int>& ranks, bool buckets) {
   std::string text;
@@ -157,40 +186,6 @@ std::string traffic_summary(const Layout& layout, const std::vector<int>& ranks)
   }
   return cat("one synchronisation of the gradients of each stage", over, table(rows, 0, 7));
 }
-
-namespace {
-
-std::string times(int64_t count) { return count == 1 ? std::string("P") : cat(count, " P"); }
-
-// A row per stage of ZeRO, of one rank.
-std::string zero_table(const std::vector<StageTraffic>& stages, int zero) {
-  const char* names[] = {"", "optimizer state", "and gradients", "and parameters"};
-  std::vector<Row> rows = {{"", "gathers", "reduces", "together", "formula", "this layout predicts"}};
-  for (const StageTraffic& stage : stages)
-    rows.push_back({cat(stage.zero == zero ? "* " : "  ", "zero ", stage.zero, ": ", names[stage.zero]),
-                    times(stage.gathers), times(stage.reduces), times(stage.gathers + stage.reduces),
-                    decimal_bytes(stage.formula_bytes), decimal_bytes(stage.predicted_bytes)});
-  return table(rows, 1, 5);
-}
-
-// A row per stage of the pipeline.
-std::string zero_table(const Layout& layout, const std::vector<int>& ranks, const std::vector<std::vector<StageTraffic>>& traffic) {
-  std::vector<Row> rows = {{"rank", "parameters P"}};
-  for (const StageTraffic& stage : traffic[0]) {
-    rows[0].push_back(cat(stage.zero == layout.zero ? "* " : "", "zero ", stage.zero, ": ", times(stage.gathers + stage.reduces)));
-    rows[0].emplace_back("predicted");
-  }
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    rows.push_back({cat(ranks[i]), cat(parameters_of(layout, ranks[i]))});
-    for (const StageTraffic& stage : traffic[i]) {
-      rows.back().push_back(decimal_bytes(stage.formula_bytes));
-      rows.back().push_back(decimal_bytes(stage.predicted_bytes));
-    }
-  }
-  return table(rows, 0, rows[0].size());
-}
-
-}  // namespace
 
 std::string sharding_summary(const Program& program, const Layout& layout, const std::vector<int>& ranks) {
   const int64_t microbatches = layout.num_microbatches();

@@ -11,9 +11,9 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/program/passes/make_layout.h"
+#include "lockstep/program/passes/passes.h"
 #include "lockstep/program/render/render.h"
 #include "lockstep/program/render/render_text.h"
-#include "lockstep/program/passes/build.h"
 #include "lockstep/program/test_program.h"
 
 namespace lockstep::program {

@@ -7,7 +7,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/program/passes/passes.h"
 #include "lockstep/program/render/render.h"
-#include "lockstep/program/tensor_calls.h"
+#include "lockstep/program/planned_calls.h"
 #include "lockstep/program/test_program.h"
 #include "lockstep/program/verify/verify.h"
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/names.h"
 #include "lockstep/program/verify/verify.h"
 
 namespace lockstep::program {
@@ -15,9 +14,7 @@ std::vector<std::string> check_passes(const Program& program, const Layout& layo
 
 // [match] and [deadlock] over the ranks of pp; of programs in which check_passes found nothing.
 std::vector<std::string> check_pipelines(const Program& program, const Layout& layout, Pass after);
-// [reshard] of one rank's list, whose indices all exist.
-std::vector<std::string> check_kept(const Program& program, const Layout& layout, int rank);
-// [life] and [prefetch] of one rank's list, whose indices all exist.
+// [life], [prefetch] and [reshard] of one rank's list, whose indices all exist.
 std::vector<std::string> check_life(const Program& program, const Layout& layout, int rank);
 
 class RankCheck {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/program/effects.h"
-#include "lockstep/program/names.h"
 #include "lockstep/program/passes/passes.h"
 #include "lockstep/program/passes/post_validation.h"
 #include "lockstep/program/rank_class.h"
@@ -23,8 +23,7 @@ class Verifier {
         layout_(layout),
         after_(after),
         microbatches_(layout.num_microbatches()),
-        model_layers_(layout.num_layers()),
-        sharded_(layout.shards() > 1 || layout.transient_gradients()) {}
+        model_layers_(layout.num_layers()) {}
 
   std::vector<std::string> run() {
     if (program_.world_size() != layout_.mesh.world_size()) {
@@ -51,7 +50,6 @@ class Verifier {
       }
       take(check_passes(program_, layout_, rank_, after_));
       check_sums();
-      if (after_ >= Pass::kOffload) take(check_kept(program_, layout_, rank_));
     }
     if (problems_.empty()) take(check_pipelines(program_, layout_, after_));
     if (problems_.empty() && after_ >= Pass::kPostValidation) take(check_validation(program_, layout_));
@@ -138,41 +136,35 @@ class Verifier {
 
   // Across ranks of pp the sums of a step have one order. LOSS says whether gradients are finite, and brings the tokens for NORM.
   void check_sums() {
-    const bool pushes = layout_.server_mode() && !sharded_;
     bool loss = false;
     for (const Action& action : actions()) {
       loss = loss || sums_losses(action.kind);
       if (loss && computes(action.kind)) return here("update", cat(text(action), " after LOSS"));
       if (!loss && makes_norm(action.kind)) return here("update", "NORM before LOSS, which brings the number of tokens");
-      if (reduces(action.kind) && pushes != (action.kind == ActionKind::kPush))
+      if (reduces(action.kind) && layout_.server_mode() != (action.kind == ActionKind::kPush))
         return here("reduce", cat(text(action), " is not how this layout reduces"));
     }
   }
 
-  struct Along {
-    mesh::Axis axis;
-    std::set<std::pair<size_t, size_t>> compared{};
-  };
   // Sends and receives of a group match if every member makes the same calls in the same order: lists are compared, not
   // ranks, each pair that stands in one group once.
   void check_same_communication() {
-    std::vector<Along> groups;
+    std::vector<mesh::Axis> axes;
     for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kTp})
-      if (layout_.mesh.degree(axis) > 1) groups.push_back({.axis = axis});
+      if (layout_.mesh.degree(axis) > 1) axes.push_back(axis);
     const int of_stage = layout_.pipelines();
     for (int begin = 0; begin < layout_.mesh.world_size(); begin += of_stage) {
       const auto first = program_.list_of.begin() + begin, last = first + of_stage;
       if (std::all_of(first, last, [&](int32_t list) { return list == *first; })) continue;
       for (int rank = begin; rank < begin + of_stage; ++rank)
-        for (Along& group : groups) compare_with_first(rank, group);
+        for (const mesh::Axis axis : axes) compare_with_first(rank, axis);
     }
   }
 
-  void compare_with_first(int rank, Along& group) {
-    const mesh::Axis axis = group.axis;
+  void compare_with_first(int rank, mesh::Axis axis) {
     const int first = layout_.mesh.member(rank, axis, 0);
-    const std::pair lists(program_.list_index(first), program_.list_index(rank));
-    if (lists.first == lists.second || !group.compared.insert(lists).second || program_.same_list(first, rank)) return;
+    const size_t list = program_.list_index(rank), of_first = program_.list_index(first);
+    if (list == of_first || !compared_.emplace(axis, of_first, list).second || program_.same_list(first, rank)) return;
     // Layers communicate too over tp: the whole list counts.
     if (axis == mesh::Axis::kTp)
       problem("deadlock", cat("ranks ", first, " and ", rank, " of one tp group do not run the same list"));
@@ -203,10 +195,10 @@ class Verifier {
   const Pass after_;
   const int64_t microbatches_;
   const int model_layers_;
-  const bool sharded_;  // gradients
   std::vector<std::vector<arch::ParamSpec>> tables_;  // by coordinate on pp
   int rank_ = 0;
   bool indices_exist_ = true;  // of all actions
+  std::set<std::tuple<mesh::Axis, size_t, size_t>> compared_;  // two lists whose ranks an axis joins
   std::vector<std::string> problems_;
 };
 

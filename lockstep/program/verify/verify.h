@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/program/passes/build.h"
+#include "lockstep/program/passes/passes.h"
 
 namespace lockstep::program {
 

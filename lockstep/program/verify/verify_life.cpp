@@ -80,7 +80,9 @@ class LifeCheck : RankCheck {
         microbatches_(static_cast<size_t>(layout.num_microbatches())),
         indices_(static_cast<size_t>(std::max(layout.num_units(), 2 * layout.pipeline.stages())) + 1),
         rows_(kResources * indices_, -1),
-        bytes_(static_cast<size_t>(layout.num_units()), -1) {
+        bytes_(static_cast<size_t>(layout.num_units()), -1),
+        elsewhere_(!layout.transient_parameters() ? 0 : layout.shards() > 1 ? kShardOnly : kAway),
+        uses_(bytes_.size()) {
     for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) {
       units_.push_back(unit.id);
       bytes_[static_cast<size_t>(unit.id)] = unit.numel() * layout.element_size();
@@ -90,6 +92,7 @@ class LifeCheck : RankCheck {
   std::vector<std::string> run() {
     for (at_ = 0; at_ < actions_.size() && problems_.size() < kEnough; ++at_) {
       const Effects& effects = effects_.of(actions_[at_]);
+      if (computes(actions_[at_].kind)) ++computed_;
       bool changes = false;
       for (const Touch& touch : effects.touches) {
         changes = changes || touch.how != Access::kRead;
@@ -117,6 +120,10 @@ class LifeCheck : RankCheck {
   struct Cell {
     State state = kAbsent;
     bool started = false;  // and not joined
+  };
+  struct Use {
+    int last = -1;     // position
+    int dropped = -1;  // since then, behind so many actions that compute
   };
 
   bool held(int unit) const { return bytes_.at(static_cast<size_t>(unit)) >= 0; }
@@ -147,6 +154,7 @@ class LifeCheck : RankCheck {
 
   void apply(const Touch& touch, int index, bool starts) {
     if (touch.how == Access::kAdd && touch.what == Resource::kGradients && !held(index)) return;  // a layer without parameters
+    if (touch.what == Resource::kParameters) keep(touch, index);
     Cell& there = cell(touch.what, index, actions_[at_].microbatch);
     if (touch.how == Access::kDrop && there.started)
       problem("life", cat(text(at_), " drops ", name(touch.what, index, 0), " before anything has used it"));
@@ -178,22 +186,39 @@ class LifeCheck : RankCheck {
   // What is read is whole, but for what the action says; what is changed is here, and not yet as it will be.
   static bool fits(const Touch& touch, State state) {
     const State more = state & ~touch.from, opens = touch.to & ~touch.from;
-    switch (touch.how) {
-      case Access::kRead:
-      case Access::kConsume:
-        return more == 0;
-      case Access::kAdd:  // to what was opened before, or opened by this
-        return more == 0 || more == opens;
-      case Access::kCreate:
-      case Access::kUpdate:
-      case Access::kDrop:
-        return (more & (kAway | touch.to | sums_before(touch.from))) == 0;
-    }
-    return false;
+    if (touch.how == Access::kRead || touch.how == Access::kConsume) return more == 0;
+    if (touch.how == Access::kAdd) return more == 0 || more == opens;  // to what was opened before, or opened by this
+    return (more & (kAway | touch.to | sums_before(touch.from))) == 0;
   }
 
   void end_sends() {
     for (const size_t sent : std::exchange(sent_, {})) cells_[sent] = {};
+  }
+
+  // Gathered parameters: nothing is dropped that the layout keeps until its next use, or only to be gathered again at once.
+  void keep(const Touch& touch, int unit) {
+    Use& use = uses_[static_cast<size_t>(unit)];
+    if (touch.how == Access::kRead) {
+      if (use.dropped >= 0 && use.last >= 0 && stays(unit, static_cast<size_t>(use.last)))
+        problem("reshard", cat(RankCheck::name(unit), " is dropped between ", text(static_cast<size_t>(use.last)), " and ", text(at_),
+                               ", where this layout keeps it"));
+      use = {.last = static_cast<int>(at_)};
+    } else if (touch.how == Access::kDrop && (touch.to & elsewhere_) != 0) {
+      use.dropped = computed_;
+    } else if ((touch.from & ~touch.to & elsewhere_) != 0 && use.dropped == computed_) {
+      problem("reshard", cat(RankCheck::name(unit), " is dropped and gathered again at once"));
+    }
+  }
+  // Whether a unit that was read at `from` and is read here is to be kept in between.
+  bool stays(int unit, size_t from) {
+    const bool same = actions_[from].microbatch == actions_[at_].microbatch;
+    if (!(same ? layout_.reshard_after_forward : layout_.reshard_after_microbatch)) return true;
+    const auto reads_another = [unit](const Touch& touch) {
+      return touch.what == Resource::kParameters && touch.how == Access::kRead && touch.index != unit;
+    };
+    for (size_t i = from + 1; i < at_; ++i)
+      if (std::ranges::any_of(effects_.of(actions_[i]).touches, reads_another)) return false;
+    return true;
   }
 
   // What lies in buffers for its next use: gathered parameters, shards that came from the host, states that came from disk.
@@ -249,6 +274,9 @@ class LifeCheck : RankCheck {
   std::vector<size_t> sent_;  // cells of what is on its way
   std::vector<int64_t> bytes_;  // by unit, of its compute copy; -1: this rank has none
   std::vector<int> units_;
+  const State elsewhere_;   // what dropped parameters lack: the shards of others, or with one shard what the host has; 0: none is dropped
+  std::vector<Use> uses_;   // by unit
+  int computed_ = 0;        // actions so far
   int64_t bytes_ahead_ = 0;
   int shards_ahead_ = 0, states_here_ = 0;
   size_t at_ = 0;  // position

@@ -1,6 +1,8 @@
 #include "lockstep/program/verify/rules.h"
 
 #include <array>
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "lockstep/program/passes/schedule_file.h"
@@ -20,11 +22,9 @@ class PassCheck : RankCheck {
       : RankCheck(program, layout, rank),
         after_(after),
         microbatches_(static_cast<int>(layout.num_microbatches())),
-        stages_(layout.pipeline.stages_of(layout.pipeline_rank(rank))),
-        places_(after == Pass::kSchedule ? stages_ : layout.layers_of(rank)) {
-    const int stages = layout.pipeline.stages();
-    place_slots_ = slots(places_, after == Pass::kSchedule ? stages : layout.num_layers());
-    stage_slots_ = slots(stages_, stages);
+        places_(after == Pass::kSchedule ? layout.pipeline.stages_of(layout.pipeline_rank(rank)) : layout.layers_of(rank)),
+        slots_(static_cast<size_t>(after == Pass::kSchedule ? layout.pipeline.stages() : layout.num_layers()), -1) {
+    for (size_t slot = 0; slot < places_.size(); ++slot) slots_[static_cast<size_t>(places_[slot])] = static_cast<int>(slot);
     for (auto& found : passes_) found.resize(places_.size() * static_cast<size_t>(microbatches_));
     if (layout.pipeline.kind == ScheduleKind::kFile) follow_grid();
   }
@@ -44,49 +44,38 @@ class PassCheck : RankCheck {
     return cat(after_ == Pass::kSchedule ? cat("stage ", place) : RankCheck::name(place), " m", microbatch);
   }
 
-  static std::vector<int> slots(const std::vector<int>& held, int count) {
-    std::vector<int> slots(static_cast<size_t>(count), -1);
-    for (size_t slot = 0; slot < held.size(); ++slot) slots[static_cast<size_t>(held[slot])] = static_cast<int>(slot);
-    return slots;
+  Found& pass(Part part, int place, int microbatch) {
+    const auto slot = static_cast<size_t>(slots_[static_cast<size_t>(place)]), width = static_cast<size_t>(microbatches_);
+    return passes_[part][slot * width + static_cast<size_t>(microbatch)];
   }
-  size_t cell(const std::vector<int>& slots, int place, int microbatch) const {
-    return static_cast<size_t>(slots[static_cast<size_t>(place)]) * static_cast<size_t>(microbatches_) +
-           static_cast<size_t>(microbatch);
-  }
-  Found& pass(Part part, int place, int microbatch) { return passes_[part][cell(place_slots_, place, microbatch)]; }
 
   void collect(const Action& action, int position) {
-    const auto add = [&](Found& found) {
-      found.at = position;
-      found.times += 1;
-    };
+    const auto add = [&](Found& found) { found = {.at = position, .times = found.times + 1}; };
     const Work work = work_of(action.kind);
     if (work == Work::kNone || work == Work::kAgain) return;
     const int place = after_ == Pass::kSchedule ? action.stage : action.layer, m = action.microbatch;
-    if (place_slots_[static_cast<size_t>(place)] < 0)
+    if (slots_[static_cast<size_t>(place)] < 0)
       return problem("once", cat(text(position), " is not of what this rank holds"));
     if (work == Work::kForward) return add(pass(kF, place, m));
     if (goes_back(action.kind)) add(pass(kI, place, m));
     if (adds_to_weights(action.kind)) add(pass(kW, place, m));
   }
 
-  // Of a grid from a file: which microbatch stands before which, by stage.
+  // Of a grid from a file: which microbatch stands before which.
   void follow_grid() {
     const std::vector<Action> actions = read_grid(layout_.pipeline.grid).ranks.at(static_cast<size_t>(layout_.pipeline_rank(rank_)));
-    for (const Part part : {kI, kW}) {
-      std::vector<int>& before = before_[part];
-      before.resize(stages_.size() * static_cast<size_t>(microbatches_), -1);
-      std::vector<int> last(static_cast<size_t>(layout_.pipeline.stages()), -1);
-      for (const Action& action : actions)
-        if (part == kI ? goes_back(action.kind) : adds_to_weights(action.kind))
-          before.at(cell(stage_slots_, action.stage, action.microbatch)) =
-              std::exchange(last[static_cast<size_t>(action.stage)], action.microbatch);
-    }
+    std::map<std::pair<Part, int>, int> last;  // by stage
+    for (const Action& action : actions)
+      for (const Part part : {kI, kW}) {
+        if (!(part == kI ? goes_back(action.kind) : adds_to_weights(action.kind))) continue;
+        int& latest = last.try_emplace({part, action.stage}, -1).first->second;
+        before_[{part, action.stage, action.microbatch}] = std::exchange(latest, action.microbatch);
+      }
   }
   // The microbatch whose backward (or W) at the same place stands before that of m in the schedule; -1: none.
   int previous(Part part, int place, int m) const {
-    if (before_[part].empty()) return m - 1;
-    return before_[part][cell(stage_slots_, after_ == Pass::kSchedule ? place : layout_.pipeline.stage_of(place), m)];
+    if (before_.empty()) return m - 1;
+    return before_.at({part, after_ == Pass::kSchedule ? place : layout_.pipeline.stage_of(place), m});
   }
 
   bool sound(int place, int m) {
@@ -108,7 +97,7 @@ class PassCheck : RankCheck {
       if (before >= 0 && sound(place, before) && pass(part, place, m).at < pass(part, place, before).at)
         problem("order", cat(text(pass(part, place, m).at), " before that of m", before));
     }
-    const bool has_below = place > 0 && place_slots_[static_cast<size_t>(place) - 1] >= 0;
+    const bool has_below = place > 0 && slots_[static_cast<size_t>(place) - 1] >= 0;
     if (!has_below || !sound(place - 1, m)) return;
     if (pass(kF, place - 1, m).at > forward.at) problem("order", cat(text(forward.at), " before F of the layer below"));
     if (pass(kI, place - 1, m).at < input.at)
@@ -117,10 +106,10 @@ class PassCheck : RankCheck {
 
   const Pass after_;
   const int microbatches_;
-  const std::vector<int> stages_, places_;  // that this rank holds; places: stages or layers
-  std::vector<int> place_slots_, stage_slots_;  // where a place or stage is among those, or -1
-  std::array<std::vector<Found>, 3> passes_;     // by part, place and microbatch
-  std::array<std::vector<int>, 3> before_;       // by part (kI, kW), stage and microbatch; empty = ascending
+  const std::vector<int> places_;  // stages or layers that this rank holds
+  std::vector<int> slots_;         // where a place is among those, or -1
+  std::array<std::vector<Found>, 3> passes_;  // by part, place and microbatch
+  std::map<std::tuple<Part, int, int>, int> before_;  // by part (kI, kW), stage and microbatch; empty = ascending
 };
 
 }  // namespace

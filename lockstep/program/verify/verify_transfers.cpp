@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "lockstep/base/text.h"
-#include "lockstep/program/names.h"
 #include "lockstep/program/passes/pipeline_walk.h"
 #include "lockstep/program/rank_class.h"
 #include "lockstep/program/verify/rules.h"

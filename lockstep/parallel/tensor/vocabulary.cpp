@@ -1,6 +1,8 @@
-#include "lockstep/parallel/tensor/embedding.h"
+#include "lockstep/parallel/tensor/vocabulary.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/logical_or.h>
@@ -9,16 +11,20 @@
 #include <ATen/ops/sum.h>
 
 #include <utility>
+#include <vector>
 
 #include "lockstep/nn/accumulate.h"
 
 namespace lockstep::parallel {
 
+using nn::flatten_rows;
+using program::CallPhase;
+
 VocabParallelEmbedding::VocabParallelEmbedding(nn::Parameter tokens, nn::Parameter positions, nn::Dropout dropout,
-                                               TensorGroup& group, int64_t first_token)
+                                               TensorGroup& group, int64_t vocab_size)
     : Embedding(std::move(tokens), std::move(positions), std::move(dropout)),
       group_(group),
-      first_token_(first_token) {}
+      first_token_(mesh::shard_range(vocab_size, group.size(), group.rank()).begin) {}
 
 // [B, S] -> [B, S, D]: the rows of tokens that live here, zeros for all others.
 at::Tensor VocabParallelEmbedding::look_up(const at::Tensor& tokens) const {
@@ -30,14 +36,14 @@ at::Tensor VocabParallelEmbedding::look_up(const at::Tensor& tokens) const {
 
 at::Tensor VocabParallelEmbedding::embed(const at::Tensor& tokens, int64_t start) const {
   at::Tensor y = look_up(tokens);
-  group_.all_reduce(y, calls_.with(program::CallPhase::kForward))();
+  group_.all_reduce(y, calls_.with(CallPhase::kForward))();
   if (positions_.defined()) y.add_(positions_.value.narrow(0, start, tokens.size(1)));
   return y;
 }
 
 at::Tensor VocabParallelEmbedding::rows_of(const at::Tensor& tokens) const {
   if (!group_.sequence_parallel()) return embed(tokens, 0);
-  at::Tensor y = group_.scatter_rows(nn::flatten_rows(look_up(tokens)), calls_.with(program::CallPhase::kForward))();
+  at::Tensor y = group_.scatter_rows(flatten_rows(look_up(tokens)), calls_.with(CallPhase::kForward))();
   if (positions_.defined()) y.add_(at::embedding(positions_.value, positions_here(tokens)));
   return y;
 }
@@ -51,10 +57,10 @@ at::Tensor VocabParallelEmbedding::positions_here(const at::Tensor& tokens) cons
 void VocabParallelEmbedding::backward_weight(nn::Saved& saved) {
   auto& kept = static_cast<Kept&>(saved);
   const at::Tensor tokens = kept.tokens;
-  at::Tensor dy = nn::flatten_rows(std::exchange(kept.dy, {}));
+  at::Tensor dy = flatten_rows(std::exchange(kept.dy, {}));
   if (group_.sequence_parallel()) {
     if (positions_.defined()) nn::accumulate_rows(positions_.grad, positions_here(tokens), dy);
-    dy = group_.gather_rows(dy, tokens.numel(), calls_.with(program::CallPhase::kBackward))();
+    dy = group_.gather_rows(dy, tokens.numel(), calls_.with(CallPhase::kBackward))();
   } else if (positions_.defined()) {
     const at::Tensor by_sequence = dy.view({tokens.size(0), tokens.size(1), -1});
     positions_.grad.narrow(0, 0, tokens.size(1)).add_(at::sum(by_sequence, {0}, /*keepdim=*/false, at::kFloat));
@@ -73,6 +79,41 @@ void VocabParallelEmbedding::accumulate_here(const at::Tensor& local, const at::
   }
   // How many they are a device would have to tell the host. So other ranks' tokens add zeros, to rows spread as theirs are.
   nn::accumulate_rows(tokens_.grad, at::remainder(local, rows), dy.masked_fill(lives_here.logical_not().unsqueeze(1), 0));
+}
+
+VocabParallelHead::VocabParallelHead(std::unique_ptr<nn::Norm> norm, nn::Parameter weight, int64_t chunk_rows,
+                                     TensorGroup& group, int64_t vocab_size)
+    : Head(std::move(norm), std::move(weight), chunk_rows),
+      group_(group),
+      vocab_size_(vocab_size),
+      tokens_(mesh::shard_range(vocab_size, group.size(), group.rank())) {}
+
+at::Tensor VocabParallelHead::all_rows(const at::Tensor& h, int64_t rows) {
+  return group_.sequence_parallel() ? group_.gather_rows(h, rows, calls_.with(CallPhase::kForward))() : flatten_rows(h);
+}
+
+at::Tensor VocabParallelHead::own_rows(const at::Tensor& dh) { return group_.reduce_output(dh, calls_.with(CallPhase::kBackward))(); }
+
+at::Tensor VocabParallelHead::chunk_loss(const at::Tensor& logits, const at::Tensor& targets) {
+  const at::Tensor part = cross_entropy_part_(logits, targets, tokens_.begin);
+  const int64_t ranks = group_.size(), rows = targets.size(0);
+  const at::Tensor parts = group_.gather_rows(part, ranks * rows, calls_.with(CallPhase::kSoftmax))().view({ranks, rows, 3});
+  return cross_entropy_whole_(logits, targets, tokens_.begin, parts, group_.rank());
+}
+
+at::Tensor VocabParallelHead::logits(const at::Tensor& x) {
+  const at::Tensor local = Head::logits(x);  // [..., V/tp]
+  const int64_t rows = local.numel() / local.size(-1), ranks = group_.size();
+  // Equal parts for the collective: the first rank's is the largest.
+  const int64_t largest = mesh::shard_range(vocab_size_, group_.size(), 0).size();
+  const at::Tensor mine = at::constant_pad_nd(flatten_rows(local), {0, largest - local.size(-1)});
+  const at::Tensor all = group_.gather_rows(mine, ranks * rows, calls_.with(CallPhase::kLogits))().view({ranks, rows, largest});
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < group_.size(); ++rank)
+    parts.push_back(all.select(0, rank).narrow(1, 0, mesh::shard_range(vocab_size_, group_.size(), rank).size()));
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = vocab_size_;
+  return at::cat(parts, 1).view(shape);
 }
 
 }  // namespace lockstep::parallel
