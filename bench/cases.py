@@ -7,9 +7,9 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent / "peers"))
 from shapes import LLAMA_LAYERS, SHAPES, balanced_blocks  # noqa: E402
 
-GROUPS = ("single", "ranks", "ranks-large", "tensor", "tensor-llama", "pipeline", "zero", "zero-llama", "recompute", "adamw", "replicas", "pages", "generate", "collectives", "tokenizer", "startup", "gemm")
+GROUPS = ("single", "ranks", "ranks-large", "tensor", "tensor-llama", "pipeline", "zero", "zero-llama", "experts", "recompute", "adamw", "replicas", "pages", "generate", "collectives", "tokenizer", "startup", "gemm")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group not in ("ranks-large", "tensor-llama", "zero-llama"))  # what fits into 90 minutes
-VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "gpt2-10m-15l": 4864, "llama-15m": 32000, "llama-15m-12h": 32000}
+VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "gpt2-10m-15l": 4864, "llama-15m": 32000, "llama-15m-12h": 32000, "mixtral-22m": 8192}
 VOCABULARY |= {name: SHAPES[name].vocab_size for name in ("gpt2-1.5b", *(f"llama3-8b-{layers}l" for layers in LLAMA_LAYERS))}
 # What a model of bench/peers/shapes.py has other than its preset: the 6 heads of llama-15m do not divide by 4 ranks.
 # 15 blocks and a head as dear as one of them: 16 equal parts for 2, 4 or 8 stages.
@@ -17,6 +17,7 @@ CHANGES = {
     "llama-15m-12h": ("llama-15m", ("--model.heads=12", "--model.kv_heads=12")),
     "gpt2-10m-15l": ("gpt2-10m", ("--model.layers=15",)),
 }
+CHANGES["mixtral-22m"] = ("mixtral-test", ("--model.hidden=384", "--model.heads=12", "--model.expert_ffn=384", "--model.max_seq_len=512"))
 CHANGES |= {f"llama3-8b-{layers}l": ("llama3-8b", (f"--model.layers={layers}",)) for layers in LLAMA_LAYERS}
 ZERO_MARKS = {(1, 2): 0.96, (1, 4): 0.96, (2, 2): 0.96, (2, 4): 0.96, (3, 2): 0.94, (3, 4): 0.90}  # (zero, ranks)
 ZERO_PEERS = {1: ("zero",), 2: ("fsdp-keep",), 3: ("fsdp",)}  # --how of peers/train_fsdp_torch.py
@@ -30,6 +31,8 @@ AHEAD = (("zb-h2", 1), ("zb-v", 2))
 PIPELINE_MICROBATCHES = 8
 PIPELINE_MARKS = {"theory": 1.06, "simulated": 0.10, "overhead_us": 20}  # at most
 MARKS = {(2, 2): 0.92, (4, 4): 0.82, (4, 2): 0.88}  # (ranks, tp): the share of our own 1x2 that is aimed at
+
+EXPERT_MARKS = {2: 0.90, 4: 0.80}  # ranks that share out the experts: the share of our own 1x2
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,12 @@ class Case:
     schedule: str = "1f1b"
     virtual_stages: int = 1  # of one of them
     microbatches: int = 1  # of a step and replica
+    ep: int = 1  # ranks that share out the experts
     waits: bool = False  # lockstep: the update waits for the gradient norm (parallel.post_validation off)
 
     def layout(self):
         split = f" tp{self.tp}" if self.tp > 1 else ""
+        split += f" ep{self.ep}" if self.ep > 1 else ""
         again = f" {self.recompute}" if self.recompute != "none" else ""
         stages = f" pp{self.pp} {self.schedule}{' waits' if self.waits else ''}" if self.pp > 1 else ""
         return f"{self.ranks}x{self.threads}{split}{' sp' if self.sequence_parallel else ''}{stages}{again}"
@@ -185,6 +190,13 @@ def zero_rows(work):
     return rows
 
 
+def expert_rows(work):
+    """One rank beside PyTorch with grouped products, and the experts shared out over ranks of one thread."""
+    one = Case("lockstep", "ring", work)
+    rows = [Row(one, (Case("pytorch", "eager", work),))]
+    return rows + [Row(replace(one, ranks=ep, threads=1, ep=ep), (), (one,), mark=mark) for ep, mark in EXPERT_MARKS.items()]
+
+
 def training_rows(groups, quick):
     wide, _, gpt2, llama = works(quick)
     rows = single_rows(quick) if "single" in groups else []
@@ -197,6 +209,7 @@ def training_rows(groups, quick):
     rows += [row for work in (gpt2, llama) for row in recompute_rows(work)] if "recompute" in groups else []
     rows += zero_rows(gpt2) if "zero" in groups else []
     rows += zero_rows(llama) if "zero-llama" in groups else []
+    rows += expert_rows(replace(gpt2, model="mixtral-22m")) if "experts" in groups else []
     rows += [Row(Case("lockstep", "ring", wide), (Case("pytorch", "eager", wide),))] if "startup" in groups else []
     first = {}
     for row in rows:

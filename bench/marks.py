@@ -95,6 +95,12 @@ def sharded(*wanted):
     ]
 
 
+def shared_experts(ep):
+    return lambda report: [
+        of(f"{row['work']} {row['layout']}", row["share_of"]["lockstep 1x2"]) for row in report["comparisons"] if row["ep"] == ep
+    ]
+
+
 def memory_of_peer(report):
     return [
         exactly(f"{row['work']} zero {row['zero']} {row['layout']}", row["peak_bytes"] / row["peer_bytes"])
@@ -219,6 +225,9 @@ MARKS = (
     Mark("zero 1 and 2: of our own 1x2", 0.96, sharded((1, "2x1"), (1, "4x1"), (2, "2x1"), (2, "4x1"))),
     Mark("zero 3 on 2 ranks: of our own 1x2", 0.94, sharded((3, "2x1"))),
     Mark("zero 3 on 4 ranks: of our own 1x2", 0.90, sharded((3, "4x1"))),
+    Mark("mixtral-22m, fp32: of the GEMM limit", 0.80, limit_of(("mixtral-22m 8x256", "fp32"))),
+    Mark("ep 2: of our own 1x2", 0.90, shared_experts(2)),
+    Mark("ep 4: of our own 1x2", 0.80, shared_experts(4)),
     Mark("zero: memory of PyTorch's", 1.0, memory_of_peer, at_least=False),
     Mark("zero: memory off the prediction by", 0.05, memory_off, at_least=False),
     Mark("pipelines: times as fast as torch.distributed.pipelining", 1.0, pipelines_faster, share=False),

@@ -110,6 +110,7 @@ def lockstep_options(case, setting):
         f"--model.preset={preset}",
         *changes,
         *(split if case.tp > 1 else []),
+        *([f"--parallel.ep={case.ep}"] if case.ep > 1 else []),
         *stages,
         f"--memory.recompute={case.recompute}",
         f"--model.vocab_size={VOCABULARY[work.model]}",

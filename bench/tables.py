@@ -57,7 +57,7 @@ def ranks(report):
     heads = ["work", "ranks", "data parallel", "ms", "of our own 1x2", "of our ring", "busiest rank's links", "times as fast as DDP"]
     rows = []
     for row in report["comparisons"]:
-        if row["layout"] == "1x2" or row["tp"] > 1 or row["pp"] > 1 or row["zero"] or row["recompute"] != "none" or "share_of" not in row:
+        if row["layout"] == "1x2" or row["tp"] > 1 or row["pp"] > 1 or row["ep"] > 1 or row["zero"] or row["recompute"] != "none" or "share_of" not in row:
             continue
         shares = {name: ratio(found) for name, found in row["share_of"].items()}
         ring = next((text for name, text in shares.items() if "ring" in name), "-")
@@ -178,6 +178,20 @@ def zero(report):
     return table(heads, rows)
 
 
+def experts(report):
+    waits = {(row["work"], row["layout"]): row["exposed"] for row in report["cases"] if row["ep"] > 1 and row["exposed"]}
+    rows = [
+        [
+            row["work"], row["layout"], number(row["median_ms"]), ratio(row["share_of"]["lockstep 1x2"]),
+            verdict(row["share_of"]["lockstep 1x2"], row["mark"]), f"{sum(waits.get((row['work'], row['layout']), {}).values()):.1%}",
+            f"{row['busiest_rank_bytes'] / 1e6:.0f} MB a step",
+        ]
+        for row in report["comparisons"]
+        if row["ep"] > 1
+    ]
+    return table(["work", "ranks", "ms", "of our own 1x2", "mark", "waiting", "busiest rank's links"], rows)
+
+
 def memory(report):
     heads = ["work", "ranks", "zero", "one rank MiB", "largest rank MiB", "predicted MiB", "off by", "PyTorch", "MiB"]
     rows = []
@@ -200,7 +214,7 @@ def exposed(report):
         [row["work"], f"{row['layout']}{' zero ' + str(row['zero']) if row['zero'] else ''}", what, f"{share:.1%}",
          number(share * row["median_ms"], 1)]
         for row in report["cases"]
-        if row["tp"] > 1 or row["pp"] > 1 or row["zero"]
+        if row["tp"] > 1 or row["pp"] > 1 or row["ep"] > 1 or row["zero"]
         for what, share in row["exposed"].items()
     ]
     return table(["work", "ranks", "rank 0 waits for", "of a step", "ms"], rows)
@@ -334,6 +348,7 @@ PARTS = (
     ("One copy of the model in stages on several ranks of one thread", pipeline),
     ("Pipelines against theory", theory),
     ("States shared out", zero),
+    ("Experts shared out over several ranks of one thread", experts),
     ("What a rank has allocated at most", memory),
     ("Blocks that keep less for their backward", recompute),
     ("What its ranks wait for", exposed),

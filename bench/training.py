@@ -137,6 +137,7 @@ def case_row(case, measurements):
         "tp": case.tp,
         "pp": case.pp,
         "zero": case.zero,
+        "ep": case.ep,
         "program": case.kind(),
         "median_ms": median(steps) * 1000,
         "fastest_ms": min(steps) * 1000,
@@ -199,7 +200,7 @@ def comparison(row, measurements, setting):
     ours, best = row.ours, measurements.fastest(row.peers)
     found = {"work": ours.work.name(), "precision": ours.precision, "layout": ours.layout(), "program": ours.kind()}
     found |= {"pp": ours.pp, "schedule": ours.schedule}
-    found |= {"tp": ours.tp, "zero": ours.zero, "recompute": ours.recompute, "mark": row.mark}
+    found |= {"ep": ours.ep, "tp": ours.tp, "zero": ours.zero, "recompute": ours.recompute, "mark": row.mark}
     if ours.zero:
         memory = measurements.memory
         found |= {"peak_bytes": memory[ours], "predicted_bytes": predicted_peak(ours, setting)}

@@ -1,17 +1,21 @@
-// hf_dump FOLDER BATCH SEQ: runs the small model of FOLDER/config.json forward, backward and one update, and writes what
+// hf_dump FOLDER BATCH SEQ [AUX]: runs the small model of FOLDER/config.json forward, backward and one update, and writes what
 // hf_reference_test.py compares with Hugging Face transformers (support/tensor_dump.h; tokens and targets as fp32 too), and in
-// exported/ a config.json of our own.
+// exported/ a config.json of our own. AUX: the coefficient of the auxiliary loss of experts; without it there is none.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <filesystem>
 #include <iostream>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/file.h"
+#include "lockstep/config/run_config.h"
 #include "lockstep/model/model.h"
 #include "lockstep/model/parts.h"
 #include "lockstep/optim/optimizer.h"
@@ -45,7 +49,15 @@ void update(testing::ModelParameters& parameters, const nn::Microbatch& microbat
               {.lr = 0.01, .number = 1, .grad_scale = 1 / tokens});
 }
 
-void run(const std::filesystem::path& folder, int64_t batch, int64_t seq) {
+// What each block with experts has counted: [E + 3] as nn::Branch::take_loads.
+void add_loads(const std::vector<std::unique_ptr<nn::Layer>>& layers, testing::TensorDump& dump) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const std::vector<double> loads = layers[i]->take_loads();
+    if (!loads.empty()) dump.add("loads/" + std::to_string(i), at::tensor(loads));
+  }
+}
+
+void run(const std::filesystem::path& folder, int64_t batch, int64_t seq, double aux) {
   const arch::ModelConfig model = arch::load_hf_config(folder).model;
   testing::ModelParameters parameters(model, /*seed=*/1234);
   // Values of a trained model's size: at the initial 0.02 a wrong operator would hardly show.
@@ -59,14 +71,17 @@ void run(const std::filesystem::path& folder, int64_t batch, int64_t seq) {
     model::initial_values(noise, 1, 0, {random.data_ptr<float>(), static_cast<size_t>(random.numel())});
     value.add_(random);
   }
-  const nn::Microbatch microbatch = testing::random_microbatch(model, batch, seq, /*ignore_every=*/5);
+  nn::Microbatch microbatch = testing::random_microbatch(model, batch, seq, /*ignore_every=*/5);
+  microbatch.sequence_targets = nn::count_valid_of_sequences(microbatch.targets);
 
   testing::TensorDump dump;
   dump.add("tokens", microbatch.tokens);
   dump.add("targets", microbatch.targets);
   dump.add("logits", full_logits(model, parameters, microbatch));
-  const auto layers = model::build_layers(model, parameters, {});
+  const config::MoeSection moe{.balance = aux > 0 ? config::Balance::kAux : config::Balance::kNone, .aux_coefficient = aux};
+  const auto layers = model::build_layers(model, parameters, {.moe = moe});
   dump.add("loss", at::empty({}).fill_(testing::forward_backward(layers, microbatch)));
+  add_loads(layers, dump);
   for (const arch::ParamSpec& spec : parameters.table()) {
     dump.add("value/" + spec.name, parameters.parameter(spec.name).value);
     dump.add("grad/" + spec.name, parameters.parameter(spec.name).grad);
@@ -83,12 +98,12 @@ void run(const std::filesystem::path& folder, int64_t batch, int64_t seq) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    std::cerr << "usage: hf_dump FOLDER BATCH SEQ\n";
+  if (argc != 4 && argc != 5) {
+    std::cerr << "usage: hf_dump FOLDER BATCH SEQ [AUX]\n";
     return 2;
   }
   try {
-    run(argv[1], std::stoll(argv[2]), std::stoll(argv[3]));
+    run(argv[1], std::stoll(argv[2]), std::stoll(argv[3]), argc == 5 ? std::stod(argv[4]) : 0);
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 1;

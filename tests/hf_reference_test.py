@@ -1,4 +1,5 @@
-"""All model families against Hugging Face transformers: logits, loss, every gradient, parameters after one AdamW step.
+"""All model families against Hugging Face transformers: logits, loss, every gradient, parameters after one AdamW step; of experts also
+how many tokens each gets and the auxiliary loss.
 
     hf_reference_test.py PATH_OF_hf_dump
 
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 BOUND = 1e-5
 HF_DUMP = ""
@@ -27,6 +29,10 @@ LLAMA = {**COMMON, "num_hidden_layers": 2, "max_position_embeddings": 40, "hidde
          "num_key_value_heads": 2, "intermediate_size": 44}
 
 
+MIXTRAL = {**LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}
+QWEN3_MOE = {**LLAMA, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+
+
 def rope(theta, **scaling):
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **scaling}}
 
@@ -35,7 +41,8 @@ def rope(theta, **scaling):
 LLAMA3 = rope(500.0, rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 
-# name: (class of the configuration, its values, batch and length[, "v4": with rope_theta and rope_scaling])
+# name: (class of the configuration, its values, batch and length[, "v4": with rope_theta and rope_scaling[, coefficient of our
+# auxiliary loss]])
 CASES = {
     "gpt2": ("GPT2", GPT2, (2, 13)),
     "gpt2 untied": ("GPT2", {**GPT2, "n_head": 4, "n_inner": 40, "tie_word_embeddings": False}, (3, 1)),
@@ -53,6 +60,18 @@ CASES = {
     "qwen3": ("Qwen3", {**LLAMA, "head_dim": 12, **rope(1e6)}, (2, 13)),
     "qwen3 tied, with biases": ("Qwen3", {**LLAMA, "head_dim": 4, "num_key_value_heads": 1, "attention_bias": True,
                                           "tie_word_embeddings": True, **LLAMA3}, (2, 40), "v4"),
+    "mixtral": ("Mixtral", {**MIXTRAL, **rope(1e6)}, (2, 13)),
+    "mixtral that is balanced": ("Mixtral", {**MIXTRAL, "head_dim": 8, **rope(5000.0)}, (3, 9), "v4", 0.3),
+    "mixtral of one layer and one sequence": ("Mixtral", {**MIXTRAL, "num_hidden_layers": 1, **rope(1e4)}, (1, 24), "v5", 0.5),
+    "mixtral with a token to every expert": ("Mixtral", {**MIXTRAL, "num_local_experts": 3, "num_experts_per_tok": 3,
+                                                         "tie_word_embeddings": True, **rope(1e6)}, (2, 7), "v5", 0.1),
+    "mixtral with a token to one expert": ("Mixtral", {**MIXTRAL, "num_experts_per_tok": 1, **rope(1e6)}, (3, 4), "v4",
+                                           0.2),  # without it the router's gradient is zero but for rounding
+    "qwen3_moe": ("Qwen3Moe", {**QWEN3_MOE, "norm_topk_prob": True, **rope(1e6)}, (2, 13)),
+    "qwen3_moe with weights as they are": ("Qwen3Moe", {**QWEN3_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1],
+                                                        "attention_bias": True, **rope(1e6)}, (2, 11), "v4", 0.3),
+    "qwen3_moe of one layer with experts": ("Qwen3Moe", {**QWEN3_MOE, "decoder_sparse_step": 2, "norm_topk_prob": True, **rope(1e6)},
+                                            (1, 17), "v5", 0.4),
 }
 
 
@@ -66,13 +85,15 @@ def write_config(config, folder, spelling):
     parameters = values.pop("rope_parameters")
     values["rope_theta"] = parameters.pop("rope_theta")
     values["rope_scaling"] = None if parameters["rope_type"] == "default" else parameters
+    if values["model_type"] == "qwen3_moe":
+        values["num_experts"] = values.pop("num_local_experts")
     path.write_text(json.dumps(values))
 
 
-def run_ours(config, batch, length, spelling):
+def run_ours(config, batch, length, spelling, aux):
     with tempfile.TemporaryDirectory() as folder:
         write_config(config, folder, spelling)
-        subprocess.run([HF_DUMP, folder, str(batch), str(length)], check=True, timeout=120)
+        subprocess.run([HF_DUMP, folder, str(batch), str(length), *([str(aux)] if aux else [])], check=True, timeout=120)
         index = json.loads((Path(folder) / "index.json").read_text())
         data = (Path(folder) / "data.bin").read_bytes()
         exported = transformers.AutoConfig.from_pretrained(Path(folder) / "exported")
@@ -85,7 +106,7 @@ def run_ours(config, batch, length, spelling):
 
 
 def their_model(config):
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     return model.eval()  # no dropout
 
@@ -97,22 +118,41 @@ LLAMA_PARTS = {"input_layernorm": ["attention_norm"], "post_attention_layernorm"
                "self_attn.q_proj": ["attention.q"], "self_attn.k_proj": ["attention.k"], "self_attn.v_proj": ["attention.v"],
                "self_attn.o_proj": ["attention.out"], "self_attn.q_norm": ["attention.q_norm"],
                "self_attn.k_norm": ["attention.k_norm"], "mlp.gate_proj": ["mlp.gate"], "mlp.up_proj": ["mlp.up"],
-               "mlp.down_proj": ["mlp.down"]}
+               "mlp.down_proj": ["mlp.down"], "mlp.gate": ["experts.router"]}
+# Of all experts in one parameter of theirs, one after the other.
+STACKED_PARTS = {"mlp.experts.gate_up_proj": ["gate", "up"], "mlp.experts.down_proj": ["down"]}
 ENDS = {"transformer.wte": "embed.tokens", "transformer.wpe": "embed.positions", "transformer.ln_f": "head.norm",
         "model.embed_tokens": "embed.tokens", "model.norm": "head.norm", "lm_head": "head"}
 
 
-def our_names(theirs):
+def our_names(theirs, ours):
+    """`ours`: everything that hf_dump has written."""
     module, kind = theirs.rsplit(".", 1)
     if module in ENDS:
         return [f"{ENDS[module]}.{kind}"]
-    _, _, index, part = module.split(".", 3)
-    return [f"blocks.{index}.{ours}.{kind}" for ours in {**GPT2_PARTS, **LLAMA_PARTS}[part]]
+    _, _, index, part = theirs.split(".", 3)
+    block = f"blocks.{index}"
+    if part in STACKED_PARTS:
+        count = sum(name.startswith(f"value/{block}.experts.") and name.endswith(".down.weight") for name in ours)
+        return [f"{block}.experts.{expert}.{name}.weight" for expert in range(count) for name in STACKED_PARTS[part]]
+    part = part.removesuffix("." + kind)
+    if part == "post_attention_layernorm" and f"value/{block}.experts_norm.weight" in ours:
+        return [f"{block}.experts_norm.weight"]
+    return [f"{block}.{name}.{kind}" for name in {**GPT2_PARTS, **LLAMA_PARTS}[part]]
 
 
-def in_their_form(tensors, prefix, theirs):
-    value = torch.cat([tensors[prefix + name] for name in our_names(theirs)])
-    return value.t() if ".c_" in theirs and theirs.endswith("weight") else value
+def in_their_form(tensors, prefix, theirs, shape):
+    value = torch.cat([tensors[prefix + name] for name in our_names(theirs, tensors)])
+    return value.t() if ".c_" in theirs and theirs.endswith("weight") else value.view(shape)
+
+
+def aux_loss(router_logits, targets, config):
+    """Theirs is of the whole batch and of all layers together, and counts each of a token's k assignments; ours of each sequence and layer,
+    and counts them as shares. Summed as ours: every sequence by its number of targets that count."""
+    length, k = targets.shape[1], config.num_experts_per_tok
+    valid = (targets != -100).sum(1)
+    return sum(weight * load_balancing_loss_func((layer[b * length:(b + 1) * length],), layer.shape[1], k) / k
+               for layer in router_logits for b, weight in enumerate(valid))
 
 
 class HuggingFaceReference(unittest.TestCase):
@@ -121,31 +161,51 @@ class HuggingFaceReference(unittest.TestCase):
         error = ((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30)).item()
         self.assertLessEqual(error, BOUND, what)
 
-    def check(self, kind, values, size, spelling="v5"):
+    def check(self, kind, values, size, spelling="v5", aux=0.0):
         config = getattr(transformers, kind + "Config")(**values)
-        ours, exported = run_ours(config, *size, spelling)
+        ours, exported = run_ours(config, *size, spelling, aux)
         model = their_model(config)
         parameters = dict(model.named_parameters())
-        self.assertEqual({n for theirs in parameters for n in our_names(theirs)},
+        self.assertEqual({n for theirs in parameters for n in our_names(theirs, ours)},
                          {n.removeprefix("value/") for n in ours if n.startswith("value/")},
                          "every parameter has its counterpart")
         with torch.no_grad():
             for theirs, parameter in parameters.items():
-                parameter.copy_(in_their_form(ours, "value/", theirs))
+                parameter.copy_(in_their_form(ours, "value/", theirs, parameter.shape))
 
-        logits = model(input_ids=ours["tokens"].long()).logits
+        out = model(input_ids=ours["tokens"].long(), **({"output_router_logits": True} if hasattr(config, "num_experts_per_tok") else {}))
+        logits = out.logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ours["targets"].long().flatten(), ignore_index=-100,
                                                  reduction="sum")
-        loss.backward()
+        (loss + self.experts(model, ours, out.router_logits, loss, aux) if hasattr(out, "router_logits") else loss).backward()
         self.expect_close(ours["logits"], logits.detach(), "logits")
         self.expect_close(ours["loss"], loss.detach(), "loss")
         self.same_model_from(exported, model, ours["tokens"].long(), logits)
         for theirs, parameter in parameters.items():
-            self.expect_close(in_their_form(ours, "grad/", theirs), parameter.grad, f"gradient of {theirs}")
+            self.expect_close(in_their_form(ours, "grad/", theirs, parameter.shape), parameter.grad, f"gradient of {theirs}")
 
         self.update(model, (ours["targets"] != -100).sum())
         for theirs, parameter in parameters.items():
-            self.expect_close(in_their_form(ours, "updated/", theirs), parameter.detach(), f"updated {theirs}")
+            self.expect_close(in_their_form(ours, "updated/", theirs, parameter.shape), parameter.detach(), f"updated {theirs}")
+
+    def experts(self, model, ours, router_logits, loss, aux):
+        """How many tokens each expert got; what the auxiliary loss adds to the sum of losses."""
+        loads = [ours[name] for name in sorted(ours) if name.startswith("loads/")]
+        self.assertEqual(len(loads), len(router_logits))
+        for layer, load in zip(router_logits, loads):
+            chosen = torch.topk(layer, model.config.num_experts_per_tok).indices
+            self.assertEqual(load[:-3].tolist(), torch.bincount(chosen.flatten(), minlength=layer.shape[1]).tolist())
+            self.assertEqual(load[-3], 0, "dropped")
+        if not aux:
+            return 0
+        targets = ours["targets"].long()
+        theirs = aux_loss(router_logits, targets, model.config)
+        self.expect_close(sum(load[-2] for load in loads), theirs.detach(), "auxiliary loss")
+        if len(router_logits) == len(targets) == 1:  # the same numbers in both definitions
+            model.router_aux_loss_coef = aux / model.config.num_experts_per_tok
+            whole = model(input_ids=ours["tokens"].long(), labels=targets, shift_labels=targets, output_router_logits=True).loss
+            self.expect_close((ours["loss"] + aux * loads[0][-2]) / (targets != -100).sum(), whole.detach(), "their whole loss")
+        return aux * theirs
 
     def same_model_from(self, exported, model, tokens, logits):
         again = their_model(exported)

@@ -203,8 +203,8 @@ std::string json_page(const Shown& shown, const std::string& what) {
   }
   if (what == "traffic") {
     json["alike"] = program::alike_ranks(shown.program, shown.layout, shown.ranks, false);
-    json["synchronisation"] = synchronisation_json(shown);
-    if (shown.layout.shards() > 1) json["sharding"] = sharding_json(shown);
+    if (!shown.layout.model.has_experts()) json["synchronisation"] = synchronisation_json(shown);  // no server sums gradients of experts
+    if (shown.layout.shares_states()) json["sharding"] = sharding_json(shown);
   }
   return json.dump(2) + "\n";
 }

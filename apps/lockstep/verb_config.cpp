@@ -21,7 +21,7 @@ int verb_config(const CommandLine& command_line) {
   if (command_line.ranks)
     program::check_sizes(loaded, *command_line.ranks);
   else
-    program::settle_defaults(loaded, arch::resolve_model(loaded.config.model, 1), config::ranks_wanted(loaded.config));
+    program::settle_defaults(loaded, arch::resolve_model(loaded.config.model, 1, loaded.config.moe), config::ranks_wanted(loaded.config));
   print(config::resolved_toml(loaded));
   return 0;
 }

@@ -168,10 +168,11 @@ std::string traffic_page(const Shown& shown, const CommandLine& command_line) {
   const std::vector<int> ranks = ranks_of_summary(shown);
   for (const int rank : ranks)
     if (const std::string moves = program::moves_table(shown.program, layout, rank); !moves.empty()) text += moves + "\n";
-  if (layout.shards() > 1) return text + program::sharding_summary(shown.program, layout, ranks);
+  if (layout.shares_states()) return text + program::sharding_summary(shown.program, layout, ranks);
   // Without data parallelism no gradient is synchronised.
   const bool model_alone = layout.mesh.degree(layout.tokens()) == 1 && layout.mesh.world_size() > 1;
-  return model_alone ? text : text + program::traffic_summary(layout, ranks);
+  // No server sums gradients of experts.
+  return model_alone || layout.model.has_experts() ? text : text + program::traffic_summary(layout, ranks);
 }
 
 std::string schedules_page(const Shown& shown, const CommandLine&) {

@@ -77,11 +77,12 @@ def seconds_of(found, repeats):
 def measure(shape, tokens, dtype, repeats, device):
     rows = []
     for name, count, inputs, outputs in shape.products():
-        x, w, dy = (0.1 * torch.randn(*size, device=device).to(dtype) for size in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
+        m = shape.rows(name, tokens)
+        x, w, dy = (0.1 * torch.randn(*size, device=device).to(dtype) for size in ((m, inputs), (outputs, inputs), (m, outputs)))
         for part in ("forward", "input", "weight"):
             chunks = [size for size in HEAD_CHUNKS if name == "head" and size < tokens and device == "cpu"]
             seconds = seconds_of(paths(part, x, w, dy, chunks), repeats)
-            rows.append({"name": name, "part": part, "count": count, "m": tokens, "k": inputs, "n": outputs, "seconds": seconds})
+            rows.append({"name": name, "part": part, "count": count, "m": m, "k": inputs, "n": outputs, "seconds": seconds})
     return rows
 
 

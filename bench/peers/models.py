@@ -53,6 +53,37 @@ class SwiGlu(nn.Module):
         return self.down(F.silu(gate) * up)
 
 
+class Experts(nn.Module):
+    """The k best of E, weighted with the softmax over their logits; tokens sorted by expert, one grouped product for all."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.per_token, self.count = shape.experts_per_token, shape.experts
+        self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        self.gate_up = nn.Parameter(0.02 * torch.randn(shape.experts, shape.hidden, 2 * shape.ffn))
+        self.down = nn.Parameter(0.02 * torch.randn(shape.experts, shape.ffn, shape.hidden))
+
+    def forward(self, x):
+        rows = x.flatten(0, -2)
+        logits = F.linear(rows.float(), self.router.weight.float())
+        best, chosen = logits.topk(self.per_token, dim=-1)
+        weights = best.softmax(-1)
+        order = chosen.flatten().argsort(stable=True)
+        source = order // self.per_token
+        ends = torch.bincount(chosen.flatten(), minlength=self.count).cumsum(0).to(torch.int32)
+        gate, up = torch._grouped_mm(rows[source], self.gate_up, offs=ends).chunk(2, dim=-1)
+        out = torch._grouped_mm(F.silu(gate) * up, self.down, offs=ends)
+        out = out * weights.flatten()[order].unsqueeze(-1).to(out.dtype)
+        return torch.zeros_like(rows).index_add(0, source, out.to(rows.dtype)).view_as(x), self.losses(logits, chosen, x.shape)
+
+    def losses(self, logits, chosen, shape):
+        """The auxiliary loss of every sequence, as Lockstep's default has it."""
+        batch, length = shape[0], shape[1]
+        share = F.one_hot(chosen, self.count).sum(1).view(batch, length, -1).sum(1) / (length * self.per_token)
+        mean = logits.softmax(-1).view(batch, length, -1).mean(1)
+        return 0.01 * self.count * (share * mean).sum(-1).mean()
+
+
 def norm(shape):
     return nn.LayerNorm(shape.hidden) if shape.family == "gpt2" else nn.RMSNorm(shape.hidden, eps=1e-5)
 
@@ -61,11 +92,15 @@ class Block(nn.Module):
     def __init__(self, shape):
         super().__init__()
         self.attention_norm, self.attention = norm(shape), Attention(shape)
-        self.mlp_norm, self.mlp = norm(shape), (GeluMlp if shape.family == "gpt2" else SwiGlu)(shape)
+        self.mlp_norm, self.mlp = norm(shape), (Experts if shape.experts else GeluMlp if shape.family == "gpt2" else SwiGlu)(shape)
+        self.auxiliary = 0.0  # of the last forward pass
 
     def forward(self, x, rotary):
         x = x + self.attention(self.attention_norm(x), rotary)
-        return x + self.mlp(self.mlp_norm(x))
+        y = self.mlp(self.mlp_norm(x))
+        if isinstance(y, tuple):
+            y, self.auxiliary = y
+        return x + y
 
 
 class Transformer(nn.Module):
@@ -78,7 +113,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = norm(shape)
         self.head = None if shape.tied else nn.Linear(shape.hidden, shape.vocab_size, bias=False)
-        if shape.family == "llama":
+        if shape.family != "gpt2":
             cos, sin = rotary_table(shape.hidden // shape.heads, shape.max_seq_len, shape.rope_theta)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
@@ -94,7 +129,7 @@ class Transformer(nn.Module):
             rotary = self.cos[:length], self.sin[:length]
         for block in self.blocks:
             x = block(x, rotary)
-        return self.loss_of(x, targets)
+        return self.loss_of(x, targets) + sum(block.auxiliary for block in self.blocks)
 
     def loss_of(self, x, targets):
         logits = F.linear(self.norm(x), self.tokens.weight if self.head is None else self.head.weight)

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Shape:
-    family: str  # gpt2 | llama
+    family: str  # gpt2 | llama | mixtral
     layers: int
     hidden: int
     heads: int
@@ -16,6 +16,8 @@ class Shape:
     kv_heads: int = 0  # 0: as many as heads
     tied: bool = True
     rope_theta: float = 10000.0
+    experts: int = 0  # of a block, each of width ffn; 0: an MLP
+    experts_per_token: int = 0
 
     def qkv_size(self):
         """Rows of the fused projection."""
@@ -27,14 +29,19 @@ class Shape:
 
     def products(self):
         """(name, how often, inputs, outputs) of the linear layers of a forward pass."""
-        wide = 2 * self.ffn if self.family == "llama" else self.ffn  # gate and up are one product
+        wide = self.ffn if self.family == "gpt2" else 2 * self.ffn  # gate and up are one product
+        each = self.layers * (self.experts or 1)
         return [
             ("qkv", self.layers, self.hidden, self.qkv_size()),
             ("proj", self.layers, self.hidden, self.hidden),
-            ("up", self.layers, self.hidden, wide),
-            ("down", self.layers, self.ffn, self.hidden),
+            ("up", each, self.hidden, wide),
+            ("down", each, self.ffn, self.hidden),
             ("head", 1, self.hidden, self.vocab_size),
         ]
+
+    def rows(self, name, tokens):
+        """Of such a product in a step: of an expert its share of an even load."""
+        return tokens * self.experts_per_token // self.experts if self.experts and name in ("up", "down") else tokens
 
 
 # The presets of lockstep/arch/model_config.cpp with the vocabulary the benchmark gives them.
@@ -46,6 +53,8 @@ SHAPES = {
     "llama3-8b": Shape("llama", layers=32, hidden=4096, heads=32, ffn=14336, vocab_size=128256, max_seq_len=8192, kv_heads=8, tied=False,
                        rope_theta=500000.0),
 }
+SHAPES["mixtral-22m"] = Shape("mixtral", layers=4, hidden=384, heads=12, ffn=384, vocab_size=8192, max_seq_len=512, kv_heads=4, tied=False,
+                              experts=8, experts_per_token=2)
 # For pipelines: the head costs as much as a block, so that 2, 4 and 8 stages are cut into equal parts.
 SHAPES["gpt2-10m-15l"] = replace(SHAPES["gpt2-10m"], layers=15, vocab_size=4864)
 SHAPES["llama-15m-12h"] = replace(SHAPES["llama-15m"], heads=12)  # heads that divide by 4 ranks

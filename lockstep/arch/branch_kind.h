@@ -1,6 +1,6 @@
-// Kinds of branches, a registry: an entry says the two linears of a branch, a column-parallel one in front and a row-parallel one at
-// the end, and describes what is its own between them. A program adds its own kinds; the layer that runs is made under the same
-// id (model/parts.h).
+// Kinds of branches, a registry. Most have two linears, a column-parallel one in front and a row-parallel one at the end: an entry says
+// them, and describes what is its own between them. Others say all of their parameters and steps. A program adds its own kinds; the
+// layer that runs is made under the same id (model/parts.h).
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,17 @@
 
 namespace lockstep::arch {
 
+inline constexpr std::string_view kExperts = "experts";  // kind and name of the branch that stands for an MLP
+
+struct BranchKind;
+
 // The rows of a layer's parameters, as they are added: whole, whatever the layout.
 class ParameterRows {
  public:
-  ParameterRows(const ModelConfig& m, const LayerSpec& l) : model(m), layer(l) {}  // both outlive this
+  ParameterRows(const ModelConfig& m, const LayerSpec& l, mesh::Range those) : model(m), layer(l), experts(those) {}  // both outlive this
   const ModelConfig& model;
   const LayerSpec& layer;
+  const mesh::Range experts;  // those that get rows
   std::vector<ParamSpec> rows{};
 
   static constexpr double kInitStd = 0.02;
@@ -29,9 +34,11 @@ class ParameterRows {
   ParamSpec& scale(std::string_view part, int64_t size);
   void norm(const std::string& part);
   void branch(const Branch& branch);  // with its norms
+  std::string named(std::string_view part, std::string_view kind) const;
+  double output_std() const;  // of what is added to x
 
  private:
-  std::string named(std::string_view part, std::string_view kind) const;
+  void linear_rows(const Branch& branch, const BranchKind& kind);
   ParamSpec& add(std::string_view part, std::string_view kind, std::vector<int64_t> shape, TensorCut cut);
 };
 
@@ -59,6 +66,47 @@ class BranchDescription {
   bool views_projected = false;  // `projected` is in use until the last linear has run
 };
 
+// What a block and one of its branches hand each other. A value that is none is not there, or not the branch's to release.
+struct BranchEnds {
+  int x = kNoValue;   // it reads; released in W, where no other part needs it
+  int y = kNoValue;   // it makes
+  int dy = kNoValue;  // of y; released in I or W
+  int dx = kNoValue;  // it makes
+  int dsum = kNoValue;  // the gradient that dy is, as it came: released with dy in W, in these phases
+  PhaseSet lose_dsum{};
+};
+
+// All steps of one branch between its norms. The values of its own and its calls are there when it is made, those values that are kept
+// in the order of `show memory`.
+class WholeBranch {
+ public:
+  virtual ~WholeBranch() = default;
+  // W wants dy as it came, without sequence parallelism.
+  virtual bool keeps_dy() const = 0;
+  // `outputs`: where y is wanted; elsewhere only what is kept.
+  virtual void forward(LayerBuilder& b, const BranchEnds& ends, PhaseSet outputs) const = 0;
+  // Until dx is there or on its way ...
+  virtual void backward_input(LayerBuilder& b, const BranchEnds& ends) const = 0;
+  virtual void backward_weight(LayerBuilder& b, const BranchEnds& ends) const = 0;
+  // ... and has come: behind W where that runs beside it.
+  virtual void finish_input(LayerBuilder& b, const BranchEnds& ends, PhaseSet phases) const = 0;
+};
+
+// Of two linears (linear_branch.cpp).
+std::unique_ptr<WholeBranch> new_linear_branch(LayerBuilder& b, const Branch& branch, const BranchLinears& linears,
+                                               std::unique_ptr<BranchDescription> inside);
+
+// A stretch of the drawing of a branch.
+struct DrawnPart {
+  enum class What {
+    kText,      // a line
+    kMatrices,  // side by side
+    kCalls,     // of that part, a line each
+  };
+  What what = What::kText;
+  std::vector<std::string> names{};  // parameters with their branch, a part, or the line
+};
+
 using ParameterPieces = std::map<std::string, ParamSpec>;  // of one layer, by their names without its own
 
 struct BranchKind {
@@ -70,7 +118,13 @@ struct BranchKind {
   std::unique_ptr<BranchDescription> (*describe)(LayerBuilder&, const BranchLinears&) = nullptr;
   // In the drawing of a block, between the linears.
   std::string (*between)(const ModelConfig&, const Branch&, const ParameterPieces&) = nullptr;
+
+  // Of a kind that is not two linears, in place of these four: all parameters, all steps, and all of its drawing.
+  void (*rows)(ParameterRows&, const Branch&) = nullptr;
+  std::unique_ptr<WholeBranch> (*describe_whole)(LayerBuilder&, const Branch&) = nullptr;
+  std::vector<DrawnPart> (*drawing)(const ModelConfig&, const Branch&, const ParameterPieces&) = nullptr;
 };
+const BranchKind& experts_kind();  // expert_kind.cpp
 
 // InternalError where the id is there already, or is not there. Kinds are added before the first model that has them is made.
 void add_branch_kind(const BranchKind& kind);

@@ -1,4 +1,5 @@
-// Attention and the MLP as kinds of branches.
+// Attention and the MLP as kinds of branches, and the registry.
+#include <algorithm>
 #include <deque>
 #include <set>
 #include <utility>
@@ -145,7 +146,8 @@ std::deque<BranchKind>& kinds() {
        .describe = new_description<MlpDescription>,
        .between = [](const ModelConfig& m, const Branch&, const ParameterPieces&) -> std::string {
          return m.traits().gated_mlp ? "silu(gate) * up" : "gelu";
-       }}};
+       }},
+      experts_kind()};
   return all;
 }
 
@@ -180,6 +182,8 @@ std::vector<std::string> block_problems(const ModelConfig& model) {
       if (branch.name.empty() || !names.insert(branch.name).second) add(": no name, or that of another branch: \"", branch.name, "\"");
       if (!find_kind(branch.kind)) add(".", branch.name, ": there is no kind of branches \"", branch.kind, "\"");
     }
+    const auto mlps = std::ranges::count_if(block, [](const Branch& branch) { return branch.kind == "mlp"; });
+    if (model.has_experts() && mlps > 1) add(": ", mlps, " MLPs, and experts stand for one");
   }
   return problems;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 
 #include "lockstep/arch/layer_description.h"
 
@@ -94,12 +95,20 @@ LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const Cos
   return cost;
 }
 
-double model_flops_per_token(const ModelConfig& model, int64_t seq_len) {
+double model_flops_per_token(const ModelConfig& of, int64_t seq_len) {
+  ModelConfig model = of;
+  // Experts that choose take k for a token on average, which sequences as short as these would round up.
+  if (model.experts.router == config::Router::kExpertChoice) model.experts.router = config::Router::kSoftmax;
   const double further_pairs = static_cast<double>(seq_len) / 2 - 1;
+  std::map<int, double> known;  // of a layer of each pattern
   double flops = 0;
   for (const LayerSpec& layer : layer_table(model)) {
-    const double of_two = model_flops_of_token(model, layer, 2);
-    flops += of_two + further_pairs * (model_flops_of_token(model, layer, 4) - of_two);
+    const auto [found, fresh] = known.try_emplace(layer_pattern(model, layer));
+    if (fresh) {
+      const double of_two = model_flops_of_token(model, layer, 2);
+      found->second = of_two + further_pairs * (model_flops_of_token(model, layer, 4) - of_two);
+    }
+    flops += found->second;
   }
   return flops;
 }

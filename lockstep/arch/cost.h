@@ -9,9 +9,10 @@
 
 namespace lockstep::arch {
 
-// What one layer does for one microbatch of [B, S] tokens on one rank. Scratch inside kernels is that of the CPU's.
+// What one layer does for one microbatch of [B, S] tokens on one rank. Scratch inside kernels is that of the CPU's. Bytes of experts are
+// those of the worst case: all tokens of the ranks that share them come to this one.
 struct LayerCost {
-  // Of matrix products, attention's causal half counted as such. The head's F makes none: its I makes loss and gradients (nn/head.h).
+  // Of matrix products, attention's causal half counted as such, and experts as if all got as many tokens. The head's F makes none: its I makes loss and gradients (nn/head.h).
   double forward_flops = 0;
   double backward_flops = 0;   // of I and W
   double weight_flops = 0;     // of W
@@ -41,6 +42,7 @@ struct CostInput {
   int64_t element_size = 4;  // of activations and compute weights: 4 fp32, 2 bf16
   int threads = 1;           // compute threads: kernels have a scratch area per thread
   TensorShard tensor{};      // whose part of the layer
+  config::MoeSection moe{};  // of a layer with experts: what they drop, and which losses they make
   Recompute recompute = Recompute::kNone;  // of a block
   bool overlap = false;      // with tp: in action B weight gradients run beside the communication, not behind it
 };
@@ -51,7 +53,7 @@ LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const Cos
 // to the gradient of the weight costs less than the product.
 int64_t head_chunk_rows(int64_t vocab_size, int ranks = 1);
 
-// Model FLOPs of one training token at length S: 6 x MACs, of attention its causal half.
+// Model FLOPs of one training token at length S: 6 x MACs, of attention its causal half, of experts those that a token goes through.
 double model_flops_per_token(const ModelConfig& model, int64_t seq_len);
 
 }  // namespace lockstep::arch

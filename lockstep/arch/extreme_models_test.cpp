@@ -91,5 +91,24 @@ TEST(ExtremeModels, OfACheckpoint) {
   each(model_json(plain), parse);
 }
 
+TEST(ExtremeModels, OfExpertsInACheckpoint) {
+  const auto parse = [](const Json& json) { return parse_model_json(json, "manifest.json"); };
+  const Json sound = model_json(resolve_model({.preset = "mixtral-test"}));
+  made = refused = 0;
+  for (const auto& [key, old] : sound.at("experts").items())
+    for (const Json& value : kExtremes) {
+      Json changed = sound;
+      changed["experts"][key] = value;
+      expect_made_or_refused(changed, parse);
+    }
+  EXPECT_GT(made, 5);
+  EXPECT_GT(refused, 50);
+  for (const Json& value : kExtremes) {
+    Json changed = sound;
+    changed["experts"] = value;
+    expect_made_or_refused(changed, parse);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::arch

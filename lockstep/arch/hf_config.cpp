@@ -1,12 +1,11 @@
 #include "lockstep/arch/hf_config.h"
 
 #include <algorithm>
-#include <cmath>
-#include <functional>
 #include <optional>
 #include <utility>
 
 #include "lockstep/arch/hf_config_families.h"
+#include "lockstep/arch/hf_keys.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 
@@ -16,82 +15,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uintmax_t kMostBytes = 16 << 20;  // of config.json; real ones have a few KiB
-
-// Values of one JSON object by key, with every problem noted rather than the first thrown: as a line of `problems`, where a fallback
-// (or 1, or nothing) stands in. null counts as missing.
-class HfKeys {
- public:
-  // The references outlive it. `path` stands before each key in lines: "rope_scaling.".
-  HfKeys(const Json& object, std::string path, std::vector<std::string>& problems)
-      : object_(object), path_(std::move(path)), problems_(problems) {}
-
-  bool has(const char* key) const { return find(key) != nullptr; }
-  std::string name(const char* key) const { return path_ + key; }
-  const Json& json() const { return object_; }
-
-  const Json* find(const char* key) const {
-    const auto found = object_.find(key);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
-  }
-
-  // Whole numbers. Without a fallback the key must be there.
-  int64_t size(const char* key, std::optional<int64_t> fallback = std::nullopt, int64_t least = 1, int64_t most = int64_t{1} << 31) const {
-    const Json* value = checked(key, !fallback, cat("a whole number from ", least, " to ", most), [&](const Json& number) {
-      return number.is_number_integer() && number >= least && number <= most;
-    });
-    return value ? value->get<int64_t>() : fallback.value_or(1);
-  }
-
-  // Finite and above 0.
-  double positive(const char* key, std::optional<double> fallback = std::nullopt) const {
-    const Json* value = checked(key, !fallback, "a number above 0", [](const Json& number) {
-      return number.is_number() && number.get<double>() > 0 && std::isfinite(number.get<double>());
-    });
-    return value ? value->get<double>() : fallback.value_or(1);
-  }
-
-  bool flag(const char* key, bool fallback) const {
-    const Json* value = checked(key, false, "true or false", &Json::is_boolean);
-    return value ? value->get<bool>() : fallback;
-  }
-
-  std::string text(const char* key, std::string fallback) const {
-    const Json* value = checked(key, false, "text", &Json::is_string);
-    return value ? value->get<std::string>() : fallback;
-  }
-
-  // An object of its own; nothing where it is missing.
-  std::optional<HfKeys> object(const char* key) const {
-    const Json* value = checked(key, false, "an object", &Json::is_object);
-    if (!value) return std::nullopt;
-    return HfKeys(*value, cat(name(key), "."), problems_);
-  }
-
-  // One number or a list of them.
-  std::vector<int64_t> ids(const char* key) const {
-    const auto is_id = [](const Json& id) { return id.is_number_integer() && id >= 0 && id < int64_t{1} << 31; };
-    const Json* value = checked(key, false, "a token id or a list of them", [&](const Json& list) {
-      return is_id(list) || (list.is_array() && std::all_of(list.begin(), list.end(), is_id));
-    });
-    if (!value) return {};
-    return value->is_array() ? value->get<std::vector<int64_t>>() : std::vector{value->get<int64_t>()};
-  }
-
- private:
-  // Null where it is missing, or not `good` and so not `what` is expected.
-  const Json* checked(const char* key, bool required, const std::string& what, const std::function<bool(const Json&)>& good) const {
-    const Json* value = find(key);
-    if (!value && required) problems_.push_back(cat(name(key), " is missing"));
-    if (!value || good(*value)) return value;
-    const std::string text = value->dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
-    problems_.push_back(cat(name(key), " = ", text.substr(0, 60), ": ", what, " is expected"));
-    return nullptr;
-  }
-
-  const Json& object_;
-  std::string path_;
-  std::vector<std::string>& problems_;
-};
 
 class Reader {
  public:
@@ -105,6 +28,7 @@ class Reader {
     if (family_->attention_bias_key) model().qkv_bias = model().out_bias = keys_.flag("attention_bias", false);
     if (family_->mlp_bias_key) model().mlp_bias = keys_.flag("mlp_bias", false);
     if (!model().traits().learned_positions) rope();
+    if (family_->experts.count) experts();
     window();
     activations();
     other_keys();
@@ -174,7 +98,7 @@ class Reader {
   // outside.
   void rope() {
     ModelConfig& m = model();
-    m.rope_theta = keys_.positive("rope_theta", 10000.0);
+    m.rope_theta = keys_.positive("rope_theta", family_->default_rope_theta);
     partial_rotary(keys_);
     for (const char* key : {"rope_parameters", "rope_scaling"}) {
       const std::optional<HfKeys> rope = keys_.object(key);
@@ -218,15 +142,51 @@ class Reader {
 
   void window() {
     ModelConfig& m = model();
-    if (family_->default_window == 0) return;
+    if (!family_->default_window) return;
     const bool off = keys_.json().contains("sliding_window") && !keys_.has("sliding_window");
     const int64_t window = off ? 0 : keys_.size("sliding_window", family_->default_window);
-    if (window == 0 || (family_->window_by_layer && !slides_somewhere())) return;
+    if (window == 0 || (family_->window == HfWindow::kByLayer && !slides_somewhere())) return;
+    if (family_->window == HfWindow::kFlagged && !keys_.flag("use_sliding_window", false)) return;
     m.sliding_window = window;
     if (m.max_seq_len <= window) return;
     note(cat("sliding_window = ", window, " of ", m.max_seq_len, " positions: up to there a window is plain causal ",
              "attention, longer sequences are not built; model.max_seq_len is ", window));
     m.max_seq_len = window;
+  }
+
+  void experts() {
+    const HfExperts& theirs = family_->experts;
+    ExpertSizes& e = model().experts;
+    const bool other = theirs.other_count && keys_.has(theirs.other_count);
+    e.count = keys_.size(other ? theirs.other_count : theirs.count);
+    if (other && keys_.has(theirs.count) && keys_.size(theirs.count) != e.count)
+      problems_.push_back(cat(theirs.count, " and ", theirs.other_count, " differ"));
+    e.per_token = keys_.size("num_experts_per_tok");
+    e.ffn = theirs.ffn ? keys_.size(theirs.ffn) : model().ffn;
+    const bool normed = !theirs.norm_key || keys_.flag("norm_topk_prob", false);
+    e.router = normed ? config::Router::kSoftmaxAfterTopk : config::Router::kSoftmax;
+    if (theirs.dense_layers) dense_layers();
+    if (const double coefficient = above_zero("router_aux_loss_coef"); coefficient > 0)
+      note(cat("router_aux_loss_coef = ", number_text(coefficient),
+               " is not taken: the auxiliary loss is what moe.balance and moe.aux_coefficient say"));
+    if (const double noise = above_zero("router_jitter_noise"); noise > 0)
+      unsupported(cat("router_jitter_noise = ", number_text(noise), ": no noise before the router"));
+  }
+
+  // An MLP of `ffn` in their place: where mlp_only_layers says so, and in all layers but every decoder_sparse_step-th.
+  void dense_layers() {
+    const int64_t layers = model().layers, step = keys_.size("decoder_sparse_step", 1);
+    const std::vector<int64_t> listed = keys_.indices("mlp_only_layers", layers);
+    std::vector<int>& dense = model().experts.dense_layers;
+    for (int64_t i = 0; i < layers; ++i)
+      if ((i + 1) % step != 0 || std::ranges::find(listed, i) != listed.end()) dense.push_back(static_cast<int>(i));
+    if (std::ssize(dense) == layers) problems_.push_back("mlp_only_layers and decoder_sparse_step leave no layer with experts");
+  }
+
+  // 0 where it is missing or no number.
+  double above_zero(const char* key) const {
+    const Json* value = keys_.find(key);
+    return value && value->is_number() ? std::max(0.0, value->get<double>()) : 0;
   }
 
   bool slides_somewhere() {
@@ -271,12 +231,9 @@ class Reader {
         if (keys_.flag(key, false)) unsupported(cat(key, " = true"));
       if (!keys_.flag("scale_attn_weights", true)) unsupported("scale_attn_weights = false");
     }
-    for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"}) {
-      const Json* value = keys_.find(key);
-      if (value && value->is_number() && value->get<double>() > 0)
-        note(cat(key, " = ", number_text(value->get<double>()),
-                 " is not taken: dropout is what model.dropout says, else 0"));
-    }
+    for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"})
+      if (const double dropout = above_zero(key); dropout > 0)
+        note(cat(key, " = ", number_text(dropout), " is not taken: dropout is what model.dropout says, else 0"));
     if (const int64_t pieces = keys_.size("pretraining_tp", 1); pieces > 1)
       note(cat("pretraining_tp = ", pieces, " is not needed: with it one device computes products in ", pieces,
                " pieces, as if the layers were split; parallel.tp splits them for real"));

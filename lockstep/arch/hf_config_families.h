@@ -3,13 +3,30 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "lockstep/arch/model_config.h"
 
 namespace lockstep::arch {
 
-enum class HfNames { kGpt2, kLlama };  // of tensors
+enum class HfNames { kGpt2, kLlama, kMixtral, kQwen3Moe };  // of tensors
+
+// What the layers do with sliding_window.
+enum class HfWindow {
+  kEvery,    // all take it
+  kFlagged,  // all take it where use_sliding_window is true
+  kByLayer,  // use_sliding_window, max_window_layers, layer_types say which do
+};
+
+// Keys of a family with experts. num_experts_per_tok says how many of them a token has, in all families.
+struct HfExperts {
+  const char* count = nullptr;        // null: the family has none
+  const char* other_count = nullptr;  // transformers 5 writes this one; where both are there they must agree
+  const char* ffn = nullptr;          // of an expert; null: the family has no dense layers, and `HfFamily::ffn` is the experts'
+  bool dense_layers = false;          // mlp_only_layers, decoder_sparse_step
+  bool norm_key = false;              // norm_topk_prob: false is the router softmax, true softmax_after_topk; no key: the latter
+};
 
 struct HfFamily {
   std::string_view language_model;  // in `architectures`
@@ -25,13 +42,15 @@ struct HfFamily {
   int64_t default_positions = 0;
   int64_t default_kv_heads = 0;   // 0 = heads
   int64_t default_head_size = 0;  // 0 = hidden / heads
-  int64_t default_window = 0;     // 0 = none
+  std::optional<int64_t> default_window{};  // of sliding_window, 0 = none; nothing where the family has no such key
   double default_norm_eps = 1e-6;
+  double default_rope_theta = 10000;
   bool default_tied = false;
   // Which flags have a key; where there is none the family's own value holds.
   bool attention_bias_key = false;  // of q, k, v and out together
   bool mlp_bias_key = false;
-  bool window_by_layer = false;  // use_sliding_window, max_window_layers, layer_types
+  HfWindow window = HfWindow::kEvery;
+  HfExperts experts{};
   HfNames names = HfNames::kLlama;
 };
 
@@ -45,9 +64,17 @@ inline constexpr HfFamily kHfFamilies[] = {
     {.language_model = "MistralForCausalLM", .bare_model = "MistralModel", .default_positions = 131072, .default_kv_heads = 8,
      .default_window = 4096},
     {.language_model = "Qwen2ForCausalLM", .bare_model = "Qwen2Model", .default_positions = 32768, .default_kv_heads = 32,
-     .default_window = 4096, .window_by_layer = true},
+     .default_window = 4096, .window = HfWindow::kByLayer},
     {.language_model = "Qwen3ForCausalLM", .bare_model = "Qwen3Model", .default_positions = 32768, .default_kv_heads = 32,
-     .default_head_size = 128, .default_window = 4096, .attention_bias_key = true, .window_by_layer = true},
+     .default_head_size = 128, .default_window = 4096, .attention_bias_key = true, .window = HfWindow::kByLayer},
+    {.language_model = "MixtralForCausalLM", .bare_model = "MixtralModel", .default_positions = 131072, .default_kv_heads = 8,
+     .default_window = 0, .default_norm_eps = 1e-5, .default_rope_theta = 1e6, .experts = {.count = "num_local_experts"},
+     .names = HfNames::kMixtral},
+    {.language_model = "Qwen3MoeForCausalLM", .bare_model = "Qwen3MoeModel", .default_positions = 32768, .default_kv_heads = 4,
+     .default_window = 4096, .attention_bias_key = true, .window = HfWindow::kFlagged,
+     .experts = {.count = "num_experts", .other_count = "num_local_experts", .ffn = "moe_intermediate_size", .dense_layers = true,
+                 .norm_key = true},
+     .names = HfNames::kQwen3Moe},
 };
 constexpr const HfFamily& hf_family(Family family) { return kHfFamilies[static_cast<size_t>(family)]; }
 

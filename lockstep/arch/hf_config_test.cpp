@@ -228,8 +228,8 @@ TEST(HfConfig, NamesAllThatIsNotBuilt) {
                                   HasSubstr("LlamaForSequenceClassification")));
   for (const char* type : {"dynamic", "longrope", "proportional", "mrope"})
     EXPECT_THAT(refusal(with(llama31(), "rope_scaling", {{"type", type}, {"factor", 2}})).what, HasSubstr(type));
-  EXPECT_THAT(refusal(with(llama31(), "model_type", "mixtral")).what,
-              HasSubstr("mixtral\": of gpt2, llama, mistral, qwen2, qwen3"));
+  EXPECT_THAT(refusal(with(llama31(), "model_type", "deepseek_v3")).what,
+              HasSubstr("deepseek_v3\": of gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe"));
   EXPECT_EQ(refusal(with(gpt2(), "activation_function", "relu")).code, "LS1118");
   EXPECT_EQ(model_of(with(gpt2(), "activation_function", "gelu_pytorch_tanh")), model_of(gpt2()));
   EXPECT_EQ(refusal(with(gpt2(), "scale_attn_by_inverse_layer_idx", true)).code, "LS1118");

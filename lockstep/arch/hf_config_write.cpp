@@ -1,3 +1,4 @@
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -6,16 +7,33 @@
 #include "lockstep/arch/hf_config_families.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/config/fields.h"
 
 namespace lockstep::arch {
 namespace {
+
+using Expect = std::function<void(bool holds, std::string text)>;
+
+void require_experts(const ModelConfig& m, const Expect& expect) {
+  const HfExperts& theirs = hf_family(m.family).experts;
+  const ExpertSizes& sizes = m.experts;
+  expect((theirs.count != nullptr) == m.has_experts(), theirs.count ? "no experts" : "experts");
+  if (!theirs.count || !m.has_experts()) return;
+  const bool softmax = sizes.router == config::Router::kSoftmaxAfterTopk || (theirs.norm_key && sizes.router == config::Router::kSoftmax);
+  expect(softmax, cat("the router ", config::name_of(sizes.router)));
+  expect(!sizes.router_bias, "a bias of the router (moe.balance = \"bias\")");
+  expect(sizes.groups == 1, "groups of experts");
+  expect(sizes.routed_scale == 1, "routed_scale");
+  expect(sizes.shared == 0, "shared experts");
+  if (!theirs.dense_layers) expect(sizes.dense_layers.empty(), "layers without experts");
+}
 
 // LS1123 with what of the model no key of its family can say.
 void require_writable(const ModelConfig& m) {
   const HfFamily& family = hf_family(m.family);
   const FamilyTraits& traits = m.traits();
   std::vector<std::string> problems;
-  const auto expect = [&](bool holds, std::string text) {
+  const Expect expect = [&](bool holds, std::string text) {
     if (!holds) problems.push_back(std::move(text));
   };
   if (traits.learned_positions)
@@ -29,7 +47,8 @@ void require_writable(const ModelConfig& m) {
   expect(m.qk_norm == traits.qk_norm, "norms of q and k");
   expect(m.blocks.empty(), "blocks other than attention and then an MLP, each behind its norm");
   if (traits.learned_positions) expect(m.rope_scaling == RopeScaling{}, "rope scaling");
-  if (family.window_by_layer || family.default_window == 0)
+  require_experts(m, expect);
+  if (family.window == HfWindow::kByLayer || !family.default_window)
     expect(m.sliding_window == 0, "sliding_window: which layers slide is only in the config.json it came from");
   if (!problems.empty())
     throw ConfigError({.code = "LS1123", .what = cat("transformers' ", family.language_model, " cannot be this model:\n  ",
@@ -44,6 +63,18 @@ Json scaling_json(const RopeScaling& scaling) {
           {"low_freq_factor", scaling.low_freq_factor},
           {"high_freq_factor", scaling.high_freq_factor},
           {"original_max_position_embeddings", scaling.original_max_position_embeddings}};
+}
+
+Json experts_json(const ModelConfig& m) {
+  const HfExperts& theirs = hf_family(m.family).experts;
+  Json json = {{theirs.count, m.experts.count}, {"num_experts_per_tok", m.experts.per_token}};
+  json[theirs.ffn ? theirs.ffn : hf_family(m.family).ffn] = m.experts.ffn;
+  if (theirs.norm_key) json["norm_topk_prob"] = m.experts.router == config::Router::kSoftmaxAfterTopk;
+  if (theirs.dense_layers) {
+    json["mlp_only_layers"] = m.experts.dense_layers;
+    json["decoder_sparse_step"] = 1;
+  }
+  return json;
 }
 
 // The keys that say the shape of the model; rotary parameters apart.
@@ -62,6 +93,7 @@ Json shape_json(const ModelConfig& m) {
   json["head_dim"] = m.head_size;
   if (family.attention_bias_key) json["attention_bias"] = m.qkv_bias;
   if (family.mlp_bias_key) json["mlp_bias"] = m.mlp_bias;
+  if (family.experts.count) json.update(experts_json(m));
   return json;
 }
 
@@ -95,8 +127,8 @@ Json new_config(const ModelConfig& m) {
   json["hidden_act"] = "silu";
   json["attention_dropout"] = 0.0;
   set_rope(m, json);
-  if (family.window_by_layer) json["use_sliding_window"] = false;
-  if (family.default_window > 0) json["sliding_window"] = m.sliding_window > 0 ? Json(m.sliding_window) : Json();
+  if (family.window != HfWindow::kEvery) json["use_sliding_window"] = m.sliding_window > 0;
+  if (family.default_window) json["sliding_window"] = m.sliding_window > 0 ? Json(m.sliding_window) : Json();
   return json;
 }
 
@@ -116,6 +148,9 @@ Json hf_config_json(const ModelConfig& model, const Json* original) {
   for (const auto& [key, value] : shape.items()) {
     if (old_shape.at(key) != value) json[key] = value;
   }
+  if (was.experts.dense_layers != model.experts.dense_layers) json["decoder_sparse_step"] = 1;  // the list says it all
+  const HfExperts& experts = hf_family(model.family).experts;
+  if (experts.other_count && json.contains(experts.other_count)) json[experts.other_count] = model.experts.count;
   if (model.max_seq_len > was.max_seq_len) json[hf_family(model.family).positions] = model.max_seq_len;
   if (!model.traits().learned_positions && (was.rope_theta != model.rope_theta || was.rope_scaling != model.rope_scaling))
     set_rope(model, json);

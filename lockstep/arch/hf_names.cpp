@@ -4,25 +4,35 @@
 #include <array>
 #include <iterator>
 #include <map>
+#include <set>
 #include <span>
 #include <utility>
 
 #include "lockstep/arch/hf_config_families.h"
 #include "lockstep/arch/params.h"
-#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::arch {
 namespace {
 
-// A module of a layer: its name in the layer of theirs and of ours. Which of its weight and bias exist, the parameter table says.
+// How a weight is stored.
+enum class Stored {
+  kAsOurs,
+  kTransposed,
+  kStacked,  // of all experts in one tensor, under the module's bare name
+  kAlone,    // and a bias of ours has no place
+};
+constexpr Stored kTransposed = Stored::kTransposed, kStacked = Stored::kStacked, kAlone = Stored::kAlone;
+
+// A module of a layer: its name in the layer of theirs and of ours; # is the number of an expert. Which of its weight and bias exist,
+// the parameter table says.
 struct Row {
   LayerKind layer;
   std::string_view theirs;
   std::string_view ours;
-  bool transposed = false;  // its weight
+  Stored stored = Stored::kAsOurs;
 };
-constexpr bool kTransposed = true;
 constexpr LayerKind kEmbedding = LayerKind::kEmbedding, kBlock = LayerKind::kBlock, kHead = LayerKind::kHead;
 
 // Order: as transformers lists the tensors of its model, which decides how an export is cut into files.
@@ -41,8 +51,8 @@ constexpr std::array kGpt2 = std::to_array<Row>({
     {kHead, "lm_head", ""},
 });
 
-// All others.
-constexpr std::array kLlama = std::to_array<Row>({
+// Of a block, between the embedding and what an MLP or experts have in it.
+constexpr std::array kAttention = std::to_array<Row>({
     {kEmbedding, "embed_tokens", "tokens"},
     {kBlock, "self_attn.q_proj", "attention.q"},
     {kBlock, "self_attn.k_proj", "attention.k"},
@@ -50,11 +60,35 @@ constexpr std::array kLlama = std::to_array<Row>({
     {kBlock, "self_attn.o_proj", "attention.out"},
     {kBlock, "self_attn.q_norm", "attention.q_norm"},
     {kBlock, "self_attn.k_norm", "attention.k_norm"},
+});
+constexpr std::array kGatedMlp = std::to_array<Row>({
     {kBlock, "mlp.gate_proj", "mlp.gate"},
     {kBlock, "mlp.up_proj", "mlp.up"},
     {kBlock, "mlp.down_proj", "mlp.down"},
+});
+constexpr std::array kMixtralExperts = std::to_array<Row>({
+    {kBlock, "block_sparse_moe.gate", "experts.router", kAlone},
+    {kBlock, "block_sparse_moe.experts.#.w1", "experts.#.gate"},
+    {kBlock, "block_sparse_moe.experts.#.w2", "experts.#.down"},
+    {kBlock, "block_sparse_moe.experts.#.w3", "experts.#.up"},
+});
+constexpr std::array kQwen3MoeExperts = std::to_array<Row>({
+    {kBlock, "mlp.gate", "experts.router", kAlone},
+    {kBlock, "mlp.experts.#.gate_proj", "experts.#.gate"},
+    {kBlock, "mlp.experts.#.up_proj", "experts.#.up"},
+    {kBlock, "mlp.experts.#.down_proj", "experts.#.down"},
+});
+// Of both, where transformers 5 was asked for the tensors as its classes have them (save_original_format=False).
+constexpr std::array kStackedExperts = std::to_array<Row>({
+    {kBlock, "mlp.gate", "experts.router", kAlone},
+    {kBlock, "mlp.experts.gate_up_proj", "experts.#.gate", kStacked},
+    {kBlock, "mlp.experts.gate_up_proj", "experts.#.up", kStacked},
+    {kBlock, "mlp.experts.down_proj", "experts.#.down", kStacked},
+});
+constexpr std::array kNorms = std::to_array<Row>({
     {kBlock, "input_layernorm", "attention_norm"},
     {kBlock, "post_attention_layernorm", "mlp_norm"},
+    {kBlock, "post_attention_layernorm", "experts_norm"},
     {kHead, "norm", "norm"},
     {kHead, "lm_head", ""},
 });
@@ -66,13 +100,21 @@ constexpr std::array<std::string_view, 2> kLlamaIgnored = {".self_attn.rotary_em
 struct Names {
   std::string_view prefix;  // of all but the head
   std::string_view blocks;  // behind it: "h." of "h.3.ln_1.weight"
-  std::span<const Row> rows;
+  std::vector<std::span<const Row>> rows;
   std::span<const std::string_view> ignored;
+  std::vector<std::span<const Row>> stacked_rows = {};  // instead, where experts are stacked
 };
-// In the order of HfNames.
-constexpr Names kNames[] = {{"transformer.", "h.", kGpt2, kGpt2Ignored}, {"model.", "layers.", kLlama, kLlamaIgnored}};
 
-const Names& names_of(Family family) { return kNames[static_cast<size_t>(hf_family(family).names)]; }
+const Names& names_of(Family family) {
+  // In the order of HfNames.
+  static const std::array<Names, 4> kNames = {
+      Names{"transformer.", "h.", {kGpt2}, kGpt2Ignored},
+      Names{"model.", "layers.", {kAttention, kGatedMlp, kNorms}, kLlamaIgnored},
+      Names{"model.", "layers.", {kAttention, kMixtralExperts, kNorms}, kLlamaIgnored, {kAttention, kStackedExperts, kNorms}},
+      Names{"model.", "layers.", {kAttention, kGatedMlp, kQwen3MoeExperts, kNorms}, kLlamaIgnored,
+            {kAttention, kGatedMlp, kStackedExperts, kNorms}}};
+  return kNames[static_cast<size_t>(hf_family(family).names)];
+}
 
 // Behind what the tensor has already.
 void add_part(HfPart part, HfTensor& tensor) {
@@ -83,35 +125,96 @@ void add_part(HfPart part, HfTensor& tensor) {
   tensor.parts.push_back(std::move(part));
 }
 
-}  // namespace
+// Makes the tensors of one layer after the other.
+class Tensors {
+ public:
+  Tensors(const ModelConfig& model, const Names& names) : model_(model), names_(names) {
+    for (ParamSpec& spec : param_table(model)) left_[spec.name] = std::move(spec.shape);
+  }
 
-std::vector<HfTensor> hf_tensors(const ModelConfig& model) {
-  const Names& names = names_of(model.family);
-  std::map<std::string, std::vector<int64_t>> left;  // shapes of our parameters that have no tensor yet
-  for (ParamSpec& spec : param_table(model)) left[spec.name] = std::move(spec.shape);
-  std::vector<HfTensor> tensors;
-  const auto add = [&](const LayerSpec& layer, const Row& row, std::string_view kind, std::ptrdiff_t first_of_layer) {
-    const auto ours = left.extract(cat(layer.name, row.ours.empty() ? "" : ".", row.ours, kind));
+  void add_layer(const LayerSpec& layer, std::span<const std::span<const Row>> all) {
+    first_of_layer_ = std::ssize(tensors_);
+    for (const std::span<const Row> rows : all)
+      for (size_t i = 0; i < rows.size();) {
+        const size_t end = end_of_experts(rows, i);
+        if (end > i) add_experts(layer, rows.subspan(i, end - i));
+        else add_row(layer, rows[i], "");
+        i = std::max(end, i + 1);
+      }
+    const int64_t count = model_.experts.count;
+    for (auto tensor = tensors_.begin() + first_of_layer_; tensor != tensors_.end(); ++tensor)
+      if (stacked_.contains(tensor->name)) tensor->shape = {count, tensor->shape[0] / count, tensor->shape[1]};
+  }
+
+  std::vector<HfTensor> finish() {
+    if (!left_.empty())
+      throw ConfigError({.code = "LS1123",
+                         .what = cat("transformers' ", hf_family(model_.family).language_model, " has no tensor for ", left_.begin()->first),
+                         .way_out = "leave out what adds it to the model, or take a family that has it"});
+    return std::move(tensors_);
+  }
+
+ private:
+  // The rows of experts that begin at `first` end there.
+  static size_t end_of_experts(std::span<const Row> rows, size_t first) {
+    while (first < rows.size() && rows[first].ours.find('#') != std::string_view::npos) ++first;
+    return first;
+  }
+
+  static std::string with_expert(std::string_view name, std::string_view expert) {
+    const size_t place = name.find('#');
+    return place == std::string_view::npos ? std::string(name) : cat(name.substr(0, place), expert, name.substr(place + 1));
+  }
+
+  void add_experts(const LayerSpec& layer, std::span<const Row> rows) {
+    for (int64_t expert = 0; expert < model_.experts.count; ++expert)
+      for (const Row& row : rows) add_row(layer, row, std::to_string(expert));
+  }
+
+  void add_row(const LayerSpec& layer, const Row& row, const std::string& expert) {
+    if (row.layer != layer.kind) return;
+    add(layer, row, ".weight", expert);
+    if (row.stored != Stored::kAlone) add(layer, row, ".bias", expert);
+  }
+
+  void add(const LayerSpec& layer, const Row& row, std::string_view kind, const std::string& expert) {
+    const auto ours = left_.extract(cat(layer.name, row.ours.empty() ? "" : ".", with_expert(row.ours, expert), kind));
     if (ours.empty()) return;
     const std::vector<int64_t>& shape = ours.mapped();
-    const std::string block = row.layer == kBlock ? cat(names.blocks, layer.index - 1, ".") : "";
-    const std::string name = canonical_hf_name(model.family, cat(block, row.theirs, kind));
-    auto tensor = std::ranges::find(tensors.begin() + first_of_layer, tensors.end(), name, &HfTensor::name);
-    if (tensor == tensors.end()) {
-      const bool transposed = row.transposed && shape.size() == 2;
-      tensor = tensors.insert(tensor, HfTensor{.name = name, .shape = shape, .transposed = transposed, .parts = {}});
+    const std::string block = row.layer == kBlock ? cat(names_.blocks, layer.index - 1, ".") : "";
+    const bool stacked = row.stored == Stored::kStacked;
+    const std::string name =
+        canonical_hf_name(model_.family, cat(block, with_expert(row.theirs, expert), stacked ? std::string_view() : kind));
+    if (stacked) stacked_.insert(name);
+    auto tensor = std::ranges::find(tensors_.begin() + first_of_layer_, tensors_.end(), name, &HfTensor::name);
+    if (tensor == tensors_.end()) {
+      const bool transposed = row.stored == Stored::kTransposed && shape.size() == 2;
+      tensor = tensors_.insert(tensor, HfTensor{.name = name, .shape = shape, .transposed = transposed, .parts = {}});
       if (transposed) std::ranges::reverse(tensor->shape);
     }
     add_part({.name = ours.key(), .shape = shape}, *tensor);
-  };
-  for (const LayerSpec& layer : layer_table(model)) {
-    const std::ptrdiff_t first = std::ssize(tensors);
-    for (const Row& row : names.rows)
-      for (const char* kind : {".weight", ".bias"})
-        if (row.layer == layer.kind) add(layer, row, kind, first);
   }
-  LOCKSTEP_CHECK(left.empty(), "family ", family_name(model.family), " has no row for ", left.begin()->first);
-  return tensors;
+
+  const ModelConfig& model_;
+  const Names& names_;
+  std::map<std::string, std::vector<int64_t>> left_;  // shapes of our parameters that have no tensor yet
+  std::vector<HfTensor> tensors_;
+  std::ptrdiff_t first_of_layer_ = 0;
+  std::set<std::string> stacked_;
+};
+
+}  // namespace
+
+std::vector<HfTensor> hf_tensors(const ModelConfig& model, HfForm form) {
+  const Names& names = names_of(model.family);
+  const auto& rows = form == HfForm::kStacked && !names.stacked_rows.empty() ? names.stacked_rows : names.rows;
+  Tensors tensors(model, names);
+  for (const LayerSpec& layer : layer_table(model)) tensors.add_layer(layer, rows);
+  return tensors.finish();
+}
+
+bool is_stacked_hf_name(std::string_view name) {
+  return std::ranges::any_of(kStackedExperts, [&](const Row& row) { return row.stored == kStacked && name.ends_with(cat(".", row.theirs)); });
 }
 
 std::string canonical_hf_name(Family family, std::string_view name) {

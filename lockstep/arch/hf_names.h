@@ -1,5 +1,5 @@
 // The tensors of a Hugging Face model directory and our parameters: one table for both directions. A family is rows of
-// it: their name of a module, ours, whether their weight is stored transposed. Modules of one name of theirs are stacked along
+// it: their name of a module, ours, how its weight is stored. Modules of one name of theirs are stacked along
 // the outputs in the order of the table (gpt2 keeps q, k and v in one tensor).
 #pragma once
 
@@ -16,21 +16,26 @@ namespace lockstep::arch {
 struct HfPart {
   std::string name;            // "blocks.3.attention.k.weight"
   std::vector<int64_t> shape;  // ours, global; linear weights [out, in]
-  int64_t row = 0;             // of the tensor seen as [out, ...]: the first that is this parameter
+  int64_t row = 0;             // of the tensor seen as [out, ...], stacked experts as all their rows: the first that is this parameter
   bool operator==(const HfPart&) const = default;
 };
 
 struct HfTensor {
   std::string name;            // "transformer.h.3.attn.c_attn.weight"
-  std::vector<int64_t> shape;  // as stored
+  std::vector<int64_t> shape;  // as stored; of stacked experts [E, out, in]
   bool transposed = false;     // stored [in, out]: gpt2's Conv1D
   std::vector<HfPart> parts;
   bool operator==(const HfTensor&) const = default;
 };
 
-// Every tensor of the model, under the name and in the order in which transformers writes it. Each row of the parameter
-// table is a part of exactly one.
-std::vector<HfTensor> hf_tensors(const ModelConfig& model);
+// Tensors of experts: each its own, as published and as transformers writes them; or all experts of a layer in one, gate above up
+// (what transformers 5 has in memory, and writes where save_original_format=False asks for it). Without experts both are the same.
+enum class HfForm { kUsual, kStacked };
+
+// Every tensor of the model, under the name and, without experts, in the order in which transformers writes it. Each row of the parameter table is a part of exactly one.
+// ConfigError LS1123 where a parameter has no place in the family.
+std::vector<HfTensor> hf_tensors(const ModelConfig& model, HfForm form = HfForm::kUsual);
+bool is_stacked_hf_name(std::string_view name);  // of the form kStacked alone
 
 // `name` with the prefix of its family ("transformer.", "model."), which files of a model without a head leave out.
 std::string canonical_hf_name(Family family, std::string_view name);

@@ -79,7 +79,7 @@ class LayerBuilder {
  public:
   // `input` outlives the builder.
   LayerBuilder(const ModelConfig& model, const CostInput& input) : s(model, input) {
-    d.values.reserve(48), d.products.reserve(16), d.calls.reserve(16), d.steps.reserve(160);
+    d.values.reserve(64), d.products.reserve(24), d.calls.reserve(20), d.steps.reserve(200);
   }
   LayerBuilder(const LayerBuilder&) = delete;
   LayerBuilder& operator=(const LayerBuilder&) = delete;
@@ -123,7 +123,8 @@ class LayerBuilder {
   // Collectives: kNoCall for one rank, and of gathering without sequence parallelism.
   static constexpr int kNoCall = -1;
   int call(const LayerCall& call) {
-    if (s.input.tensor.size == 1) return kNoCall;
+    const ExpertShard& experts = s.input.tensor.experts;
+    if ((call.over == CallGroup::kExperts ? experts.ep * experts.etp : s.input.tensor.size) == 1) return kNoCall;
     d.calls.push_back(call);
     return static_cast<int>(d.calls.size()) - 1;
   }

@@ -1,5 +1,5 @@
 // What a layer is, said once: its parameters, its tensors, and what each of its actions does, step by step, on one rank.
-// The parameter table, FLOPs, bytes, calls over tp and the drawing of a block are folds over it; tests hold the running
+// The parameter table, FLOPs, bytes, calls over tp and over the ranks that share experts, and the drawing of a block are folds over it; tests hold the running
 // layers of nn/, parallel/ and model/ against it.
 #pragma once
 
@@ -74,7 +74,13 @@ enum class CallPhase : uint8_t {
   kSize,      // how much the call of the same id that follows carries
 };
 
-// A collective over tp. Owner (the layer), part and phase are its id (program/call.h).
+// Over which ranks a layer communicates.
+enum class CallGroup : uint8_t {
+  kTensor,   // tp
+  kExperts,  // those that share the experts of a layer, ep x etp
+};
+
+// A collective of a layer. Owner (the layer), part and phase are its id (program/call.h).
 struct LayerCall {
   std::string part{};  // "attention.qkv"; empty: the whole layer
   CallPhase phase = CallPhase::kForward;
@@ -82,6 +88,8 @@ struct LayerCall {
   int64_t numel = 0;         // of the full buffer, padding included
   int64_t element_size = 0;  // bytes
   int64_t at_once = 0;       // > 0: several calls, of so many elements and the rest
+  CallGroup over = CallGroup::kTensor;
+  bool at_run_time = false;  // the tokens decide how much each rank sends: numel is what it would be if all experts got as many
 };
 
 struct Step {
@@ -116,16 +124,21 @@ struct LayerDescription {
 // Of `input` all but the recomputation and overlap, which choose among phases.
 LayerDescription describe_layer(const ModelConfig& model, const LayerSpec& layer, const CostInput& input);
 
-// What a block's Saved holds, a value for each line of `show memory`; `input.recompute` plays no part.
-std::vector<Value> block_kept_parts(const ModelConfig& model, const CostInput& input);
+// What the Saved of the block that is `layer` holds, a value for each line of `show memory`; `input.recompute` plays no part.
+std::vector<Value> block_kept_parts(const ModelConfig& model, const CostInput& input, int layer = 1);
 
 // Its rows of the parameter table, not yet placed, in the order of the forward pass; `layer` with its name and its index of the
 // layer table.
 std::vector<ParamSpec> layer_parameters(const ModelConfig& model, const LayerSpec& layer);
+// The same with the rows of these experts alone.
+std::vector<ParamSpec> layer_parameters(const ModelConfig& model, const LayerSpec& layer, mesh::Range experts);
 
-// The branches of the block that is this layer. ConfigError LS1124 where they contradict each other.
-const BlockSpec& block_branches(const ModelConfig& model, int layer);
-// Equal for layers of equal parts: embedding, head, and blocks of one list of branches.
+// The branches of the block that is this layer; in a model with experts they stand where the MLP of a block that is not dense would.
+// ConfigError LS1124 where they contradict each other.
+BlockSpec block_branches(const ModelConfig& model, int layer);
+// Equal for layers of equal parts: embedding, head, and blocks of one list of branches with an MLP, or with experts for it.
 int layer_pattern(const ModelConfig& model, const LayerSpec& layer);
+// Of each pattern of blocks the first layer, ascending.
+std::vector<int> first_blocks(const ModelConfig& model);
 
 }  // namespace lockstep::arch

@@ -1,5 +1,7 @@
 // Which parameters a layer has, and which branches a block.
+#include <algorithm>
 #include <cmath>
+#include <set>
 #include <utility>
 
 #include "lockstep/arch/branch_kind.h"
@@ -51,20 +53,29 @@ void ParameterRows::norm(const std::string& part) {
   if (model.traits().layer_norm) bias(part, model.hidden);
 }
 
+double ParameterRows::output_std() const { return kInitStd / std::sqrt(2.0 * static_cast<double>(model.layers)); }
+
 void ParameterRows::branch(const Branch& branch) {
   const BranchKind& kind = branch_kind(branch.kind);
+  if (branch.norm_before) norm(branch.norm());
+  if (kind.rows)
+    kind.rows(*this, branch);
+  else
+    linear_rows(branch, kind);
+  if (branch.norm_behind) norm(branch.post_norm());
+}
+
+void ParameterRows::linear_rows(const Branch& branch, const BranchKind& kind) {
   const BranchLinears linears = kind.linears(model);
   const std::string first = branch.part(linears.first.name), last = branch.part(linears.last.name);
   const auto fuse = [&](const char* of) { return linears.pieces.size() > 1 ? named(first, of) : std::string(); };
-  if (branch.norm_before) norm(branch.norm());
   for (const auto& [name, outputs, cut] : linears.pieces)
     weight(branch.part(name), outputs, model.hidden, cut).fuse = fuse("weight");
   if (linears.first.has_bias)
     for (const auto& [name, outputs, cut] : linears.pieces) bias(branch.part(name), outputs, cut).fuse = fuse("bias");
   if (kind.parameters) kind.parameters(*this, branch);
-  weight(last, model.hidden, linears.last.in, TensorCut::kColumns, kInitStd / std::sqrt(2.0 * static_cast<double>(model.layers)));
+  weight(last, model.hidden, linears.last.in, TensorCut::kColumns, output_std());
   if (linears.last.has_bias) bias(last, model.hidden);
-  if (branch.norm_behind) norm(branch.post_norm());
 }
 
 const BlockSpec& usual_block() {
@@ -72,20 +83,46 @@ const BlockSpec& usual_block() {
   return usual;
 }
 
-const BlockSpec& block_branches(const ModelConfig& model, int layer) {
+namespace {
+
+const BlockSpec& listed_branches(const ModelConfig& model, int layer) {
   if (model.blocks.empty()) return usual_block();
-  if (const std::vector<std::string> problems = block_problems(model); !problems.empty())
-    throw ConfigError({.code = "LS1124", .what = cat("the blocks of the model:\n  ", join(problems, "\n  "))});
   return model.blocks[static_cast<size_t>(layer - 1) % model.blocks.size()];
+}
+
+}  // namespace
+
+BlockSpec block_branches(const ModelConfig& model, int layer) {
+  if (!model.blocks.empty())
+    if (const std::vector<std::string> problems = block_problems(model); !problems.empty())
+      throw ConfigError({.code = "LS1124", .what = cat("the blocks of the model:\n  ", join(problems, "\n  "))});
+  BlockSpec branches = listed_branches(model, layer);
+  if (!model.has_experts() || model.experts.is_dense(layer - 1)) return branches;
+  for (Branch& branch : branches)
+    if (branch.kind == "mlp") branch.kind = branch.name = kExperts;
+  return branches;
 }
 
 int layer_pattern(const ModelConfig& model, const LayerSpec& layer) {
   if (layer.kind != LayerKind::kBlock) return layer.kind == LayerKind::kEmbedding ? -1 : -2;
-  return model.blocks.empty() ? 0 : (layer.index - 1) % static_cast<int>(model.blocks.size());
+  const int lists = std::max(1, static_cast<int>(model.blocks.size())), list = (layer.index - 1) % lists;
+  return model.has_experts() && !model.experts.is_dense(layer.index - 1) ? lists + list : list;
+}
+
+std::vector<int> first_blocks(const ModelConfig& model) {
+  std::set<int> patterns;
+  std::vector<int> blocks;
+  for (int layer = 1; layer <= static_cast<int>(model.layers); ++layer)
+    if (patterns.insert(layer_pattern(model, layer_spec(model, layer))).second) blocks.push_back(layer);
+  return blocks;
 }
 
 std::vector<ParamSpec> layer_parameters(const ModelConfig& model, const LayerSpec& layer) {
-  ParameterRows rows(model, layer);
+  return layer_parameters(model, layer, {.begin = 0, .end = model.experts.count});
+}
+
+std::vector<ParamSpec> layer_parameters(const ModelConfig& model, const LayerSpec& layer, mesh::Range experts) {
+  ParameterRows rows(model, layer, experts);
   switch (layer.kind) {
     case LayerKind::kEmbedding:
       rows.weight("tokens", model.vocab_size, model.hidden, TensorCut::kRows);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -31,6 +32,14 @@ const std::vector<Preset>& presets() {  // not a constant: who starts before mai
                      .vocab_size = 128256, .max_seq_len = 8192, .tied = false, .rope_theta = 500000}},
       {"llama-test", {.family = "llama", .layers = 3, .hidden = 48, .heads = 12, .kv_heads = 4, .ffn = 144,
                       .vocab_size = 512, .max_seq_len = 64, .tied = false}},
+      {"mixtral-8x7b", {.family = "mixtral", .layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8, .ffn = 14336,
+                        .vocab_size = 32000, .max_seq_len = 32768, .tied = false, .rope_theta = 1e6, .experts = 8,
+                        .experts_per_token = 2}},
+      {"mixtral-test", {.family = "mixtral", .layers = 4, .hidden = 64, .heads = 8, .kv_heads = 4, .ffn = 96,
+                        .vocab_size = 512, .max_seq_len = 64, .tied = false, .experts = 8, .experts_per_token = 2}},
+      {"qwen3-30b-a3b", {.family = "qwen3_moe", .layers = 48, .hidden = 2048, .heads = 32, .kv_heads = 4, .head_size = 128,
+                         .ffn = 6144, .vocab_size = 151936, .max_seq_len = 40960, .tied = false, .norm_eps = 1e-6,
+                         .rope_theta = 1e6, .experts = 128, .experts_per_token = 8, .expert_ffn = 768}},
   };
   return all;
 }
@@ -63,6 +72,7 @@ ModelFindings no_such_family(const config::ModelSection& section) {
                         .depth = kFamilyDepth}}};
 }
 
+constexpr int64_t kUsualPerToken = 2;
 constexpr int64_t kUsualLayers = 12, kUsualHidden = 768, kUsualHead = 64, kUsualVocabulary = 8192;
 
 // Some of layers, hidden and heads are missing: usual values beside those that are there.
@@ -117,6 +127,32 @@ std::vector<BlockSpec> blocks_of(const config::ModelSection& section) {
   return {block};
 }
 
+// A number of blocks as a list; of more than there are one that does not fit (contradictions).
+std::vector<int> dense_layers_of(const config::DenseLayers& dense, int64_t layers) {
+  if (!dense.first) return dense.list;
+  std::vector<int> blocks(static_cast<size_t>(std::min<int64_t>(*dense.first, layers + 1)));
+  std::iota(blocks.begin(), blocks.end(), 0);
+  return blocks;
+}
+
+// model.experts and what belongs to it. A width that the base has is of the base's hidden size.
+ExpertSizes experts_of(const config::ModelSection& section, const ModelConfig& base, const ModelConfig& model) {
+  ExpertSizes experts = base.experts;
+  experts.count = section.experts.value_or(experts.count);
+  if (experts.count == 0) return {};
+  const bool own_width = base.has_experts() && base.experts.ffn != base.ffn;
+  const int64_t width = own_width ? std::max<int64_t>(1, base.experts.ffn * model.hidden / base.hidden) : model.ffn;
+  experts.ffn = section.expert_ffn.value_or(width);
+  experts.per_token = section.experts_per_token.value_or(base.has_experts() ? experts.per_token : std::min(kUsualPerToken, experts.count));
+  experts.shared = section.shared_experts.value_or(experts.shared);
+  experts.router = section.router.value_or(experts.router);
+  experts.groups = section.router_groups.value_or(experts.groups);
+  experts.top_groups = section.router_top_groups.value_or(experts.groups == base.experts.groups ? experts.top_groups : experts.groups);
+  experts.routed_scale = section.routed_scale.value_or(experts.routed_scale);
+  if (section.dense_layers) experts.dense_layers = dense_layers_of(*section.dense_layers, model.layers);
+  return experts;
+}
+
 // The section's fields over `base`, whose flags are its family's. Sizes that follow from a changed one are derived again unless
 // they are given too.
 ModelConfig with_fields(const config::ModelSection& section, const ModelConfig& base) {
@@ -136,6 +172,7 @@ ModelConfig with_fields(const config::ModelSection& section, const ModelConfig& 
   model.rope_theta = section.rope_theta.value_or(base.rope_theta);
   model.dropout = section.dropout.value_or(base.dropout);
   model.blocks = blocks_of(section);  // no preset has its own
+  model.experts = experts_of(section, base, model);
   return model;
 }
 
@@ -175,6 +212,24 @@ std::string text_of(const BlockSpec& block) {
   return text;
 }
 
+// "124.4M".
+std::string count_text(int64_t parameters) {
+  const double number = static_cast<double>(parameters);
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), parameters < 1'000'000'000 ? "%.1fM" : "%.2fB", number / (number < 1e9 ? 1e6 : 1e9));
+  return text.data();
+}
+
+// "ffn 3072"; "8 experts of ffn 14336, 2 per token", with what else there is.
+std::string feed_forward_text(const ModelConfig& model) {
+  const ExpertSizes& experts = model.experts;
+  const std::string dense = cat("ffn ", model.ffn);
+  if (!model.has_experts()) return dense;
+  const size_t blocks = experts.dense_layers.size();
+  return cat(blocks == 0 ? "" : cat(dense, " in ", blocks, blocks == 1 ? " block, " : " blocks, "), experts.count, " experts of ffn ",
+             experts.ffn, ", ", experts.per_token, experts.shared == 0 ? "" : cat(" and ", experts.shared, " shared"), " per token");
+}
+
 }  // namespace
 
 std::vector<std::string> family_names() {
@@ -194,10 +249,10 @@ std::vector<std::string> preset_names() {
   return names;
 }
 
-ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer_vocab_size, bool with_ways) {
+ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer_vocab_size, const config::MoeSection& moe, bool with_ways) {
   if (std::vector<config::LayoutProblem> beyond = bound_problems(section); !beyond.empty())
     return sizes_that_do_not_fit(std::move(beyond));
-  if (!section.from.empty()) return judge_hf_model(section);
+  if (!section.from.empty()) return judge_hf_model(section, moe);
   std::string preset = section.preset;
   // Whoever names one of these describes the model by its fields alone, and names all of its sizes.
   const bool by_fields = section.family || section.layers || section.hidden || section.heads;
@@ -209,32 +264,33 @@ ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer
   ModelConfig model = with_fields(section, preset.empty() ? from_fields(section) : find_preset(preset).value());
   if (model.vocab_size == 0) model.vocab_size = tokenizer_vocab_size;
   if (model.vocab_size == 0) return no_vocabulary(preset);
-  if (std::vector<config::LayoutProblem> problems = contradictions(model, !section.head_size, with_ways); !problems.empty())
-    return sizes_that_do_not_fit(std::move(problems));
+  model.experts.router_bias = has_router_bias(model, moe);
+  std::vector<config::LayoutProblem> problems = contradictions(model, !section.head_size, with_ways);
+  for (config::LayoutProblem& problem : problems_without_experts(section, model)) problems.push_back(std::move(problem));
+  if (!problems.empty()) return sizes_that_do_not_fit(std::move(problems));
   return {.model = model};
 }
 
-ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer_vocab_size) {
-  ModelFindings found = judge_model(section, tokenizer_vocab_size);
+ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer_vocab_size, const config::MoeSection& moe) {
+  ModelFindings found = judge_model(section, tokenizer_vocab_size, moe);
   if (found.model) return *std::move(found.model);
   config::Trial trial;
   trial.loaded.config.model = section;
   keep_what_holds(found.problems, trial, [&](const config::Trial& changed) {
-    return judge_model(changed.loaded.config.model, tokenizer_vocab_size, false).problems;
+    return judge_model(changed.loaded.config.model, tokenizer_vocab_size, moe, false).problems;
   });
   config::refuse(trial.loaded, found.code, found.heading, found.problems);
 }
 
+bool ExpertSizes::is_dense(int block) const { return std::ranges::binary_search(dense_layers, block); }
+
 std::string describe(const ModelConfig& model) {
-  const double parameters = static_cast<double>(num_parameters(model));
-  std::array<char, 32> count{};
-  std::snprintf(count.data(), count.size(), parameters < 1e9 ? "%.1fM" : "%.2fB",
-                parameters / (parameters < 1e9 ? 1e6 : 1e9));
   std::vector<std::string> blocks;
   for (const BlockSpec& block : model.blocks) blocks.push_back(text_of(block));
   return cat(family_name(model.family), " ", model.layers, " x ", model.hidden, blocks.empty() ? "" : " of " + join(blocks, " / "),
-             ", ", model.heads, " heads", model.kv_heads == model.heads ? "" : cat(" (", model.kv_heads, " kv)"), ", ffn ",
-             model.ffn, ", vocab ", model.vocab_size, ", ", count.data(), " parameters");
+             ", ", model.heads, " heads", model.kv_heads == model.heads ? "" : cat(" (", model.kv_heads, " kv)"), ", ",
+             feed_forward_text(model), ", vocab ", model.vocab_size, ", ", count_text(num_parameters(model)), " parameters",
+             model.has_experts() ? cat(", ", count_text(num_active_parameters(model)), " active") : "");
 }
 
 }  // namespace lockstep::arch

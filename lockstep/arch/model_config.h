@@ -14,8 +14,9 @@
 namespace lockstep::arch {
 
 // gpt2: Radford et al. 2019. llama: Touvron et al. 2023. mistral: Jiang et al. 2023, llama's block with a sliding window.
-// qwen2: Yang et al. 2024, biases on q, k, v. qwen3: Yang et al. 2025, RMSNorm on every query and key head.
-enum class Family { kGpt2, kLlama, kMistral, kQwen2, kQwen3 };
+// qwen2: Yang et al. 2024, biases on q, k, v. qwen3: Yang et al. 2025, RMSNorm on every query and key head. mixtral: Jiang et al.
+// 2024, mistral's block with experts; qwen3_moe: that of qwen3 with experts.
+enum class Family { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen3Moe };
 
 // What sets a family apart, one row each: fixed choices, and the defaults of the flags that a ModelConfig may change.
 struct FamilyTraits {
@@ -28,6 +29,7 @@ struct FamilyTraits {
   bool out_bias = false;
   bool mlp_bias = false;
   bool qk_norm = false;
+  bool experts = false;  // only with experts; other families with a gated MLP may have them
 };
 // In the order of the enumeration.
 inline constexpr FamilyTraits kFamilies[] = {
@@ -37,6 +39,8 @@ inline constexpr FamilyTraits kFamilies[] = {
     {.family = Family::kMistral, .name = "mistral", .gated_mlp = true},
     {.family = Family::kQwen2, .name = "qwen2", .gated_mlp = true, .qkv_bias = true},
     {.family = Family::kQwen3, .name = "qwen3", .gated_mlp = true, .qk_norm = true},
+    {.family = Family::kMixtral, .name = "mixtral", .gated_mlp = true, .experts = true},
+    {.family = Family::kQwen3Moe, .name = "qwen3_moe", .gated_mlp = true, .qk_norm = true, .experts = true},
 };
 constexpr const FamilyTraits& family_traits(Family family) { return kFamilies[static_cast<size_t>(family)]; }
 constexpr std::string_view family_name(Family family) { return family_traits(family).name; }
@@ -75,6 +79,25 @@ using BlockSpec = std::vector<Branch>;
 // Attention, and then an MLP.
 const BlockSpec& usual_block();
 
+inline constexpr int64_t kLoadExtras = 3;  // numbers that a block with experts tells of a step beside its E counts: nn/branch.h
+
+// Experts in the place of a block's MLP: SwiGLU layers [ffn, hidden] of which a router chooses `per_token` for every token
+// (Shazeer et al. 2017). What a router does is said in config/run_config.h.
+struct ExpertSizes {
+  int64_t count = 0;      // E; 0 = the model has none, and nothing below counts
+  int64_t per_token = 0;  // k
+  int64_t ffn = 0;        // F of each
+  int64_t shared = 0;     // every token goes through one more of shared * ffn; 0 = there is none
+  config::Router router = config::Router::kSoftmaxAfterTopk;
+  int64_t groups = 1;      // of count / groups neighbours
+  int64_t top_groups = 1;  // of which a token may choose
+  double routed_scale = 1;
+  bool router_bias = false;         // [E], added to the scores when experts are chosen, not to the weights; balance = "bias" moves it
+  std::vector<int> dense_layers{};  // blocks, from 0, that have an MLP all the same; ascending
+  bool is_dense(int block) const;   // of the model's blocks, from 0: layer - 1
+  bool operator==(const ExpertSizes&) const = default;
+};
+
 struct ModelConfig {
   Family family = Family::kGpt2;
   int64_t layers = 0;
@@ -97,19 +120,24 @@ struct ModelConfig {
   bool mlp_bias = traits().mlp_bias;  // of all linears of the MLP
   bool qk_norm = traits().qk_norm;    // RMSNorm over each head of q and k, before the rotation
   std::vector<BlockSpec> blocks{};    // of the layers, in turn; empty: all are usual_block()
+  ExpertSizes experts{};              // in every block that is not dense, where its "mlp" would be
 
   const FamilyTraits& traits() const { return family_traits(family); }
+  bool has_experts() const { return experts.count > 0; }
   bool operator==(const ModelConfig&) const = default;
 };
 
 std::vector<std::string> preset_names();
 // The preset (default gpt2-10m) with the user's fields on top. `vocab_size` = 0 there and here means: from the tokenizer,
 // whose size the caller passes (0 = none known: then the preset must have one). ConfigError LS1110.. for sizes that
-// contradict each other, all at once, with the equation. With section.from the model is that of hf_config.h.
-ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer_vocab_size = 0);
+// contradict each other, all at once, with the equation. With section.from the model is that of hf_config.h. `moe` says whether
+// routers have a bias (balance "bias").
+ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer_vocab_size = 0, const config::MoeSection& moe = {});
 // What in the model contradicts itself, an equation each ("heads(6) % kv_heads(4) = 2"); empty for a sound one.
 std::vector<std::string> size_problems(const ModelConfig& model);
-// The same model as a text of one line: "gpt2 12 x 768, 12 heads, ffn 3072, vocab 50257, 124.4M parameters".
+// The same model as a text of one line: "gpt2 12 x 768, 12 heads, ffn 3072, vocab 50257, 124.4M parameters". With experts also
+// the parameters that a token goes through: "mixtral 32 x 4096, 32 heads (8 kv), 8 experts of ffn 14336, 2 per token, vocab 32000,
+// 46.70B parameters, 12.88B active".
 std::string describe(const ModelConfig& model);
 // The same as checkpoints keep it, and back: CheckpointError LS1312 naming `origin` and the key where one is missing or of
 // another type.

@@ -29,7 +29,8 @@ std::string remainder_text(const char* what, int64_t a, const char* by, int64_t 
 // An upper bound of the model's parameters, in numbers that do not overflow.
 double rough_parameters(const ModelConfig& model) {
   const double attention = 2 * number(model.head_size) * (number(model.heads) + number(model.kv_heads));
-  const double block = number(model.hidden) * (attention + 3 * number(model.ffn));
+  const double experts = model.has_experts() ? number(model.experts.count + model.experts.shared) * (3 * number(model.experts.ffn) + 1) : 0;
+  const double block = number(model.hidden) * (attention + 3 * number(model.ffn) + experts);
   return number(model.layers) * block +
          number(model.hidden) * (2 * number(model.vocab_size) + number(model.max_seq_len));
 }
@@ -46,6 +47,7 @@ std::vector<Suggestion> fewer_parameters(const ModelConfig& model) {
   add("layers", model.layers);
   add("hidden", model.hidden, model.heads);
   add("ffn", model.ffn);
+  if (model.has_experts()) add("expert_ffn", model.experts.ffn);
   add("vocab_size", model.vocab_size);
   return ways;
 }
@@ -82,15 +84,17 @@ ModelFindings refused(int depth, const std::string& key, std::string what, Sugge
 
 std::vector<LayoutProblem> bound_problems(const config::ModelSection& section) {
   std::vector<LayoutProblem> problems;
-  visit_sizes(section, [&](const char* name, std::optional<int64_t> size) {
+  const auto bounded = [&](const char* name, std::optional<int64_t> size, int64_t least) {
     const int64_t most = most_of_size(name);
-    if (!size || (*size >= 1 && *size <= most)) return;
+    if (!size || (*size >= least && *size <= most)) return;
     const std::string key = cat("model.", name);
     problems.push_back({.key = key,
-                        .what = cat(name, "(", *size, ") is not within 1 to ", most),
-                        .ways = values_of(key, {cat(*size < 1 ? 1 : most)}) + std::vector{config::left_out(key)},
+                        .what = cat(name, "(", *size, ") is not within ", least, " to ", most),
+                        .ways = values_of(key, {cat(*size < least ? least : most)}) + std::vector{config::left_out(key)},
                         .depth = kBoundsDepth});
-  });
+  };
+  visit_sizes(section, [&](const char* name, std::optional<int64_t> size) { bounded(name, size, 1); });
+  visit_expert_sizes(section, bounded);
   return problems;
 }
 
@@ -127,6 +131,7 @@ std::vector<LayoutProblem> contradictions(const ModelConfig& model, bool derived
          [] { return values_of("model.dropout", {"0"}); });
   expect(rough_parameters(model) < kMaxParameters, "model.hidden",
          cat("about ", rough_parameters(model), " parameters are too many"), [&] { return fewer_parameters(model); });
+  for (LayoutProblem& problem : expert_contradictions(model, with_ways)) problems.push_back(std::move(problem));
   return problems;
 }
 
@@ -138,7 +143,7 @@ std::vector<std::string> size_problems(const ModelConfig& model) {
   return texts;
 }
 
-ModelFindings judge_hf_model(const config::ModelSection& section) {
+ModelFindings judge_hf_model(const config::ModelSection& section, const config::MoeSection& moe) {
   if (const std::vector<std::string> given = keys_beside(section); !given.empty()) {
     Suggestion without{.changes = {}, .text = "leave them out; dropout and max_seq_len may be set"};
     for (const std::string& key : given) without.changes.push_back({.key = key});
@@ -147,6 +152,7 @@ ModelFindings judge_hf_model(const config::ModelSection& section) {
   }
   ModelConfig model = load_hf_config(source_folder(section.from)).model;
   model.dropout = section.dropout.value_or(model.dropout);
+  model.experts.router_bias = has_router_bias(model, moe);
   if (!section.max_seq_len || *section.max_seq_len == model.max_seq_len) return {.model = model};
   const char* key = "model.max_seq_len";
   if (model.traits().learned_positions)

@@ -25,10 +25,15 @@ struct ModelFindings {
 
 // As resolve_model(), which see; ways out are left out where nobody asks for them. DataError LS1115, LS1117, LS1118, LS1205 for
 // the files of section.from.
-ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer_vocab_size, bool with_ways = true);
+ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer_vocab_size, const config::MoeSection& moe = {},
+                          bool with_ways = true);
 // The same where section.from names a directory: its model with the section's dropout and max_seq_len. LS1116 for any other key
 // beside `from`, and for a max_seq_len that the model cannot have.
-ModelFindings judge_hf_model(const config::ModelSection& section);
+ModelFindings judge_hf_model(const config::ModelSection& section, const config::MoeSection& moe);
+// Of its routers.
+inline bool has_router_bias(const ModelConfig& model, const config::MoeSection& moe) {
+  return model.has_experts() && moe.balance == config::Balance::kBias;
+}
 
 // Of a ModelConfig or a ModelSection, which call them the same.
 template <typename Model, typename Visit>
@@ -42,12 +47,41 @@ void visit_sizes(Model& model, Visit visit) {
   visit("vocab_size", model.vocab_size);
   visit("max_seq_len", model.max_seq_len);
 }
+// The same of experts: the key of the section, and the least there may be.
+template <typename Visit>
+void visit_expert_sizes(const config::ModelSection& section, Visit visit) {
+  visit("experts", section.experts, 1);
+  visit("experts_per_token", section.experts_per_token, 1);
+  visit("expert_ffn", section.expert_ffn, 1);
+  visit("shared_experts", section.shared_experts, 0);
+  visit("router_groups", section.router_groups, 1);
+  visit("router_top_groups", section.router_top_groups, 1);
+}
+template <typename Visit>
+void visit_expert_sizes(const ModelConfig& model, Visit visit) {
+  visit("experts", model.experts.count, 1);
+  visit("experts_per_token", model.experts.per_token, 1);
+  visit("expert_ffn", model.experts.ffn, 1);
+  visit("shared_experts", model.experts.shared, 0);
+  visit("router_groups", model.experts.groups, 1);
+  visit("router_top_groups", model.experts.top_groups, 1);
+}
+// Of all blocks: each is three rows of the parameter table.
+inline constexpr int64_t kMostExperts = int64_t{1} << 15;
+
 // Products of two others fit into 64 bits.
-constexpr int64_t most_of_size(std::string_view name) { return int64_t{1} << (name == "layers" ? 16 : 31); }
+constexpr int64_t most_of_size(std::string_view name) {
+  const bool of_experts = (name != "expert_ffn" && name.find("expert") != std::string_view::npos) || name.starts_with("router");
+  return of_experts ? kMostExperts : int64_t{1} << (name == "layers" ? 16 : 31);
+}
 
 // Sizes out of their range, which begins at 1.
 std::vector<config::LayoutProblem> bound_problems(const config::ModelSection& section);
 // What size_problems() says, with ways out; and where nobody has set the head_size, heads that do not fill the hidden size.
 std::vector<config::LayoutProblem> contradictions(const ModelConfig& model, bool derived_head_size, bool with_ways);
+// Those of experts (model_findings_experts.cpp), which contradictions() has too.
+std::vector<config::LayoutProblem> expert_contradictions(const ModelConfig& model, bool with_ways);
+// Keys of experts, or a family of experts, where the section gives the model none.
+std::vector<config::LayoutProblem> problems_without_experts(const config::ModelSection& section, const ModelConfig& model);
 
 }  // namespace lockstep::arch

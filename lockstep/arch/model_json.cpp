@@ -1,9 +1,12 @@
 // The model's sizes as JSON.
+#include <algorithm>
+
 #include "lockstep/arch/model_config.h"
 #include "lockstep/arch/model_findings.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
+#include "lockstep/config/fields.h"
 
 namespace lockstep::arch {
 
@@ -38,6 +41,27 @@ void visit_rope_scaling(Scaling& scaling, Visit visit) {
   visit("low_freq_factor", scaling.low_freq_factor);
   visit("high_freq_factor", scaling.high_freq_factor);
   visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
+}
+
+// Of a model with experts alone. The words of routers are those of the configuration.
+template <typename Experts, typename Visit>
+void visit_experts(Experts& experts, Visit visit) {
+  visit("count", experts.count);
+  visit("per_token", experts.per_token);
+  visit("ffn", experts.ffn);
+  visit("shared", experts.shared);
+  visit("groups", experts.groups);
+  visit("top_groups", experts.top_groups);
+  visit("routed_scale", experts.routed_scale);
+  visit("router_bias", experts.router_bias);
+  visit("dense_layers", experts.dense_layers);
+}
+
+config::Router router_of(const std::string& name) {
+  const config::Words words = config::choices_of(config::Router{});
+  const auto found = std::ranges::find(words, name);
+  if (found == words.end()) throw std::invalid_argument("unknown router \"" + name + "\"");
+  return static_cast<config::Router>(found - words.begin());
 }
 
 RopeScaling::Kind scaling_kind(const std::string& name) {
@@ -77,6 +101,11 @@ Json model_json(const ModelConfig& model) {
     visit_rope_scaling(model.rope_scaling, [&](const char* key, const auto& value) { scaling[key] = value; });
   }
   if (!model.blocks.empty()) json["blocks"] = model.blocks;
+  if (model.has_experts()) {
+    Json& experts = json["experts"];
+    visit_experts(model.experts, [&](const char* key, const auto& value) { experts[key] = value; });
+    experts["router"] = config::name_of(model.experts.router);
+  }
   return json;
 }
 
@@ -102,6 +131,13 @@ ModelConfig parse_model_json(const Json& json, std::string_view origin) {
       visit_rope_scaling(model.rope_scaling, [&](const char* key, auto& value) { read(scaling, key, value); });
     }
     if (json.contains("blocks")) read(json, "blocks", model.blocks);
+    if (json.contains("experts")) {
+      const Json& experts = json.at(reading = "experts");
+      visit_experts(model.experts, [&](const char* key, auto& value) { read(experts, key, value); });
+      model.experts.router = router_of(experts.at(reading = "router"));
+      reading = "count";
+      if (model.experts.count < 1) throw std::invalid_argument(cat(model.experts.count, " experts"));
+    }
     require_sound(model, reading);
   } catch (const std::exception& error) {
     throw CheckpointError({.code = "LS1312", .what = cat("model key \"", reading, "\": ", error.what()),

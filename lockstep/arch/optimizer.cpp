@@ -17,6 +17,8 @@ const std::vector<OptimizerSpec>& optimizer_specs() {
        .slots_text = "momentum",
        .slots = {{.name = "momentum_buffer", .text = "momentum"}},
        .whole_matrix = true},
+      // Of a router's bias (config::Balance::kBias).
+      {.id = "balance", .text = "bias update", .slots_text = "no state", .fixed = true},
   };
   return specs;
 }

@@ -25,6 +25,7 @@ struct OptimizerSpec {
   std::string_view slots_text;     // all slots in words: "two moments"
   std::vector<StateSlot> slots{};  // in the order of buffers, disk records and checkpoints
   bool whole_matrix = false;       // a step needs whole matrices; otherwise any range of elements will do
+  bool fixed = false;              // of the parameters that are made with it: nobody chooses it, no rule changes it
 
   int64_t slot_bytes() const;  // of one element, of all slots
 };

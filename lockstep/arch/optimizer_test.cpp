@@ -27,6 +27,15 @@ TEST(Optimizer, MuonKeepsOneSlotAndNeedsWholeMatrices) {
   EXPECT_TRUE(muon.whole_matrix);
 }
 
+// A router's bias is what its rate makes of signs: no state, and no rule.
+TEST(Optimizer, TheBiasUpdateKeepsNothingAndIsNobodysChoice) {
+  const OptimizerSpec& balance = optimizer_spec("balance");
+  EXPECT_EQ(balance.slot_bytes(), 0);
+  EXPECT_TRUE(balance.fixed);
+  EXPECT_FALSE(balance.whole_matrix);
+  EXPECT_FALSE(optimizer_spec().fixed || optimizer_spec("muon").fixed);
+}
+
 TEST(Optimizer, BytesAreThoseOfTheSlotsTypes) {
   const OptimizerSpec spec{.id = "test",
                            .slots_text = "both",

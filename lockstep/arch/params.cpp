@@ -18,17 +18,40 @@ namespace {
 using config::OptimizerKind;
 using config::OptimizerRule;
 
+// Partial over tp whatever the rows of a rank are: it has its own heads, or routes its own rows.
+bool always_partial(const ParamSpec& spec) {
+  return spec.per_head || spec.of == config::ParameterClass::kRouter || spec.update.optimizer->fixed;
+}
+
+int num_layers(const ModelConfig& model) { return static_cast<int>(model.layers) + 2; }
+
+void cut(ParamSpec& spec, int dim, int parts, int index) {
+  spec.cut_dim = dim;
+  const auto at = static_cast<size_t>(dim);
+  const mesh::Range range = mesh::shard_range(spec.shape[at], parts, index);
+  spec.largest_numel = spec.numel() / spec.shape[at] * mesh::shard_range(spec.shape[at], parts, 0).size();
+  spec.local_shape[at] = range.size();
+  spec.local_offset[at] = range.begin;
+}
+
+void place_expert(const ModelConfig& model, const ExpertShard& shard, ParamSpec& spec) {
+  spec.group = ParameterGroup::kExperts;
+  spec.unit = spec.layer + 2 * num_layers(model);
+  if (shard.etp > 1) cut(spec, spec.cut == TensorCut::kColumns ? 1 : 0, shard.etp, shard.etp_rank);
+}
+
 // Gives the row its piece of `shard`.
 void place(const ModelConfig& model, const TensorShard& shard, ParamSpec& spec) {
   spec.local_shape = spec.shape;
   spec.local_offset.assign(spec.shape.size(), 0);
   spec.largest_numel = spec.numel();
+  if (spec.expert >= 0) return place_expert(model, shard.experts, spec);
   if (shard.size == 1) return;
   if (spec.cut == TensorCut::kNone) {
-    spec.partial = shard.sequence_parallel || spec.per_head;
+    spec.partial = shard.sequence_parallel || always_partial(spec);
     if (spec.partial && shard.row_groups && spec.layer > 0) {  // an embedding is one unit: two stages may hold it
       spec.group = ParameterGroup::kRows;
-      spec.unit += static_cast<int>(model.layers) + 2;
+      spec.unit += num_layers(model);
       spec.partial = false;  // its domain sums them, and knows the copies
       return;
     }
@@ -41,12 +64,13 @@ void place(const ModelConfig& model, const TensorShard& shard, ParamSpec& spec) 
   spec.copies = shard.size / parts;
   spec.copy = shard.rank % spec.copies;
   spec.partial = spec.copies > 1;
-  spec.cut_dim = spec.cut == TensorCut::kColumns ? 1 : 0;
-  const auto at = static_cast<size_t>(spec.cut_dim);
-  const mesh::Range range = mesh::shard_range(spec.shape[at], parts, shard.rank / spec.copies);
-  spec.largest_numel = spec.numel() / spec.shape[at] * mesh::shard_range(spec.shape[at], parts, 0).size();
-  spec.local_shape[at] = range.size();
-  spec.local_offset[at] = range.begin;
+  cut(spec, spec.cut == TensorCut::kColumns ? 1 : 0, parts, shard.rank / spec.copies);
+}
+
+// The experts of a rank.
+mesh::Range own_experts(const ModelConfig& model, const ExpertShard& shard) {
+  const int64_t each = model.experts.count / shard.ep;
+  return {.begin = shard.ep_rank * each, .end = (shard.ep_rank + 1) * each};
 }
 
 // `pattern` with * for any text, of all of `name`.
@@ -87,7 +111,7 @@ LayerSpec layer_spec(const ModelConfig& model, int index) {
 
 std::vector<LayerSpec> layer_table(const ModelConfig& model) {
   std::vector<LayerSpec> layers;
-  for (int i = 0; i < static_cast<int>(model.layers) + 2; ++i) layers.push_back(layer_spec(model, i));
+  for (int i = 0; i < num_layers(model); ++i) layers.push_back(layer_spec(model, i));
   return layers;
 }
 
@@ -96,16 +120,22 @@ int64_t elements(const std::vector<int64_t>& shape) {
 }
 
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard) {
-  std::vector<int> layers(static_cast<size_t>(model.layers) + 2);
+  std::vector<int> layers(static_cast<size_t>(num_layers(model)));
   std::iota(layers.begin(), layers.end(), 0);
   return param_table(model, shard, layers);
 }
 
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard, const std::vector<int>& layers) {
+  const ExpertShard& of = shard.experts;
   LOCKSTEP_CHECK(shard.rank >= 0 && shard.rank < shard.size, "rank ", shard.rank, " of ", shard.size);
+  LOCKSTEP_CHECK(of.ep_rank >= 0 && of.ep_rank < of.ep && model.experts.count % of.ep == 0, model.experts.count, " experts, rank ",
+                 of.ep_rank, " of ", of.ep);
+  LOCKSTEP_CHECK(of.etp_rank >= 0 && of.etp_rank < of.etp, "rank ", of.etp_rank, " of ", of.etp);
+  const mesh::Range experts = own_experts(model, of);
   std::vector<ParamSpec> table;
   for (const int index : layers)
-    for (ParamSpec& spec : layer_parameters(model, layer_spec(model, index))) place(model, shard, table.emplace_back(std::move(spec)));
+    for (ParamSpec& spec : layer_parameters(model, layer_spec(model, index), experts))
+      place(model, shard, table.emplace_back(std::move(spec)));
   return table;
 }
 
@@ -115,9 +145,18 @@ int64_t num_parameters(const ModelConfig& model) {
   return total;
 }
 
+// The experts of a block are of one size, so those of a token may be the first.
+int64_t num_active_parameters(const ModelConfig& model) {
+  int64_t total = 0;
+  for (const ParamSpec& spec : param_table(model))
+    if (spec.expert < model.experts.per_token) total += spec.numel();
+  return total;
+}
+
 void choose_optimizers(const config::OptimizerSection& choice, std::vector<ParamSpec>& table) {
   if (choice.kind == OptimizerKind::kAdamW && choice.rules.list.empty()) return;  // as the rows are made
   for (ParamSpec& spec : table) {
+    if (spec.update.optimizer->fixed) continue;
     const OptimizerRule* rule = rule_of(choice, spec);
     spec.update = {.optimizer = &optimizer_of(choice, rule, spec)};
     LOCKSTEP_CHECK(fits(*spec.update.optimizer, spec), spec.update.optimizer->id, " of ", spec.name, ", which is no matrix");
@@ -132,6 +171,7 @@ std::vector<std::string> rule_problems(const config::OptimizerSection& choice, c
   std::vector<std::string> problems;
   std::set<const OptimizerRule*> used, told;
   for (const ParamSpec& spec : table) {
+    if (spec.update.optimizer->fixed) continue;
     for (const OptimizerRule& rule : choice.rules.list)
       if (names(rule, spec)) used.insert(&rule);
     const OptimizerRule* rule = rule_of(choice, spec);

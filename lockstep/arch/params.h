@@ -35,21 +35,33 @@ enum class TensorCut {
   kKeyValueHeads,  // dim 0 by key/value heads; where there are fewer heads than ranks, several ranks hold one
 };
 
+// Which experts a table has, of which each rank of the stage has model.experts.count / ep, one after the other; and its part of each.
+struct ExpertShard {
+  int ep = 1;
+  int ep_rank = 0;
+  int etp = 1;  // gate and up are cut by rows, down by columns
+  int etp_rank = 0;
+  bool operator==(const ExpertShard&) const = default;
+};
+
 // Which rank of the tp axis a table is for.
 struct TensorShard {
   int size = 1;
   int rank = 0;
   bool sequence_parallel = false;  // norms, dropout and sums act on this rank's rows alone
   bool row_groups = false;         // what that makes Partial is a group of its own
+  ExpertShard experts{};
 };
 
 // The parameters of a layer that are stored, gathered, reduced and updated together: a unit. program::Layout::domain says over
-// which ranks. A layer has one group or both.
+// which ranks. A layer has one group or more.
 enum class ParameterGroup : uint8_t {
   kDense,
-  kRows,  // whole on every rank of tp, each with its own rows or heads: their gradients are summed over tp too
+  kRows,     // whole on every rank of tp, each with its own rows or heads: their gradients are summed over tp too
+  kExperts,  // of a rank's own experts: their gradients are summed over the ranks that hold the same ones
 };
-inline constexpr std::array<ParameterGroup, 2> kParameterGroups = {ParameterGroup::kDense, ParameterGroup::kRows};
+inline constexpr std::array<ParameterGroup, 3> kParameterGroups = {ParameterGroup::kDense, ParameterGroup::kRows,
+                                                                   ParameterGroup::kExperts};
 
 int64_t elements(const std::vector<int64_t>& shape);  // of a tensor of this shape
 
@@ -63,15 +75,18 @@ struct ParamSpec {
   UpdateRule update{};                // AdamW, until choose_optimizers()
   int layer = 0;                      // owner in the layer table
   ParameterGroup group = ParameterGroup::kDense;
-  int unit = 0;                       // id: of a dense group its layer, of the others beyond the layer table
+  int unit = 0;                       // id: of a dense group its layer; of rows and experts once and twice the layer table beyond
   std::string fuse;                   // "" or the name under which neighbouring rows form one matrix:
                                       // "blocks.3.attention.qkv.weight" = q, k, v stacked along dim 0
   std::vector<int> tied_layers;       // further layers that use it (the head uses a tied "embed.tokens.weight")
   TensorCut cut = TensorCut::kNone;
-  int cut_dim = -1;                   // along which tp cuts it into pieces; -1: it does not
+  int cut_dim = -1;                   // along which tp, of an expert etp, cuts it into pieces; -1: it does not
   bool per_head = false;              // whole on every rank, but applied to this rank's heads: norms of q and k
+  int expert = -1;                    // whose it is, from 0 of the model's; -1: no expert's
+  bool in_norm = true;                // its gradient counts in the norm of all; that of a router's bias is a count of tokens
 
-  // This rank's piece, and which ranks of the tp axis hold the same one: `copies` neighbours, this one the copy-th.
+  // This rank's piece, and which ranks of the tp axis hold the same one: `copies` neighbours, this one the copy-th. An expert has
+  // one copy here: who else holds it is a fact of its group's domain.
   std::vector<int64_t> local_shape;   // = shape where nothing is cut
   std::vector<int64_t> local_offset;
   int64_t largest_numel = 0;          // of the piece of any rank
@@ -91,13 +106,20 @@ struct ParamSpec {
 // others: no positions, no bias of a norm, k and v [KV*K, D], blocks.i.mlp.{gate,up}.weight [F, D] (fused gate_up), mlp.down;
 //        biases of linears as ModelConfig says (those of gate and up fused too), with qk_norm
 //        blocks.i.attention.{q,k}_norm.weight [K].
-// `shard`: whose pieces. The model's heads and kv_heads fit the axis (config/check.h), all else may be uneven.
+// with experts, for blocks.i.mlp_norm and blocks.i.mlp of a block that is not dense: blocks.i.experts_norm.weight,
+//        blocks.i.experts.router.weight [E, D] and, with router_bias, router.bias [E]; with shared experts
+//        blocks.i.experts.shared.{gate,up}.weight [Fs, D] (fused gate_up), shared.down.weight [D, Fs], Fs = shared * F; then of each
+//        expert e blocks.i.experts.e.{gate,up}.weight [F, D] (all of them fused as blocks.i.experts.gate_up.weight), and of each
+//        blocks.i.experts.e.down.weight [D, F] (all fused as blocks.i.experts.down.weight).
+// `shard`: whose pieces. The model's heads, kv_heads and experts fit the axes (config/check.h), all else may be uneven. A rank's table
+// has the rows of its own experts alone.
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard = {});
 // The rows that these layers own.
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard, const std::vector<int>& layers);
 int64_t num_parameters(const ModelConfig& model);
+int64_t num_active_parameters(const ModelConfig& model);  // that one token goes through: of the experts of a block `per_token`
 
-// Gives every row its rule. InternalError where that is of whole matrices and the row is none (rule_problems).
+// Gives every row its rule; a router's bias keeps its own. InternalError where that is of whole matrices and the row is none (rule_problems).
 void choose_optimizers(const config::OptimizerSection& choice, std::vector<ParamSpec>& table);
 // What is wrong with the rules for these parameters, in words: a whole-matrix optimizer of what is no matrix, a rule that names
 // nothing.
@@ -134,7 +156,7 @@ struct FlatLayout {
 using GroupShards = std::array<int, kParameterGroups.size()>;  // number of shards, by group
 // Every unit has a multiple of 16 * shards elements, so that its equal parts are aligned. A part may begin and end inside a
 // row; shard_slots() says what it holds.
-FlatLayout flat_layout(const std::vector<ParamSpec>& table, const GroupShards& shards = {1, 1});
+FlatLayout flat_layout(const std::vector<ParamSpec>& table, const GroupShards& shards = {1, 1, 1});
 
 // What part `shard` of a unit holds of one parameter: elements [begin, begin + numel) of its local piece, row-major.
 struct ShardSlot {

@@ -15,13 +15,18 @@ namespace {
 constexpr int64_t kBufferBytes = int64_t{4} << 20;
 constexpr int64_t kPage = 4096;  // what the system reads at least
 
+// A stack of matrices is one with the rows of all.
+Sizes joined_rows(const Sizes& shape) {
+  return shape.size() == 3 ? Sizes{shape[0] * shape[1], shape[2]} : shape;
+}
+
 // A stored matrix; a vector is one of one column.
 class MatrixReader {
  public:
   MatrixReader(const SafetensorsFile& file, const SafetensorsEntry& entry)
       : file_(file), entry_(entry), type_(scalar_type(entry.dtype).value()) {
     element_ = static_cast<int64_t>(c10::elementSize(type_));
-    width_ = entry.shape.size() == 2 ? entry.shape[1] : 1;
+    width_ = entry.shape.size() >= 2 ? entry.shape.back() : 1;
   }
 
   void read(const Box& box, bool transposed, const at::Tensor& to) const {
@@ -79,8 +84,8 @@ class MatrixReader {
 void read_box(const SafetensorsFile& file, const SafetensorsEntry& entry, const Box& box, bool transposed,
               const at::Tensor& to) {
   if (to.numel() == 0) return;
-  LOCKSTEP_CHECK(lies_in(box, entry.shape) && entry.shape.size() <= 2, entry.name, " ", shape_text(entry.shape), " at ",
-                 shape_text(box.offset));
+  LOCKSTEP_CHECK(entry.shape.size() <= 3 && lies_in(box, joined_rows(entry.shape)), entry.name, " ", shape_text(entry.shape),
+                 " at ", shape_text(box.offset));
   LOCKSTEP_CHECK_EQ(volume(box.shape), to.numel());
   const MatrixReader reader(file, entry);
   if (box.shape.size() == 2) {

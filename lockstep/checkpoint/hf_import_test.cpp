@@ -24,7 +24,8 @@ using ::testing::Not;
 using arch::Family;
 namespace fs = std::filesystem;
 
-constexpr Family kFamilies[] = {Family::kGpt2, Family::kLlama, Family::kMistral, Family::kQwen2, Family::kQwen3};
+constexpr Family kFamilies[] = {Family::kGpt2,  Family::kLlama, Family::kMistral, Family::kQwen2,
+                                Family::kQwen3, Family::kMixtral, Family::kQwen3Moe};
 
 fs::path model_folder(const std::string& name, const Values& theirs) {
   const fs::path folder = fresh_folder(name);
@@ -100,6 +101,46 @@ TEST(HfImport, EveryFamilyIntoAnyPieces) {
       for (const int ranks : {1, 2, 5}) expect_imported(folder, model, ours, ranks);
     }
   }
+}
+
+TEST(BoxReader, AStackOfMatricesIsOneOfAllTheirRows) {
+  const fs::path folder = fresh_folder("stack");
+  const at::Tensor values = at::randn({5, 7, 11});
+  write_tensors(folder / "a.safetensors", {{"a", values}});
+  const SafetensorsFile file(folder / "a.safetensors");
+  for (const Box& box : {Box{{0, 0}, {35, 11}}, Box{{14, 0}, {7, 11}}, Box{{17, 3}, {2, 5}}, Box{{5, 1}, {9, 10}}}) {
+    const at::Tensor part = at::zeros(box.shape);
+    read_box(file, *file.find("a"), box, false, part);
+    EXPECT_TRUE(at::equal(part, values.view({35, 11}).narrow(0, box.offset[0], box.shape[0]).narrow(1, box.offset[1], box.shape[1])));
+  }
+}
+
+TEST(HfImport, StackedExpertsToo) {
+  for (const Family family : {Family::kMixtral, Family::kQwen3Moe}) {
+    const arch::ModelConfig model = tiny_model(family);
+    const Values ours = random_values(model);
+    const fs::path folder = model_folder("stacked", hf_values(model, ours, arch::HfForm::kStacked));
+    for (const int ranks : {1, 2, 3}) expect_imported(folder, model, ours, ranks);
+  }
+}
+
+TEST(HfImport, ExpertsThatAreMissingOrTooManyAreNamed) {
+  const arch::ModelConfig model = tiny_model(Family::kMixtral);
+  Values theirs = hf_values(model, random_values(model));
+  theirs.erase("model.layers.1.block_sparse_moe.experts.5.w2.weight");
+  theirs["model.layers.0.block_sparse_moe.experts.8.w1.weight"] = at::zeros({40, 24});
+  EXPECT_THAT(refusal(model_folder("experts", theirs), model, "LS1324"),
+              AllOf(HasSubstr("1 tensor is missing:\n    model.layers.1.block_sparse_moe.experts.5.w2.weight"),
+                    HasSubstr("1 tensor is unexpected:\n    model.layers.0.block_sparse_moe.experts.8.w1.weight")));
+  // Both forms in one directory: one of them is surplus.
+  theirs = hf_values(model, random_values(model), arch::HfForm::kStacked);
+  theirs["model.layers.0.block_sparse_moe.gate.weight"] = at::zeros({8, 24});
+  EXPECT_THAT(refusal(model_folder("both", theirs), model, "LS1324"), HasSubstr("1 tensor is unexpected"));
+  arch::ModelConfig more = model;
+  more.experts.count = 9;
+  theirs = hf_values(model, random_values(model), arch::HfForm::kStacked);
+  EXPECT_THAT(refusal(model_folder("more", theirs), more, "LS1324"),
+              HasSubstr("model.layers.0.mlp.experts.down_proj   file [8, 24, 40]   model [9, 24, 40]"));
 }
 
 TEST(HfImport, ConvertsToTheDtypeOfTheRun) {

@@ -19,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kShown = 5;  // shapes that differ, and names nobody asked for
+constexpr size_t kShownMissing = 1000;
 constexpr const char* kEmbedding = "embed.tokens.weight";
 constexpr std::array<std::string_view, 4> kFloats = {"F32", "BF16", "F16", "F64"};
 
@@ -30,7 +31,7 @@ class Findings {
   void different(const std::string& line) { different_.push_back(line); }
 
   void throw_if_any(const fs::path& directory, const arch::ModelConfig& model) const {
-    std::string text = section("missing", missing_, missing_.size()) + section("of another shape or dtype", different_, kShown) +
+    std::string text = section("missing", missing_, kShownMissing) + section("of another shape or dtype", different_, kShown) +
                        section("unexpected", unexpected_, kShown);
     if (text.empty()) return;
     throw DataError({.code = "LS1324",
@@ -70,12 +71,14 @@ Box stored_box(const HfModel::Source& source, Box box) {
 HfModel::HfModel(const fs::path& directory, const arch::ModelConfig& model) : directory_(directory) {
   std::map<std::string, HfDirectory::Stored> stored;  // by canonical name
   Findings findings;
+  arch::HfForm form = arch::HfForm::kUsual;
   for (const auto& [name, place] : directory_.tensors()) {
     std::string canonical = arch::canonical_hf_name(model.family, name);
+    if (arch::is_stacked_hf_name(canonical)) form = arch::HfForm::kStacked;
     if (arch::is_ignored_hf_name(model.family, canonical)) continue;
     if (!stored.emplace(std::move(canonical), place).second) findings.unexpected(cat(name, "   stored under two names"));
   }
-  for (const arch::HfTensor& tensor : arch::hf_tensors(model)) {
+  for (const arch::HfTensor& tensor : arch::hf_tensors(model, form)) {
     const auto found = stored.find(tensor.name);
     if (found == stored.end()) {
       findings.missing(tensor.name);

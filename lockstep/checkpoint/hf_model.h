@@ -18,7 +18,8 @@ namespace lockstep::checkpoint {
 class HfModel {
  public:
   // Every tensor of `model` must be there with its shape and a floating dtype, and none besides but known buffers and the
-  // head of a tied model. DataError LS1324 with all that is missing, unexpected or of another shape or dtype; otherwise as
+  // head of a tied model. Experts may be stored one by one or stacked (arch::HfForm). DataError LS1324 with what is missing,
+  // unexpected or of another shape or dtype; ConfigError LS1123 where the model has parameters that its family has not; otherwise as
   // HfDirectory. The check is the same on every rank.
   HfModel(const std::filesystem::path& directory, const arch::ModelConfig& model);
 
@@ -26,7 +27,7 @@ class HfModel {
     HfDirectory::Stored stored;
     bool transposed = false;
     std::vector<int64_t> shape;  // of our parameter
-    int64_t row = 0;             // its first one in the stored tensor, seen as [out, ...]
+    int64_t row = 0;             // its first one in the stored tensor, as arch::HfPart::row
   };
 
   const HfDirectory& directory() const { return directory_; }

@@ -1,6 +1,7 @@
 #include "lockstep/checkpoint/step_model.h"
 
 #include <algorithm>
+#include <set>
 #include <vector>
 
 #include "lockstep/arch/model_config.h"
@@ -16,6 +17,24 @@ namespace lockstep::checkpoint {
 namespace {
 
 constexpr const char* kMaster = "optim.master.";
+
+// LS1307 where the saved parameters are not those of the model that the step names: one that is missing, has another shape or is
+// surplus.
+void require_parameters(const std::filesystem::path& folder, const Manifest& manifest, const arch::ModelConfig& model) {
+  const auto refuse = [&](const std::string& what) {
+    throw CheckpointError({.code = "LS1307", .what = cat(folder.string(), " says that its model is ", arch::describe(model), ", but ", what)});
+  };
+  std::set<std::string> known;
+  for (const arch::ParamSpec& spec : arch::param_table(model)) {
+    known.insert(spec.name);
+    const auto found = manifest.tensors.find(spec.name);
+    if (found == manifest.tensors.end()) refuse(cat("lacks ", spec.name, " ", shape_text(spec.shape)));
+    if (found->second.shape != spec.shape)
+      refuse(cat("has ", shape_text(found->second.shape), " for ", spec.name, " ", shape_text(spec.shape)));
+  }
+  for (const auto& [name, tensor] : manifest.tensors)
+    if (!name.starts_with("optim.") && !known.contains(name)) refuse(cat("also has ", name, " ", shape_text(tensor.shape)));
+}
 
 }  // namespace
 
@@ -36,15 +55,7 @@ StepModel::StepModel(const std::filesystem::path& step_folder)
       manifest_(read_manifest(step_folder)),
       train_state_(read_train_state(step_folder, manifest_)),
       model_(arch::parse_model_json(train_state_.model, step_folder.string())) {
-  for (const arch::ParamSpec& spec : arch::param_table(model_)) {
-    const auto found = manifest_.tensors.find(spec.name);
-    if (found != manifest_.tensors.end() && found->second.shape == spec.shape) continue;
-    throw CheckpointError(
-        {.code = "LS1307",
-         .what = cat(path_.string(), " says that its model is ", arch::describe(model_), ", but ",
-                     found == manifest_.tensors.end() ? "lacks " : cat("has ", shape_text(found->second.shape), " for "),
-                     spec.name, " ", shape_text(spec.shape))});
-  }
+  require_parameters(path_, manifest_, model_);
 }
 
 const ManifestTensor& StepModel::find(const std::string& name, bool precise) const {

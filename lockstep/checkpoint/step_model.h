@@ -21,8 +21,8 @@ std::filesystem::path find_step(const std::filesystem::path& run_or_step);
 
 class StepModel {
  public:
-  // CheckpointError LS1302, LS1303, LS1305, LS1312 for a damaged checkpoint, LS1307 where its tensors are not those of
-  // the model it names.
+  // CheckpointError LS1302, LS1303, LS1305, LS1312 for a damaged checkpoint, LS1307 where its parameters are not those of
+  // the model it names: one is missing, surplus or of another shape.
   explicit StepModel(const std::filesystem::path& step_folder);
 
   const std::filesystem::path& path() const { return path_; }

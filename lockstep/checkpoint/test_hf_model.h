@@ -26,8 +26,12 @@ using Values = std::map<std::string, at::Tensor>;  // by name
 
 inline arch::ModelConfig tiny_model(arch::Family family, bool tied = false) {
   const bool gpt2 = family == arch::Family::kGpt2;
-  return {.family = family, .layers = 2, .hidden = 24, .heads = 4, .kv_heads = gpt2 ? 4 : 2, .head_size = gpt2 ? 6 : 8,
-          .ffn = 40, .vocab_size = 61, .max_seq_len = 16, .tied = tied};
+  arch::ModelConfig model{.family = family, .layers = 2, .hidden = 24, .heads = 4, .kv_heads = gpt2 ? 4 : 2, .head_size = gpt2 ? 6 : 8,
+                          .ffn = 40, .vocab_size = 61, .max_seq_len = 16, .tied = tied};
+  if (family == arch::Family::kMixtral) model.experts = {.count = 8, .per_token = 2, .ffn = 40};
+  if (family == arch::Family::kQwen3Moe)
+    model.experts = {.count = 4, .per_token = 2, .ffn = 20, .router = config::Router::kSoftmax, .dense_layers = {1}};
+  return model;
 }
 
 // Our parameters.
@@ -38,13 +42,13 @@ inline Values random_values(const arch::ModelConfig& model, at::ScalarType dtype
 }
 
 // The same as their tensors.
-inline Values hf_values(const arch::ModelConfig& model, const Values& ours) {
+inline Values hf_values(const arch::ModelConfig& model, const Values& ours, arch::HfForm form = arch::HfForm::kUsual) {
   Values theirs;
-  for (const arch::HfTensor& tensor : arch::hf_tensors(model)) {
+  for (const arch::HfTensor& tensor : arch::hf_tensors(model, form)) {
     std::vector<at::Tensor> parts;
     for (const arch::HfPart& part : tensor.parts) parts.push_back(ours.at(part.name));
     const at::Tensor joint = at::cat(parts, 0);
-    theirs[tensor.name] = tensor.transposed ? joint.t().contiguous() : joint;
+    theirs[tensor.name] = tensor.transposed ? joint.t().contiguous() : joint.view(tensor.shape);
   }
   return theirs;
 }

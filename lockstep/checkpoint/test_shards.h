@@ -5,6 +5,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -15,15 +16,33 @@
 
 namespace lockstep::checkpoint {
 
-// replicate x shard x tp ranks, tp fastest; `zero` 1 and 2 share out the optimizer state, 3 also the parameters.
+// replicate x shard x tp ranks, tp fastest; `zero` 1 and 2 share out the optimizer state, 3 also the parameters. Experts lie over the
+// same ranks as edp x ep x etp.
 struct Sharding {
   int zero = 0;
   int replicate = 1, shard = 1, tp = 1;
+  int ep = 1, etp = 1;
   bool bf16 = false;  // parameters, with fp32 master weights
 
   int ranks() const { return replicate * shard * tp; }
+  int edp() const { return ranks() / (ep * etp); }
+
+  // Of the ranks that hold the same pieces of a group: parts into which states are cut, and which this is of how many copies.
+  struct Place {
+    int index = 0, shards = 1, copies = 1;
+    int shard() const { return index % shards; }
+    int copy() const { return index / shards; }
+  };
+  Place place(arch::ParameterGroup group, int rank) const {
+    if (group != arch::ParameterGroup::kExperts) return {.index = rank / tp, .shards = shard, .copies = replicate};
+    const int copies = std::gcd(replicate, edp());
+    return {.index = rank / (ep * etp), .shards = edp() / copies, .copies = copies};
+  }
+  arch::TensorShard tensor_shard(int rank) const {
+    return {.size = tp, .rank = rank % tp, .experts = {.ep = ep, .ep_rank = rank / etp % ep, .etp = etp, .etp_rank = rank % etp}};
+  }
   std::string text() const {
-    return cat("zero ", zero, " dp ", replicate, " x ", shard, " tp ", tp, bf16 ? " bf16" : "");
+    return cat("zero ", zero, " dp ", replicate, " x ", shard, " tp ", tp, " ep ", ep, " etp ", etp, bf16 ? " bf16" : "");
   }
 };
 
@@ -77,21 +96,23 @@ inline void add_range(const arch::ParamSpec& spec, engine::StateKind kind, at::S
 inline std::vector<engine::StateTensor> sharded_state(const arch::ModelConfig& model, const Sharding& layout, int rank,
                                                       bool optimizer = true) {
   using engine::StateKind;
-  const int tp_rank = rank % layout.tp, data = rank / layout.tp, shard = data % layout.shard, replica = data / layout.shard;
-  const auto table = arch::param_table(model, {.size = layout.tp, .rank = tp_rank});
-  const arch::FlatLayout flat = arch::flat_layout(table, {layout.shard, layout.shard});
+  const auto table = arch::param_table(model, layout.tensor_shard(rank));
+  arch::GroupShards shards{};
+  for (const arch::ParameterGroup group : arch::kParameterGroups) shards[static_cast<size_t>(group)] = layout.place(group, rank).shards;
+  const arch::FlatLayout flat = arch::flat_layout(table, shards);
   std::vector<engine::StateTensor> state;
   const auto add = [&](StateKind kind, at::ScalarType dtype, bool sharded) {
     for (const arch::FlatUnit& unit : flat.units) {
+      const Sharding::Place place = layout.place(unit.group, rank);
       if (sharded) {
-        for (const arch::ShardSlot& slot : arch::shard_slots(unit, shard))
-          shards_detail::add_range(table[static_cast<size_t>(slot.param)], kind, dtype, slot.begin, slot.numel, replica,
-                                   layout.replicate, &state);
+        for (const arch::ShardSlot& slot : arch::shard_slots(unit, place.shard()))
+          shards_detail::add_range(table[static_cast<size_t>(slot.param)], kind, dtype, slot.begin, slot.numel, place.copy(),
+                                   place.copies, &state);
         continue;
       }
       for (const arch::FlatSlot& slot : unit.slots)
-        shards_detail::add_range(table[static_cast<size_t>(slot.param)], kind, dtype, 0, slot.numel, data,
-                                 layout.replicate * layout.shard, &state);
+        shards_detail::add_range(table[static_cast<size_t>(slot.param)], kind, dtype, 0, slot.numel, place.index,
+                                 place.shards * place.copies, &state);
     }
   };
   add(StateKind::kParameter, layout.bf16 ? at::kBFloat16 : at::kFloat, layout.zero == 3);

@@ -105,6 +105,68 @@ TEST(ZeroLayouts, LayersOfTwoGroupsToo) {
   }
 }
 
+Case experts(Case c, int ep, int etp = 1) {
+  c.preset = "mixtral-test";
+  c.ep = ep;
+  c.etp = etp;
+  return c;
+}
+
+// Experts over ep x etp; shared out over more ranks than the dense parameters, or over fewer; in a pipeline.
+TEST(ZeroLayouts, ExpertsToo) {
+  const std::string any;
+  Case piped = experts(layout(any, 0, 2, 1), 2);
+  piped.pp = 2;
+  Case rows = experts(layout(any, 1, 1, 2, 2), 2);
+  rows.row_groups = true;
+  std::vector<Case> chain = {experts(layout(any, 0, 4, 1), 4),    experts(layout(any, 0, 1, 1), 1),       experts(layout(any, 0, 2, 1), 2),
+                             experts(layout(any, 0, 2, 1, 2), 2), experts(layout(any, 1, 1, 4), 2),       experts(layout(any, 3, 1, 4), 4),
+                             experts(layout(any, 3, 1, 2, 2), 1, 2), piped, experts(layout(any, 2, 2, 2), 2), experts(layout(any, 1, 1, 1, 2), 2),
+                             experts(layout(any, 3, 1, 3), 1),    rows,                                   experts(layout(any, 0, 1, 1, 2), 2)};
+  check_chain(chain);
+  for (Case& c : chain) c.precision = config::Precision::kBf16;
+  check_chain({chain[5], chain[3], chain[8], chain[0]});
+}
+
+// The losses of the third and fourth step, from a checkpoint of the second (`from`) or from the beginning, which saves that one.
+std::vector<double> later_losses(const Case& c, const fs::path& directory, bool from) {
+  const program::Layout layout = layout_for(c, 12);
+  std::vector<double> losses;
+  lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
+    Groups groups(world, layout);
+    Executor executor({.layout = layout, .seed = from ? uint64_t{2} : uint64_t{1}}, groups);
+    const auto step = [&](int64_t index) {
+      return executor.step(engine::testing::microbatches(layout, world.rank(), index), index + 1, 1e-3).loss;
+    };
+    if (from) {
+      const auto state = executor.store().state();
+      ASSERT_TRUE(resume({.path = directory, .state = state, .world = groups.world(), .model = arch::model_json(layout.model)}));
+      executor.store().loaded();
+    } else {
+      step(0);
+      step(1);
+      save_step(executor, groups, directory, 2);
+    }
+    const std::vector<double> both = {step(2), step(3)};
+    if (world.rank() == 0) losses = both;
+  });
+  return losses;
+}
+
+TEST(ZeroLayouts, TrainingWithFourGroupsOfExpertsGoesOnWithOthers) {
+  const std::string any;
+  const fs::path directory = fresh_folder("goes-on");
+  const std::vector<double> expected = later_losses(experts(layout(any, 0, 4, 1), 4), directory, /*from=*/false);
+  ASSERT_EQ(expected.size(), 2u);
+  for (const Case& c : {experts(layout(any, 0, 1, 1), 1), experts(layout(any, 0, 2, 1), 2), experts(layout(any, 0, 2, 1, 2), 2),
+                        experts(layout(any, 0, 1, 1, 2), 2), experts(layout(any, 3, 1, 4), 2)}) {
+    SCOPED_TRACE(program::describe(layout_for(c, 12)));
+    const std::vector<double> actual = later_losses(c, directory, /*from=*/true);
+    ASSERT_EQ(actual.size(), 2u);
+    for (size_t i = 0; i < 2; ++i) EXPECT_NEAR(actual[i], expected[i], 1e-5 * expected[i]);
+  }
+}
+
 TEST(ZeroLayouts, MasterWeightsToo) {
   std::vector<Case> chain = {layout("gpt2-test", 3, 1, 3), layout("gpt2-test", 1, 1, 2, 2), layout("gpt2-test", 0, 1, 1),
                              layout("gpt2-test", 2, 2, 2), layout("gpt2-test", 0, 2, 1)};

@@ -26,6 +26,16 @@ void copy(std::byte* to, std::span<const std::byte> from) {
   if (!from.empty() && to != from.data()) std::memcpy(to, from.data(), from.size());
 }
 
+// Parts of these sizes, side by side.
+std::vector<Bytes> side_by_side(std::byte* data, const std::vector<int64_t>& numels, size_t element_size) {
+  std::vector<Bytes> parts;
+  for (const int64_t numel : numels) {
+    parts.emplace_back(data, static_cast<size_t>(numel) * element_size);
+    if (numel > 0) data += parts.back().size();
+  }
+  return parts;
+}
+
 // The consumer that writes own (op) arriving to `out`.
 auto combine_into(std::byte* out, const std::byte* own, Combine combine) {
   return [=](std::span<const std::byte> piece, size_t offset) {
@@ -254,6 +264,17 @@ void all_to_all(Link& link, const Elements& input, std::byte* output) {
   copy(out[r].data(), in[r]);
   for (int step = 1; step < link.size(); ++step)
     link.send_recv(link.wrap(r + step), in[link.wrap(r + step)], link.wrap(r - step), out[link.wrap(r - step)]);
+}
+
+void all_to_all_v(Link& link, const Elements& input, std::byte* output, const PartSizes& parts) {
+  link.compare_parts(parts);
+  const std::vector<Bytes> in = side_by_side(input.data, parts.sent, input.size);
+  const std::vector<Bytes> out = side_by_side(output, parts.received, input.size);
+  const auto at = [&](int rank) { return static_cast<size_t>(link.wrap(rank)); };
+  const int r = link.rank();
+  copy(out[at(r)].data(), in[at(r)]);
+  for (int step = 1; step < link.size(); ++step)
+    link.send_recv(link.wrap(r + step), in[at(r + step)], link.wrap(r - step), out[at(r - step)]);
 }
 
 void gather(Link& link, const std::byte* part, const Elements& full, int root) {

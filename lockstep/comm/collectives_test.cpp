@@ -2,6 +2,7 @@
 // A program of its own: it gives test_collectives.h its ranks and tensors.
 #include "lockstep/comm/test_collectives.h"
 #include "lockstep/comm/test_in_flight.h"
+#include "lockstep/comm/test_unequal_parts.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::comm {

@@ -1,12 +1,11 @@
 #include "lockstep/comm/communicator.h"
 
-#include <algorithm>
-#include <array>
+#include <c10/util/accumulate.h>
+
 #include <cstring>
 
 #include "lockstep/base/check.h"
-#include "lockstep/comm/algorithms.h"
-#include "lockstep/comm/call_queue.h"
+#include "lockstep/comm/communicator_impl.h"
 
 namespace lockstep::comm {
 namespace {
@@ -14,34 +13,6 @@ namespace {
 using program::Algorithm;
 using program::Collective;
 
-std::string name_of(Collective collective, const CallOptions& options) {
-  return cat(program::collective_name(collective), " '", program::call_text(options.id), "'");
-}
-
-ElementType element_type(const at::Tensor& tensor, Collective collective, const CallOptions& options) {
-  switch (tensor.scalar_type()) {
-    case at::ScalarType::Float:
-      return ElementType::kFloat32;
-    case at::ScalarType::Double:
-      return ElementType::kFloat64;
-    case at::ScalarType::BFloat16:
-      return ElementType::kBFloat16;
-    case at::ScalarType::Long:
-      return ElementType::kInt64;
-    default:
-      throw InternalError(cat(name_of(collective, options), ": elements of type ", tensor.scalar_type(),
-                              " cannot be communicated; use fp32, fp64, bf16 or int64"));
-  }
-}
-
-Algorithm default_algorithm(Collective collective) {
-  if (program::supports(collective, Algorithm::kRing)) return Algorithm::kRing;
-  return program::supports(collective, Algorithm::kTree) ? Algorithm::kTree : Algorithm::kDirect;
-}
-
-std::byte* bytes_of(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<std::byte*>(tensor.data_ptr()) : nullptr;
-}
 Elements elements_of(const at::Tensor& tensor) {
   return {.data = bytes_of(tensor), .numel = tensor.numel(), .size = static_cast<size_t>(tensor.element_size())};
 }
@@ -60,170 +31,7 @@ void copy_alone(const at::Tensor& from, const at::Tensor& to) {
     to.view({-1}).copy_(from.view({-1}), /*non_blocking=*/true);
 }
 
-// A tensor of a call that the host makes, and what the call does with it.
-enum class Use { kRead, kWrite, kBoth };
-struct Operand {
-  at::Tensor tensor{};  // undefined: this rank has none
-  Use use = Use::kRead;
-};
-using Operands = std::array<Operand, 2>;
-using HostTensors = std::array<at::Tensor, 2>;  // of the operands, where algorithms can work
-using Body = std::function<void(Link&, Algorithm, const HostTensors&)>;
-
 }  // namespace
-
-// Numbers the calls and turns each into an entry of the queue.
-struct Communicator::Impl {
-  Impl(std::unique_ptr<Transport> transport, const CommunicatorOptions& given)
-      : options(given),
-        has_board(transport->board() != nullptr),
-        queue(std::move(transport), given),
-        stager(given.stager ? given.stager : make_stager()),
-        sent_to(given.ranks.size()),
-        received_from(given.ranks.size()) {}
-
-  // What a collective is asked to do.
-  struct Request {
-    Collective collective;
-    const CallOptions& options;
-    int64_t numel = 0;  // of the full buffer
-    int root = 0;
-  };
-
-  bool alone() const { return options.ranks.size() == 1; }
-  int size() const { return static_cast<int>(options.ranks.size()); }
-
-  static std::string name(const Request& request) { return name_of(request.collective, request.options); }
-  static ElementType type_of(const Request& request, const at::Tensor& tensor) {
-    return element_type(tensor, request.collective, request.options);
-  }
-
-  void check(const Request& request, const at::Tensor& tensor) const {
-    LOCKSTEP_CHECK(tensor.defined() && tensor.is_contiguous(), name(request), ": the tensor is not contiguous");
-    type_of(request, tensor);
-  }
-  void check_parts(const Request& request, const at::Tensor& part, const at::Tensor& full) const {
-    check(request, part);
-    check(request, full);
-    LOCKSTEP_CHECK_EQ(part.numel() * size(), full.numel(), name(request), ": part times ranks is not the whole");
-    LOCKSTEP_CHECK(part.scalar_type() == full.scalar_type() && part.device() == full.device(), name(request),
-                   ": two element types or devices");
-  }
-
-  // `sample`: any tensor of the call, for the element type. Without what is to be done.
-  Call make_call(const Request& request, const at::Tensor& sample) {
-    const Algorithm algorithm = request.options.algorithm.value_or(default_algorithm(request.collective));
-    LOCKSTEP_CHECK(program::supports(request.collective, algorithm), name(request), " by ",
-                   program::algorithm_name(algorithm));
-    LOCKSTEP_CHECK(request.root >= 0 && request.root < size(), name(request), ": root or peer ", request.root, " of ",
-                   size());
-    const ElementType type = sample.defined() ? type_of(request, sample) : ElementType::kInt64;
-    Call call;
-    call.key = {.id = request.options.id, .collective = request.collective, .axis = options.axis, .algorithm = algorithm};
-    call.header = {.numel = request.numel,
-                   .root = request.root,
-                   .collective = static_cast<int8_t>(request.collective),
-                   .algorithm = static_cast<int8_t>(algorithm),
-                   .op = static_cast<int8_t>(request.options.op),
-                   .dtype = static_cast<int8_t>(type)};
-    call.payload = request.numel * static_cast<int64_t>(element_size(type));
-    return call;
-  }
-
-  Call numbered_call(const Request& request, const at::Tensor& sample) {
-    Call call = make_call(request, sample);
-    call.header.id = request.options.id;
-    call.header.sequence = ++collectives;
-    call.progress = {.sequence = collectives,
-                     .call = {.id = request.options.id, .number = collectives, .collective = request.collective},
-                     .on_board = has_board && on_board(request.collective, call.key.algorithm)};
-    return call;
-  }
-
-  // On the host. Operands on a device come there before the rank enters the call, and go back as its last act.
-  Work on_host(const Request& request, Call call, const Operands& operands, Body body) {
-    const Algorithm algorithm = call.key.algorithm;
-    const at::Tensor& any = operands[0].tensor.defined() ? operands[0].tensor : operands[1].tensor;
-    if (!any.defined() || !stager->stages(any)) {
-      call.body = [host = HostTensors{operands[0].tensor, operands[1].tensor}, algorithm,
-                   body = std::move(body)](Link& link) { body(link, algorithm, host); };
-    } else {
-      const auto host = std::make_shared<HostTensors>();
-      const std::shared_ptr<StagedCall> staged = stager->begin(any);
-      call.prepare = [host, staged, operands] {
-        for (size_t i = 0; i < operands.size(); ++i) {
-          if (!operands[i].tensor.defined()) continue;
-          const bool filled = operands[i].use != Use::kWrite;
-          (*host)[i] = filled ? staged->fetch(operands[i].tensor) : staged->room(operands[i].tensor);
-        }
-      };
-      call.body = [host, staged, operands, algorithm, body = std::move(body)](Link& link) {
-        body(link, algorithm, *host);
-        for (size_t i = 0; i < operands.size(); ++i)
-          if (operands[i].tensor.defined() && operands[i].use != Use::kRead)
-            staged->store((*host)[i], operands[i].tensor);
-      };
-    }
-    return Work(request.options.blocking ? queue.run_here(std::move(call)) : queue.push(std::move(call)));
-  }
-  Work collective(const Request& request, const Operands& operands, Body body) {
-    const at::Tensor& any = operands[0].tensor.defined() ? operands[0].tensor : operands[1].tensor;
-    return on_host(request, numbered_call(request, any), operands, std::move(body));
-  }
-
-  // Both sides of a message describe it alike: as a send, to the rank that receives, by its number between the two.
-  Call message(const Request& request, const at::Tensor& tensor) {
-    check(request, tensor);
-    LOCKSTEP_CHECK(request.root != queue.transport().rank(), name(request), " to itself");
-    Call call = make_call(request, tensor);
-    const bool sends = request.collective == Collective::kSend;
-    call.header.collective = static_cast<int8_t>(Collective::kSend);
-    call.header.root = sends ? request.root : queue.transport().rank();
-    call.header.sequence = ++(sends ? sent_to : received_from)[static_cast<size_t>(request.root)];
-    call.progress = {.sequence = collectives,
-                     .call = {.id = request.options.id,
-                              .peer = options.ranks[static_cast<size_t>(request.root)],
-                              .number = call.header.sequence,
-                              .collective = request.collective}};
-    return call;
-  }
-
-  bool by_backend(const at::Tensor& tensor) const { return native && native->takes(tensor); }
-
-  // The backend moves the tensors; the ledger says what the algorithm asked for would have sent.
-  Work launch(const Request& request, const Call& call, const at::Tensor& input, const at::Tensor& output) {
-    const int64_t flight = queue.flights().enter(call.progress.call, call.payload);
-    auto state = std::make_shared<Work::State>();
-    state->native = native->start({.collective = request.collective,
-                                   .op = request.options.op,
-                                   .root = request.root,
-                                   .input = input,
-                                   .output = output,
-                                   .progress = call.progress,
-                                   .left = [this, flight] { queue.flights().leave(flight); },
-                                   .explain = [this](std::exception_ptr problem) { return queue.explained(problem); }});
-    const program::CollectiveCall sends{.collective = request.collective,
-                                        .algorithm = call.key.algorithm,
-                                        .group = options.ranks,
-                                        .numel = request.numel,
-                                        .element_size = call.payload / std::max<int64_t>(request.numel, 1),
-                                        .root = request.root};
-    queue.record(call.key, call.payload, program::predicted_sends(sends, queue.transport().rank()));
-    return Work(state);
-  }
-  Work launch_collective(const Request& request, const at::Tensor& input, const at::Tensor& output) {
-    return launch(request, numbered_call(request, input.defined() ? input : output), input, output);
-  }
-
-  CommunicatorOptions options;
-  bool has_board;
-  CallQueue queue;
-  std::shared_ptr<Stager> stager;
-  int64_t collectives = 0;
-  std::vector<int64_t> sent_to;  // messages, by group rank of the other side
-  std::vector<int64_t> received_from;
-  std::unique_ptr<NativeCollectives> native;  // null: every tensor goes through the transport
-};
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, CommunicatorOptions options)
     : Communicator(std::move(transport), nullptr, std::move(options)) {}
@@ -236,7 +44,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::unique_ptr
 Communicator::~Communicator() = default;
 
 int Communicator::rank() const {
-  return impl_->queue.transport().rank();
+  return impl_->rank();
 }
 int Communicator::size() const {
   return impl_->size();
@@ -337,6 +145,28 @@ Work Communicator::all_to_all(const at::Tensor& input, const at::Tensor& output,
   return impl_->collective(request, {{{input, Use::kRead}, {output, Use::kWrite}}},
                            [](Link& link, Algorithm, const HostTensors& host) {
                              comm::all_to_all(link, elements_of(host[0]), bytes_of(host[1]));
+                           });
+}
+
+Work Communicator::all_to_all_v(const at::Tensor& input, const at::Tensor& output, std::span<const int64_t> send_rows,
+                                std::span<const int64_t> receive_rows, const CallOptions& options) {
+  Impl::Request request{.collective = Collective::kAllToAll, .options = options, .numel = input.numel()};
+  impl_->check_rows(request, input, send_rows);
+  impl_->check_rows(request, output, receive_rows);
+  const auto own = static_cast<size_t>(rank());
+  LOCKSTEP_CHECK(input.sizes().slice(1) == output.sizes().slice(1) && input.scalar_type() == output.scalar_type() &&
+                     input.device() == output.device() && send_rows[own] == receive_rows[own],
+                 Impl::name(request), ": rows of ", input.sizes(), " and ", output.sizes(), ", ", send_rows[own], " and ",
+                 receive_rows[own], " of them to itself");
+  if (impl_->alone()) return copy_alone(input, output), Work();
+  LOCKSTEP_CHECK(input.numel() == 0 || input.data_ptr() != output.data_ptr(), Impl::name(request), " in place");
+  const int64_t width = c10::multiply_integers(input.sizes().slice(1));
+  for (const int64_t rows : send_rows) request.parts.sent.push_back(rows * width);
+  for (const int64_t rows : receive_rows) request.parts.received.push_back(rows * width);
+  if (impl_->by_backend(input)) return impl_->launch_collective(request, input, output);
+  return impl_->collective(request, {{{input, Use::kRead}, {output, Use::kWrite}}},
+                           [parts = request.parts](Link& link, Algorithm, const HostTensors& host) {
+                             comm::all_to_all_v(link, elements_of(host[0]), bytes_of(host[1]), parts);
                            });
 }
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -95,6 +96,12 @@ class Communicator {
   Work reduce_scatter(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
   // Part p of input goes to rank p; part p of output comes from rank p. Equal parts.
   Work all_to_all(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
+  // Parts of unequal size. input [sum of send_rows, ...]: its first send_rows[0] rows go to rank 0, those behind them to
+  // rank 1, and so on; output [sum of receive_rows, ...] likewise, receive_rows[p] of rank p; all rows of one shape. What rank
+  // a sends to b must be what b receives from a: where the host makes the call InternalError says what each of them meant.
+  // The ledger has an all_to_all, its payload the bytes of this rank's input.
+  Work all_to_all_v(const at::Tensor& input, const at::Tensor& output, std::span<const int64_t> send_rows,
+                    std::span<const int64_t> receive_rows, const CallOptions& options);
   // Equal parts; the full tensor (gather's output, scatter's input) is read on root only and may be undefined
   // elsewhere.
   Work gather(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options);

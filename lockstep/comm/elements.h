@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::comm {
 
@@ -13,6 +14,12 @@ enum class ElementType : int8_t { kFloat32, kFloat64, kBFloat16, kInt64 };
 
 size_t element_size(ElementType type);
 std::string_view element_name(ElementType type);  // "fp32", "fp64", "bf16", "int64"
+
+// Elements of the parts to and from each rank, by group rank, in an exchange of unequal parts. Empty in any other call.
+struct PartSizes {
+  std::vector<int64_t> sent{};
+  std::vector<int64_t> received{};
+};
 
 // out[i] = left[i] (op) right[i]; `out` may be `left` or `right`. A bf16 sum is taken in fp32 and rounded to nearest
 // even, once per addition. A maximum with a NaN is NaN.

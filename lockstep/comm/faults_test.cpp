@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <thread>
+#include <vector>
 
 #include "lockstep/base/text.h"
 #include "support/fork_ranks.h"
@@ -68,6 +69,39 @@ TEST(Mismatch, OfOperationsSitesAndTypesIsFound) {
   EXPECT_THAT(differ([](Communicator& c) { c.send(ones(8), 1, {.id = program::named_call("a")}).wait(); },
                      [](Communicator& c) { c.recv(at::empty({4}, at::kFloat), 0, {.id = program::named_call("a")}).wait(); }),
               AllOf(HasSubstr("send and recv #1"), HasSubstr("of 8"), HasSubstr("of 4")));
+}
+
+// Rank 0 sends three rows where rank 1 has been told of four; the other way they agree.
+TEST(Mismatch, OfTheRowsBetweenTwoRanksIsFound) {
+  const std::string text = message_of<InternalError>([] {
+    run_ranks(2, [](World& world) {
+      const auto group = world.communicator({0, 1}, "ep");
+      const std::vector<std::vector<int64_t>> sent = {{1, 3}, {2, 0}}, received = {{1, 2}, {4, 0}};
+      const auto rank = static_cast<size_t>(world.rank());
+      const at::Tensor output = ones(rank == 0 ? 15 : 20);
+      group->all_to_all_v(ones(rank == 0 ? 20 : 10).view({-1, 5}), output.view({-1, 5}), sent[rank], received[rank],
+                          {.id = program::named_call("dispatch")}).wait();
+    });
+  });
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("all_to_all #1 'dispatch' of 15 fp32"), HasSubstr("all_to_all #1 'dispatch' of 20 fp32")));
+}
+
+TEST(Checks, RefuseRowsThatAreNotThoseOfTheTensor) {
+  run_ranks(2, [](World& world) {
+    const auto group = world.communicator({0, 1}, "ep");
+    const auto refused = [&](const at::Tensor& input, const at::Tensor& output, const std::vector<int64_t>& sent,
+                             const std::vector<int64_t>& received) {
+      return message_of<InternalError>([&] { group->all_to_all_v(input, output, sent, received, {.id = program::named_call("rows")}); });
+    };
+    const at::Tensor four = ones(8).view({4, 2}), other = ones(8).view({4, 2});
+    EXPECT_THAT(refused(four, other, {2, 1}, {2, 2}), HasSubstr("the rows of all ranks are not those of the tensor"));
+    EXPECT_THAT(refused(four, other, {2, 2}, {4}), HasSubstr("rows of 1 ranks"));
+    EXPECT_THAT(refused(four, other, {5, -1}, {2, 2}), HasSubstr("negative"));
+    EXPECT_THAT(refused(four, ones(12).view({4, 3}), {2, 2}, {2, 2}), HasSubstr("all_to_all 'rows': rows of [4, 2] and [4, 3]"));
+    EXPECT_THAT(refused(four, other, {3, 1}, {2, 2}), HasSubstr("to itself"));
+    EXPECT_THAT(refused(four, four, {2, 2}, {2, 2}), HasSubstr("in place"));
+  });
 }
 
 // On the board: in its header, where both are there; else by what the peer says that it does.

@@ -22,9 +22,15 @@ Link::Link(Transport& transport, const CallHeader& header, std::chrono::millisec
       checked_(static_cast<size_t>(transport.size())),
       sent_(static_cast<size_t>(transport.size())) {}
 
-void Link::compare(int peer, const CallHeader& theirs) const {
-  if (theirs == header_) return;
-  throw InternalError(cat("ranks of a group are in different calls:\n  member ", rank(), ": ", header_.text(),
+CallHeader Link::header_of(const std::vector<int64_t>& sizes, int peer) const {
+  CallHeader header = header_;
+  if (!sizes.empty()) header.numel = sizes[static_cast<size_t>(peer)];
+  return header;
+}
+
+void Link::compare(int peer, const CallHeader& mine, const CallHeader& theirs) const {
+  if (theirs == mine) return;
+  throw InternalError(cat("ranks of a group are in different calls:\n  member ", rank(), ": ", mine.text(),
                           "\n  member ", peer, ": ", theirs.text()));
 }
 
@@ -35,14 +41,15 @@ void Link::meet() {
   for (int peer = 0; peer < size(); ++peer) {
     CallHeader theirs;
     std::memcpy(&theirs, board.of(peer), sizeof theirs);
-    compare(peer, theirs);
+    compare(peer, header_, theirs);
   }
 }
 
 void Link::greet(int peer) {
   if (greeted_[static_cast<size_t>(peer)]) return;
   greeted_[static_cast<size_t>(peer)] = true;
-  transport_.send(peer, std::as_bytes(std::span(&header_, 1)), deadline());
+  const CallHeader header = header_of(parts_.sent, peer);
+  transport_.send(peer, std::as_bytes(std::span(&header, 1)), deadline());
 }
 
 void Link::check_greeting(int peer) {
@@ -50,7 +57,7 @@ void Link::check_greeting(int peer) {
   checked_[static_cast<size_t>(peer)] = true;
   CallHeader theirs;
   transport_.recv(peer, std::as_writable_bytes(std::span(&theirs, 1)), deadline());
-  compare(peer, theirs);
+  compare(peer, header_of(parts_.received, peer), theirs);
 }
 
 void Link::send(int peer, std::span<const std::byte> bytes) {

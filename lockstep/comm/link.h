@@ -41,6 +41,9 @@ class Link {
   int size() const { return transport_.size(); }
   int wrap(int index) const { return (index % size() + size()) % size(); }
 
+  // From here on the sizes that two ranks compare are those of what goes between them. Before any message.
+  void compare_parts(const PartSizes& parts) { parts_ = parts; }
+
   void send(int peer, std::span<const std::byte> bytes);
   void recv(int peer, std::span<std::byte> bytes);
   void send_recv(int to, std::span<const std::byte> out, int from, std::span<std::byte> in);
@@ -63,10 +66,12 @@ class Link {
   Deadline deadline() const { return std::chrono::steady_clock::now() + patience_; }
   void greet(int peer);           // says what we are in
   void check_greeting(int peer);  // reads what the peer is in
-  void compare(int peer, const CallHeader& theirs) const;
+  void compare(int peer, const CallHeader& mine, const CallHeader& theirs) const;
+  CallHeader header_of(const std::vector<int64_t>& sizes, int peer) const;
 
   Transport& transport_;
   CallHeader header_;
+  PartSizes parts_;
   std::chrono::milliseconds patience_;
   std::vector<bool> greeted_;
   std::vector<bool> checked_;

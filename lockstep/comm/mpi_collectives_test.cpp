@@ -5,6 +5,7 @@
 #include "lockstep/comm/mpi_world.h"
 #include "lockstep/comm/test_collectives.h"
 #include "lockstep/comm/test_in_flight.h"
+#include "lockstep/comm/test_unequal_parts.h"
 #include "support/mpirun.h"
 #include "support/run_ranks.h"
 

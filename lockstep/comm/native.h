@@ -21,6 +21,7 @@ struct NativeCall {
   int root = 0;       // group rank; the peer of send and recv
   at::Tensor input;   // undefined where this rank gives nothing
   at::Tensor output;  // undefined where it gets nothing
+  PartSizes parts;    // of an all_to_all of unequal parts
   Progress progress;
   // Both are called by any thread, never after the NativeCollectives has ended.
   std::function<void()> left;  // once, when the call is done

@@ -3,6 +3,7 @@
 #include "lockstep/comm/test_collectives.h"
 #include "lockstep/comm/test_in_flight.h"
 #include "lockstep/comm/test_nccl.h"
+#include "lockstep/comm/test_unequal_parts.h"
 
 namespace lockstep::comm {
 

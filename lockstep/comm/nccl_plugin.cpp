@@ -185,7 +185,7 @@ class Group : public NcclGroup {
       case Collective::kRecv:
         return check(ncclRecv(out, count, type, call.root, comm_, stream_), what_, comm_);
       case Collective::kAllToAll:
-        return exchange({call.input, everybody()}, {call.output, everybody()});
+        return exchange({call.input, everybody(), call.parts.sent}, {call.output, everybody(), call.parts.received});
       case Collective::kGather:
         return exchange({call.input, {call.root}}, {call.output, rank_ == call.root ? everybody() : std::vector<int>{}});
       case Collective::kScatter:
@@ -199,10 +199,15 @@ class Group : public NcclGroup {
   struct Parts {
     const at::Tensor& tensor;
     std::vector<int> ranks;
-    size_t count() const { return static_cast<size_t>(tensor.numel()) / ranks.size(); }
+    std::vector<int64_t> sizes{};  // empty: equal parts
+    size_t count(int rank) const {
+      return sizes.empty() ? static_cast<size_t>(tensor.numel()) / ranks.size() : static_cast<size_t>(sizes[static_cast<size_t>(rank)]);
+    }
     std::byte* of(int rank) const {
       const size_t index = ranks.size() == 1 ? 0 : static_cast<size_t>(rank);
-      return static_cast<std::byte*>(tensor.data_ptr()) + index * count() * tensor.element_size();
+      const size_t before = sizes.empty() ? index * count(rank)
+                                          : static_cast<size_t>(std::accumulate(sizes.begin(), sizes.begin() + rank, int64_t{0}));
+      return static_cast<std::byte*>(tensor.data_ptr()) + before * tensor.element_size();
     }
   };
   std::vector<int> everybody() const {
@@ -212,17 +217,17 @@ class Group : public NcclGroup {
   }
 
   // All sends and receives are one operation of NCCL, so that their order does not matter. What a rank sends itself NCCL
-  // copies, unless it is there already.
+  // copies, unless it is there already. An empty part is no operation, on either side.
   void exchange(const Parts& out, const Parts& in) {
     const auto there = [&](int peer) { return peer == rank_ && holds(out) && holds(in) && out.of(peer) == in.of(peer); };
     CallsAtOnce calls(comm_);
     for (const int peer : out.ranks) {
-      if (there(peer)) continue;
-      check(ncclSend(out.of(peer), out.count(), type_of(out.tensor), peer, comm_, stream_), what_, comm_);
+      if (there(peer) || out.count(peer) == 0) continue;
+      check(ncclSend(out.of(peer), out.count(peer), type_of(out.tensor), peer, comm_, stream_), what_, comm_);
     }
     for (const int peer : in.ranks) {
-      if (there(peer)) continue;
-      check(ncclRecv(in.of(peer), in.count(), type_of(in.tensor), peer, comm_, stream_), what_, comm_);
+      if (there(peer) || in.count(peer) == 0) continue;
+      check(ncclRecv(in.of(peer), in.count(peer), type_of(in.tensor), peer, comm_, stream_), what_, comm_);
     }
     calls.end();
   }

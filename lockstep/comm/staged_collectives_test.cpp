@@ -8,6 +8,7 @@
 
 #include "lockstep/comm/test_collectives.h"
 #include "lockstep/comm/test_in_flight.h"
+#include "lockstep/comm/test_unequal_parts.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::comm {
@@ -97,6 +98,7 @@ TEST(Staging, CopiesWhatACallReadsAndWrites) {
     EXPECT_EQ(copies(group->all_gather(part, full, options)), "frs");
     EXPECT_EQ(copies(group->reduce_scatter(full, part, options)), "frs");
     EXPECT_EQ(copies(group->all_to_all(full, other, options)), "frs");
+    EXPECT_EQ(copies(group->all_to_all_v(full, other, std::vector<int64_t>{4, 4}, std::vector<int64_t>{4, 4}, options)), "frs");
     EXPECT_EQ(copies(group->gather(part, root ? full : at::Tensor(), 1, options)), root ? "frs" : "f");
     EXPECT_EQ(copies(group->scatter(root ? full : at::Tensor(), part, 1, options)), root ? "rfs" : "rs");
     EXPECT_EQ(copies(root ? group->send(part, 0, options) : group->recv(part, 1, options)), root ? "f" : "rs");

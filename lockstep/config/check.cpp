@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "lockstep/base/checked.h"
 #include "lockstep/base/error.h"
@@ -149,7 +150,10 @@ DataDegrees data_degrees(const RunConfig& config, int world_size) {
 
 int ranks_wanted(const RunConfig& config) {
   const ParallelSection& parallel = config.parallel;
-  const int64_t dp = parallel.dp > 0 ? parallel.dp : std::max(int64_t{1}, int64_t{parallel.dp_replicate}) * std::max(1, parallel.dp_shard);
+  const bool fixed = parallel.dp > 0 || (parallel.dp_replicate > 0 && parallel.dp_shard > 0);
+  int64_t dp = parallel.dp > 0 ? parallel.dp : std::max(int64_t{1}, int64_t{parallel.dp_replicate}) * std::max(1, parallel.dp_shard);
+  const int64_t experts = saturating_mul(parallel.ep, parallel.etp);
+  if (!fixed) dp = saturating_mul(dp, experts / std::gcd(experts, saturating_mul(dp, parallel.tp)));
   constexpr int64_t kMost = std::numeric_limits<int>::max();
   return static_cast<int>(std::min(kMost, saturating_mul(saturating_mul(dp, parallel.tp), parallel.pp)));
 }
@@ -186,6 +190,7 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
   pipeline_problems(config, expect);
   sharding_problems(config, dp, expect);
   offload_problems(config, dp, expect);
+  expert_problems(config, world_size, expect);
   trace_problems(config, expect);
 
   batch_problems(config, dp, world_size, expect);

@@ -14,7 +14,8 @@ struct LayoutProblem;  // suggestion.h
 // Data-parallel ranks of a world: parallel.dp, or where it is 0 as many as the ranks allow beside the other axes.
 // As dp_replicate * dp_shard it may be more than an int holds: layout_problems() refuses that.
 int64_t data_parallel_size(const RunConfig& config, int world_size);
-// The ranks that the configuration asks for, at most INT_MAX; where parallel.dp is 0 those of one model replica.
+// The ranks that the configuration asks for, at most INT_MAX; where parallel.dp is 0 those of one model replica, or of as many as
+// ep x etp lies over.
 int ranks_wanted(const RunConfig& config);
 
 // How the data-parallel ranks are grouped: `replicate` groups of `shard` ranks each, which share out states.
@@ -23,6 +24,9 @@ struct DataDegrees {
   int shard = 1;
 };
 DataDegrees data_degrees(const RunConfig& config, int world_size);
+// Of the ranks of a stage that hold the same experts, those among which their states are shared out: as dp_replicate groups, or
+// as many as divide their number. 1 without zero. check_layout has found ep and etp sound.
+int64_t expert_shards(const RunConfig& config, int world_size);
 // 0 to 3; parallel.fsdp counts as 3.
 int zero_stage(const RunConfig& config);
 
@@ -37,6 +41,9 @@ struct PipelineChoice {
   bool post_validation = false;
 };
 PipelineChoice pipeline_choice(const RunConfig& config);
+
+// The optimizer of some parameter.
+bool uses_muon(const RunConfig& config);
 
 // What trace.steps says: the first and the last step, counted from 1; {0, -1}: none.
 struct TracedSteps {

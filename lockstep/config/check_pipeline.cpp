@@ -117,10 +117,7 @@ std::vector<std::pair<std::string, std::string>> against_post_validation(const R
   if (!config.memory.offload.list.empty()) found.emplace_back("memory.offload", "offload updates on the host");
   if (config.parallel.data_parallel == DataParallel::kParameterServer)
     found.emplace_back("parallel.data_parallel", "a parameter server updates for all ranks");
-  const std::vector<OptimizerRule>& rules = config.optimizer.rules.list;
-  const bool muon = config.optimizer.kind == OptimizerKind::kMuon ||
-                    std::any_of(rules.begin(), rules.end(), [](const OptimizerRule& rule) { return rule.optimizer == OptimizerKind::kMuon; });
-  if (muon && (config.parallel.tp > 1 || zero_stage(config) > 0))
+  if (uses_muon(config) && (config.parallel.tp > 1 || zero_stage(config) > 0))
     found.emplace_back("optimizer.kind", "what travels for Muon between the ranks that share matrices is gone");
   return found;
 }
@@ -151,6 +148,12 @@ void unused_key_problems(const ParallelSection& parallel, const Expect& expect) 
 }
 
 }  // namespace
+
+bool uses_muon(const RunConfig& config) {
+  const std::vector<OptimizerRule>& rules = config.optimizer.rules.list;
+  return config.optimizer.kind == OptimizerKind::kMuon ||
+         std::any_of(rules.begin(), rules.end(), [](const OptimizerRule& rule) { return rule.optimizer == OptimizerKind::kMuon; });
+}
 
 std::vector<int> even_blocks(int64_t stages, int64_t layers) {
   std::vector<int> blocks(static_cast<size_t>(stages), static_cast<int>(layers / stages));

@@ -168,10 +168,9 @@ TEST(Config, KeysOfLaterVersionsAreRefusedByName) {
             "    2 | cp = 1\n"
             "      | ^~ this build knows dp, zero, fsdp, dp_replicate, dp_shard, prefetch, prefetch_limit, "
             "reshard_after_forward, reshard_after_microbatch, reduce_precision, tp, pp, schedule, virtual_stages, "
-            "layers_per_stage, post_validation, sequence_parallel, row_groups, data_parallel, bucket_mib, overlap, backend");
-  for (const char* key : {"cp", "ep"}) {
-    EXPECT_THAT(refusal(Override{cat("parallel.", key), "1"}), HasSubstr("LS1047")) << key;
-  }
+            "layers_per_stage, post_validation, sequence_parallel, row_groups, ep, etp, data_parallel, bucket_mib, overlap, backend");
+  for (const char* key : {"parallel.cp", "parallel.dispatcher", "moe.scope", "moe.imbalance_limit"})
+    EXPECT_THAT(refusal(Override{key, "1"}), HasSubstr("LS1047")) << key;
 }
 
 TEST(Config, NotToml) {
@@ -324,6 +323,9 @@ TEST(Fields, TheListIsFrozen) {
             "run.name run.dir "
             "model.preset model.from model.family model.layers model.hidden model.heads model.kv_heads model.head_size model.ffn "
             "model.vocab_size model.max_seq_len model.tied model.norm model.branches model.norm_eps model.rope_theta model.dropout "
+            "model.experts model.experts_per_token model.expert_ffn model.shared_experts model.dense_layers model.router "
+            "model.router_groups model.router_top_groups model.routed_scale "
+            "moe.capacity_factor moe.drop moe.balance moe.aux_coefficient moe.z_coefficient moe.bias_rate "
             "data.train data.validation data.tokenizer data.shuffle "
             "train.steps train.seq_len train.global_batch train.micro_batch train.seed train.precision train.device "
             "train.eval_every train.eval_samples train.log_every train.threads train.nonfinite "
@@ -334,7 +336,7 @@ TEST(Fields, TheListIsFrozen) {
             "parallel.dp parallel.zero parallel.fsdp parallel.dp_replicate parallel.dp_shard parallel.prefetch "
             "parallel.prefetch_limit parallel.reshard_after_forward parallel.reshard_after_microbatch "
             "parallel.reduce_precision parallel.tp parallel.pp parallel.schedule parallel.virtual_stages "
-            "parallel.layers_per_stage parallel.post_validation parallel.sequence_parallel parallel.row_groups parallel.data_parallel parallel.bucket_mib "
+            "parallel.layers_per_stage parallel.post_validation parallel.sequence_parallel parallel.row_groups parallel.ep parallel.etp parallel.data_parallel parallel.bucket_mib "
             "parallel.overlap parallel.backend "
             "memory.recompute memory.offload memory.device_limit memory.host_limit memory.disk_path "
             "checkpoint.every checkpoint.keep checkpoint.asynchronous checkpoint.stall_timeout "

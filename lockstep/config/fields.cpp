@@ -73,7 +73,7 @@ std::vector<Section> declare_sections() {
       .field("from", &ModelSection::from, any,
              "sizes and weights of a Hugging Face model directory: DIR, hf:DIR or a file in it; beside it only dropout and max_seq_len")
       .may_differ(own_copy)
-      .field("family", &ModelSection::family, {.choices = {"gpt2", "llama", "mistral", "qwen2", "qwen3"}}, "the kind of block")
+      .field("family", &ModelSection::family, {.choices = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"}}, "the kind of block")
       .field("layers", &ModelSection::layers, one_or_more, "transformer blocks")
       .field("hidden", &ModelSection::hidden, one_or_more, "width D of the residual stream")
       .field("heads", &ModelSection::heads, one_or_more, "query heads H")
@@ -90,7 +90,32 @@ std::vector<Section> declare_sections() {
              "sequential where not given")
       .field("norm_eps", &ModelSection::norm_eps, positive, "epsilon of LayerNorm or RMSNorm")
       .field("rope_theta", &ModelSection::rope_theta, positive, "base of the rotary positions (all families but gpt2)")
-      .field("dropout", &ModelSection::dropout, fraction, "probability of dropping an activation in training");
+      .field("dropout", &ModelSection::dropout, fraction, "probability of dropping an activation in training")
+      .field("experts", &ModelSection::experts, one_or_more, "experts E of a block, in the place of its MLP; the keys below need them")
+      .field("experts_per_token", &ModelSection::experts_per_token, one_or_more, "experts k that a token is sent to; 2 where not given")
+      .field("expert_ffn", &ModelSection::expert_ffn, one_or_more, "width F of an expert; ffn where not given")
+      .field("shared_experts", &ModelSection::shared_experts, zero_or_more, "further experts that every token goes through, as one of so many times the width")
+      .field("dense_layers", &ModelSection::dense_layers, zero_or_more,
+             "blocks that have an MLP, not experts: the first so many, or a list that counts from 0")
+      .field("router", &ModelSection::router, any,
+             "a token goes to the k largest of softmax(logits), weighted with these; of the logits, weighted with their softmax; of "
+             "sigmoid(logits), weighted in proportion; or each expert takes its best tokens of a sequence, which cannot generate; "
+             "softmax_after_topk where not given")
+      .field("router_groups", &ModelSection::router_groups, one_or_more, "equal groups of experts, ranked by their two best scores; 1 where not given")
+      .field("router_top_groups", &ModelSection::router_top_groups, one_or_more,
+             "best groups of which a token may choose; all where not given")
+      .field("routed_scale", &ModelSection::routed_scale, positive, "factor of the weights of chosen experts; 1 where not given");
+
+  Declare(table, "moe", &RunConfig::moe,
+          "How experts are trained. Capacity and balance are judged sequence by sequence: no layout changes them.")
+      .field("capacity_factor", &MoeSection::capacity_factor, {.least = 0, .below = 1e9, .open_below = true},
+             "an expert takes at most this * k * seq_len / E tokens of a sequence, rounded up; unset = all that are sent to it")
+      .field("drop", &MoeSection::drop, any, "with capacity_factor: an expert keeps the tokens of greatest weight, or the first ones")
+      .field("balance", &MoeSection::balance, any,
+             "aux: a loss on uneven load; bias: a bias of the choice goes up where the load is low; expert_choice needs none")
+      .field("aux_coefficient", &MoeSection::aux_coefficient, zero_or_more, "with balance aux: weight of that loss")
+      .field("z_coefficient", &MoeSection::z_coefficient, zero_or_more, "weight of the squared logsumexp of a router's logits; 0 = off")
+      .field("bias_rate", &MoeSection::bias_rate, positive, "with balance bias: how far a step moves it");
 
   Declare(table, "data", &RunConfig::data, "What is trained on. Paths are relative to the working directory.")
       .field("train", &DataSection::train, any, "prefix of the .bin/.idx pair of training tokens")
@@ -154,7 +179,7 @@ std::vector<Section> declare_sections() {
       .field("muon_weight_decay", &OptimizerSection::muon_weight_decay, zero_or_more, "of Muon: weight_decay where not given")
       .field("rules", &OptimizerSection::rules, any,
              "exceptions, the first that names a parameter counts: [[optimizer.rules]] with match (a name, * for any text) or class "
-             "(matrix, embedding, head, norm, bias), and optimizer, lr (a factor) or decay");
+             "(matrix, embedding, head, norm, bias, router), and optimizer, lr (a factor) or decay");
 
   const Rule ranks_or_zero = bounded(0, kMostRanks + 1);
   Declare(table, "parallel", &RunConfig::parallel, "The layout: the product of the axes is the number of ranks.")
@@ -192,6 +217,9 @@ std::vector<Section> declare_sections() {
       .field("row_groups", &ParallelSection::row_groups, any,
              "with tp: norms and biases that every rank holds whole, but applies to its own rows or heads, are parameter groups of "
              "their own, summed over dp x tp during backward and shared out over tp too; otherwise one call sums them over tp at the end")
+      .field("ep", &ParallelSection::ep, bounded(1, kMostRanks + 1, "ranks"),
+             "ranks that share out the experts of a block; ep * etp divides dp * tp, over whose ranks they lie")
+      .field("etp", &ParallelSection::etp, bounded(1, kMostRanks + 1, "ranks"), "ranks that share each expert, cut as tp cuts an MLP")
       .field("data_parallel", &ParallelSection::data_parallel, any, "how gradients are summed")
       .field("bucket_mib", &ParallelSection::bucket_mib, {.least = 0, .below = 1e9, .open_below = true, .unit = "MiB"},
              "gradients reduced as one")
@@ -235,7 +263,9 @@ struct LaterKey {
 // Keys that exist in the design and are not built: refused as such, not as typing errors.
 constexpr LaterKey kLaterKeys[] = {
     {"parallel", "cp"},
-    {"parallel", "ep"},
+    {"parallel", "dispatcher"},
+    {"moe", "scope"},
+    {"moe", "imbalance_limit"},
 };
 
 std::vector<std::string> names_in(const Section& section) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -36,9 +37,16 @@ inline Words choices_of(Backend) { return {"auto", "shared_memory", "mpi", "nccl
 enum class PostValidation { kAuto, kOn, kOff };
 inline Words choices_of(PostValidation) { return {"auto", "on", "off"}; }
 
-// The words are ids of arch/optimizer.h. One of whole matrices has AdamW beside it for the rest.
-enum class OptimizerKind { kAdamW, kMuon };
-inline Words choices_of(OptimizerKind) { return {"adamw", "muon"}; }
+// So many words at the end of an enum's are not for users: a field refuses them.
+template <typename T>
+inline constexpr size_t kWordsWithin = 0;
+
+// The words are ids of arch/optimizer.h. One of whole matrices has AdamW beside it for the rest. kBalance is that of the bias of a
+// router with balance = "bias", and of nothing else.
+enum class OptimizerKind { kAdamW, kMuon, kBalance };
+inline Words choices_of(OptimizerKind) { return {"adamw", "muon", "balance"}; }
+template <>
+inline constexpr size_t kWordsWithin<OptimizerKind> = 1;
 
 // What Muon's learning rate is multiplied with, for a matrix of rows x columns.
 enum class MuonScale {
@@ -56,8 +64,25 @@ enum class BranchOrder { kSequential, kParallel, kParallelNorms };
 inline Words choices_of(BranchOrder) { return {"sequential", "parallel", "parallel_norms"}; }
 
 // What a parameter is in the model. Matrices are those of blocks; biases of norms are biases.
-enum class ParameterClass { kMatrix, kEmbedding, kHead, kNorm, kBias };
-inline Words choices_of(ParameterClass) { return {"matrix", "embedding", "head", "norm", "bias"}; }
+enum class ParameterClass { kMatrix, kEmbedding, kHead, kNorm, kBias, kRouter };
+inline Words choices_of(ParameterClass) { return {"matrix", "embedding", "head", "norm", "bias", "router"}; }
+
+// How a router scores experts and chooses the k of a token (model.experts_per_token). kSoftmax: the k largest of
+// p = softmax(logits), weighted with p (Fedus et al. 2022, Switch Transformers). kSoftmaxAfterTopk: the k largest
+// logits, weighted with the softmax over these alone (Jiang et al. 2024, Mixtral). kSigmoid: sigmoid scores, the chosen ones
+// divided by their sum (DeepSeek-AI 2024, DeepSeek-V3). kExpertChoice: experts choose tokens (Zhou et al. 2022); the later tokens
+// of a sequence take part in the choice of the earlier, so it trains and evaluates but does not generate.
+enum class Router { kSoftmax, kSoftmaxAfterTopk, kSigmoid, kExpertChoice };
+inline Words choices_of(Router) { return {"softmax", "softmax_after_topk", "sigmoid", "expert_choice"}; }
+
+// Which tokens an expert keeps where more were sent to it than its capacity.
+enum class Drop { kProbability, kPosition };  // those of greatest weight; the first of the sequence
+inline Words choices_of(Drop) { return {"probability", "position"}; }
+
+// What keeps the load of the experts even: nothing; a loss (Shazeer et al. 2017; Lepikhin et al. 2021); a bias of the choice that
+// follows the load, without a gradient (Wang et al. 2024, Auxiliary-Loss-Free Load Balancing).
+enum class Balance { kNone, kAux, kBias };
+inline Words choices_of(Balance) { return {"none", "aux", "bias"}; }
 
 enum class Offloaded { kOptimizer, kParameters, kActivations };  // what lives on the host
 inline Words choices_of(Offloaded) { return {"optimizer", "parameters", "activations"}; }
@@ -122,6 +147,13 @@ struct Counts {
   bool operator==(const Counts&) const = default;
 };
 
+// The blocks of a model with experts that have an MLP instead, counted from 0: the first so many, or those of a list.
+struct DenseLayers {
+  std::optional<int> first{};
+  std::vector<int> list{};  // where `first` is not set
+  bool operator==(const DenseLayers&) const = default;
+};
+
 struct RunSection {
   std::string name = "run";
   std::string dir{};  // load_config fills runs/<name> where it is not given
@@ -148,7 +180,28 @@ struct ModelSection {
   std::optional<double> norm_eps{};
   std::optional<double> rope_theta{};
   std::optional<double> dropout{};
+  std::optional<int64_t> experts{};            // E of a block; unset = from the preset, or none. The other fields need them
+  std::optional<int64_t> experts_per_token{};  // k
+  std::optional<int64_t> expert_ffn{};
+  std::optional<int64_t> shared_experts{};     // that every token goes through
+  std::optional<DenseLayers> dense_layers{};
+  std::optional<Router> router{};
+  std::optional<int64_t> router_groups{};      // equal groups of neighbouring experts
+  std::optional<int64_t> router_top_groups{};  // of which a token may go to so many
+  std::optional<double> routed_scale{};        // of the weights of the experts that are chosen
   bool operator==(const ModelSection&) const = default;
+};
+
+// How the experts of a model are trained; with experts only. Capacity, auxiliary loss and the choice of an expert are over the
+// tokens of one sequence each, so none of them depends on the layout.
+struct MoeSection {
+  std::optional<double> capacity_factor{};  // an expert takes ceil(capacity_factor S k / E) tokens of a sequence; unset = all that come
+  Drop drop = Drop::kProbability;           // with capacity_factor
+  Balance balance = Balance::kAux;
+  double aux_coefficient = 0.01;  // with balance "aux"
+  double z_coefficient = 0;       // of the square of logsumexp(logits) (Zoph et al. 2022, ST-MoE)
+  double bias_rate = 0.001;       // with balance "bias": of a step
+  bool operator==(const MoeSection&) const = default;
 };
 
 struct DataSection {
@@ -214,6 +267,7 @@ struct OptimizerSection {
   std::optional<double> muon_lr{};            // its peak; unset = lr
   std::optional<double> muon_weight_decay{};  // unset = weight_decay
   OptimizerRules rules{};
+  double bias_rate = MoeSection{}.bias_rate;  // of kBalance; no key: program::make_layout puts [moe] bias_rate here
   bool operator==(const OptimizerSection&) const = default;
 };
 
@@ -236,6 +290,8 @@ struct ParallelSection {
   PostValidation post_validation = PostValidation::kAuto;  // update ahead of the gradient norm, checked in the next step
   bool sequence_parallel = true;  // with tp: norms, dropout and sums of a layer are cut by rows
   bool row_groups = false;        // with tp: what every rank holds whole is summed over dp x tp, in buckets of its own
+  int ep = 1;                     // ranks that share out the experts of a block, each whole ones
+  int etp = 1;                    // ranks that share every expert, each a part of it; ep x etp divides the ranks of a stage
   DataParallel data_parallel = DataParallel::kRing;
   double bucket_mib = 25;  // MiB of fp32 gradients reduced as one
   bool overlap = true;     // communicate while the backward pass goes on
@@ -269,6 +325,7 @@ struct TraceSection {
 struct RunConfig {
   RunSection run{};
   ModelSection model{};
+  MoeSection moe{};
   DataSection data{};
   TrainSection train{};
   OptimizerSection optimizer{};

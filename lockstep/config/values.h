@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "lockstep/config/fields.h"
@@ -44,6 +45,7 @@ std::string print_value(const Duration& value);
 std::string print_value(const Bytes& value);
 std::string print_value(const PipelineSchedule& value);
 std::string print_value(const Counts& value);
+std::string print_value(const DenseLayers& value);
 std::string print_value(const OptimizerRules& value);
 std::string print_value(const std::vector<std::string>& value);
 std::string print_value(const std::vector<int64_t>& value);
@@ -64,6 +66,7 @@ Verdict read_value(const std::string& key, const Value& value, const Rule& rule,
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Bytes& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, PipelineSchedule& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, Counts& out);
+Verdict read_value(const std::string& key, const Value& value, const Rule& rule, DenseLayers& out);
 Verdict read_value(const std::string& key, const Value& value, const Rule& rule, OptimizerRules& out);
 
 // "integer", "number", ... with the range.
@@ -76,6 +79,7 @@ std::string type_name(const Duration&, const Rule& rule);
 std::string type_name(const Bytes&, const Rule& rule);
 std::string type_name(const PipelineSchedule&, const Rule& rule);
 std::string type_name(const Counts&, const Rule& rule);
+std::string type_name(const DenseLayers&, const Rule& rule);
 std::string type_name(const OptimizerRules&, const Rule& rule);
 
 // A list of choices, or a text with commas: "optimizer,activations".
@@ -86,7 +90,9 @@ std::string list_type_name(const Rule& rule);
 template <typename T>
   requires std::is_enum_v<T>
 Rule rule_of_choices() {
-  return {.choices = choices_of(T{})};
+  Words words = choices_of(T{});
+  words.resize(words.size() - kWordsWithin<T>);
+  return {.choices = std::move(words)};
 }
 
 template <typename T>

@@ -20,15 +20,10 @@ std::span<const Action> from_update(std::span<const Action> actions) {
   return actions.subspan(static_cast<size_t>(std::ranges::find_if(actions, program::updates, &Action::kind) - actions.begin()));
 }
 
-// The pieces of the ranks of tp, side by side.
-at::Tensor whole_of_pieces(const arch::ParamSpec& spec, const at::Tensor& piece, comm::Communicator& ranks) {
-  if (spec.cut_dim < 0) return piece;
-  const at::Tensor mine = at::zeros({spec.largest_numel}, piece.options());
-  mine.narrow(0, 0, piece.numel()).copy_(piece.flatten());
-  const at::Tensor all = at::empty({ranks.size(), spec.largest_numel}, piece.options());
-  ranks.all_gather(mine, all, {.id = program::call_of_parameter(spec.name)}).wait();
+// `all`: the pieces of ranks, each as long as the largest, [ranks, largest_numel]; of those that hold the same one the first counts.
+at::Tensor side_by_side(const arch::ParamSpec& spec, const at::Tensor& all) {
   const int dim = spec.cut_dim, copies = spec.copies;
-  const int parts = ranks.size() / copies;
+  const int parts = static_cast<int>(all.size(0)) / copies;
   std::vector<at::Tensor> pieces;
   for (int part = 0; part < parts; ++part) {
     std::vector<int64_t> shape = spec.shape;
@@ -66,10 +61,17 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
                                : std::make_unique<parallel::TensorGroup>(
                                      *groups.tensor(), parallel::TensorOptions{.sequence_parallel = options_.layout.sequence_parallel,
                                                                                .overlap = options_.layout.overlap})),
+      experts_(!groups.experts() ? nullptr
+                                 : std::make_unique<parallel::ExpertGroup>(*groups.experts(), options_.layout.ep, options_.layout.etp,
+                                                                           options_.layout.overlap)),
       view_{.options = options_, .layout = options_.layout, .state = state_, .store = store_, .groups = groups, .calls = calls_, .waits = waits_},
       gather_(view_, copies_.get()),
       gradients_(view_, program_.buckets),
-      layers_(view_, {.memory = memory_, .copies = copies_.get(), .tensor = tensor_.get(), .depth = program_.channel_depth}),
+      layers_(view_, {.memory = memory_,
+                      .copies = copies_.get(),
+                      .tensor = tensor_.get(),
+                      .experts = experts_.get(),
+                      .depth = program_.channel_depth}),
       matrices_(view_),
       end_(view_, {.program = program_, .gradients = gradients_, .layers = layers_, .matrices = matrices_, .joins = joins_}) {
   store_.initialize(options_.seed);
@@ -93,12 +95,11 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
 StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64_t step, double lr, bool may_pend) {
   LOCKSTEP_CHECK_EQ(static_cast<int64_t>(microbatches.size()), options_.layout.num_microbatches());
   state_ = {.microbatches = &microbatches, .step = step, .lr = lr, .losses = std::vector<at::Tensor>(microbatches.size())};
-  if (tensor_) tensor_->take_exposed();  // what layers waited for in an evaluation is not this step's
+  take_exposed_of_layers();  // what they waited for in an evaluation is not this step's
   end_.begin(may_pend);
   run(step_);
   std::map<std::string, double>& waits = state_.result.exposed_by = waits_.take();
-  if (tensor_)
-    for (const auto& [what, seconds] : tensor_->take_exposed()) waits["tp " + what] += seconds;
+  for (const auto& [what, seconds] : take_exposed_of_layers()) waits[what] += seconds;
   for (const auto& [what, seconds] : waits) state_.result.exposed_comm_seconds += seconds;
   if (copies_) state_.result.copies = copies_->take_totals();
   if (store_.host() && store_.host()->disk()) state_.result.disk = store_.host()->disk()->take_totals();
@@ -106,6 +107,15 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
   state_.microbatches = nullptr;
   state_.result.pending = state_.pends;
   return state_.result;
+}
+
+std::map<std::string, double> Executor::take_exposed_of_layers() {
+  std::map<std::string, double> waits;
+  if (tensor_)
+    for (const auto& [what, seconds] : tensor_->take_exposed()) waits["tp " + what] += seconds;
+  if (experts_)
+    for (const auto& [what, seconds] : experts_->take_exposed()) waits["ep " + what] += seconds;
+  return waits;
 }
 
 // What an action has found says what comes next, on all ranks alike.
@@ -195,7 +205,21 @@ at::Tensor Executor::whole(int param, const at::Tensor& part) {
   }
   for (const arch::FlatSlot& slot : unit.slots)
     if (slot.param == param) all = all.narrow(0, slot.offset - unit.begin, slot.numel).view(spec.local_shape);
-  return tensor_ ? whole_of_pieces(spec, all, *groups_.tensor()) : all;
+  return whole_of_pieces(spec, all);
+}
+
+// Over tp, or of experts over etp: their members of one group stand beside each other, those of all experts have it in common.
+at::Tensor Executor::whole_of_pieces(const arch::ParamSpec& spec, const at::Tensor& piece) {
+  if (spec.cut_dim < 0) return piece;
+  const bool expert = spec.group == arch::ParameterGroup::kExperts;
+  comm::Communicator& ranks = expert ? *groups_.experts() : *groups_.tensor();
+  const at::Tensor mine = at::zeros({spec.largest_numel}, piece.options());
+  mine.narrow(0, 0, piece.numel()).copy_(piece.flatten());
+  const at::Tensor all = at::empty({ranks.size(), spec.largest_numel}, piece.options());
+  // Ranks of other experts name other parameters.
+  const program::CallId id = expert ? program::call_id(program::Purpose::kWholeParameter) : program::call_of_parameter(spec.name);
+  ranks.all_gather(mine, all, {.id = id}).wait();
+  return side_by_side(spec, expert ? all.narrow(0, experts_->ep_rank() * experts_->etp(), experts_->etp()) : all);
 }
 
 at::Tensor Executor::whole_gradient(int param) {

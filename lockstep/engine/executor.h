@@ -2,9 +2,11 @@
 // handler runs (program/effects.h). Evaluations and updates that are made again are lists too: there is no other loop.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -57,8 +59,9 @@ class Executor {
   std::pair<double, int64_t> evaluate(const nn::Microbatch& microbatch);
 
   // The gradient of the mean loss of the last step, before clipping, and the value: whole parameters (rows of the store's
-  // table), put together from the pieces and parts of all ranks that hold them. Collective over the axes dp_shard and tp. On a
-  // parameter server's worker the gradient is only its own part of the sum.
+  // table), put together from the pieces and parts of all ranks that hold them; of an expert on the ranks that have it in their
+  // tables. Collective over the ranks of a stage, each with the same row. On a parameter server's worker the gradient is only its
+  // own part of the sum.
   at::Tensor whole_gradient(int param);
   at::Tensor whole_value(int param);
   // The same of any state that the rank owns (ParameterStore::state_part).
@@ -80,7 +83,10 @@ class Executor {
   };
   void run(const List& list);
   void run(const program::Action& action);
+  std::map<std::string, double> take_exposed_of_layers();  // "tp all_reduce"
   at::Tensor whole(int param, const at::Tensor& part);
+  // Of the pieces of the ranks that hold it together.
+  at::Tensor whole_of_pieces(const arch::ParamSpec& spec, const at::Tensor& piece);
 
   ExecutorOptions options_;
   Groups& groups_;
@@ -94,6 +100,7 @@ class Executor {
   Joins joins_;
   std::unique_ptr<CopyQueue> copies_;               // null where nothing is offloaded
   std::unique_ptr<parallel::TensorGroup> tensor_;   // null where the axis has one rank
+  std::unique_ptr<parallel::ExpertGroup> experts_;  // null where this rank has all experts, whole
   StepState state_;
   const StepView view_;
   ParameterGather gather_;

@@ -2,14 +2,12 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/full.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/optim/optimizer.h"
 
 namespace lockstep::engine {
 
@@ -40,16 +38,15 @@ void GradientReducer::add_handlers(Handlers& handlers) {
 void GradientReducer::start_step() {
   watch_.start_step();
   kept_.assign(step_.store.layout().units.size(), false);
-  if (UnitBuffers& gradients = step_.store.gradients(); !gradients.transient()) gradients.zero();
+  step_.store.gradients().zero();
 }
 
 void GradientReducer::open(const program::Effects& effects) {
   UnitBuffers& gradients = step_.store.gradients();
-  if (!gradients.transient()) return;
   for (const program::Touch& touch : effects.touches) {
     if (touch.what != program::Resource::kGradients || touch.how != program::Access::kAdd) continue;
     const size_t unit = step_.store.unit_of(touch.index);
-    if (gradients.held(unit)) continue;
+    if (!gradients.transient(unit) || gradients.held(unit)) continue;
     gradients.hold(unit);
     gradients.unit(unit).zero_();
   }
@@ -94,7 +91,7 @@ void GradientReducer::finish_wire(size_t unit) {
 Started GradientReducer::reduce(const Action& action) {
   // Before the reduction: afterwards every rank has the same non-finite sum, and nobody knows whose it was.
   check_finite(units(action.bucket));
-  if (step_.layout.shards() == 1)
+  if (shards(units(action.bucket).front()) == 1)  // those of a bucket are of one group
     for (const PlannedCall& call : step_.calls.of(action)) {
       const Bucket& bucket = buckets_.at(static_cast<size_t>(action.bucket));
       in_flight_[action.bucket].push_back(execute(step_.groups, call, {.input = step_.store.gradients().slice(bucket.begin, bucket.end)}));
@@ -121,7 +118,7 @@ void GradientReducer::wait(int bucket) {
 
 void GradientReducer::shard(const Action& action) {
   for (const size_t unit : units(action.bucket)) {
-    if (step_.layout.shards() == 1) check_finite({unit});
+    if (shards(unit) == 1) check_finite({unit});
     keep(unit);
     step_.store.gradients().drop(unit);
   }
@@ -205,27 +202,6 @@ void GradientReducer::sum_together(std::vector<at::Tensor>& gradients, const Pla
   }
 }
 
-// Of the ranks that add up their squares, those that hold the same piece: it counts on the first of them, by the domain of its
-// group and over tp. A tied unit counts where its layer is.
-bool GradientReducer::counts_in_norm(const arch::ParamSpec& spec) const {
-  const mesh::AxisSet summing = step_.layout.shards() > 1 ? step_.layout.all_ranks() : step_.layout.model_group();
-  const mesh::View same = summing & step_.layout.domain(spec.group).copies.axes;
-  const int rank = step_.groups.rank();
-  return spec.copy == 0 && step_.layout.mesh.group_rank(rank, same) == 0 && step_.layout.holds(rank, spec.layer);
-}
-
-GradientReducer::Norm GradientReducer::start_norm(const PlannedCall* sum, bool blocking) {
-  wait_for_host_sums();
-  std::vector<at::Tensor> gradients;
-  for (const ParameterStore::Piece& piece : step_.store.gradient_pieces())
-    if (counts_in_norm(step_.store.table()[static_cast<size_t>(piece.param)])) gradients.push_back(piece.values);
-  Norm norm{.here = optim::gradient_norm(gradients)};
-  if (!sum) return norm;
-  norm.square = at::full({1}, norm.here * norm.here, at::kDouble);
-  norm.joined = waiting_for(execute(step_.groups, *sum, {.input = norm.square}, blocking), step_.waits, "norm");
-  return norm;
-}
-
 void GradientReducer::check_finite(const std::vector<size_t>& units) {
   std::vector<FiniteWatch::Gradients> gradients;
   for (const size_t unit : units) gradients.push_back(whole_[unit]);
@@ -242,8 +218,9 @@ void GradientReducer::check_finite() {
 
 void GradientReducer::abandon() {
   wait_for_host_sums();
-  for (size_t unit = 0; step_.store.gradients().transient() && unit < kept_.size(); ++unit)
-    if (step_.store.gradients().held(unit)) step_.store.gradients().drop(unit);
+  UnitBuffers& gradients = step_.store.gradients();
+  for (size_t unit = 0; unit < kept_.size(); ++unit)
+    if (gradients.transient(unit) && gradients.held(unit)) gradients.drop(unit);
 }
 
 }  // namespace lockstep::engine

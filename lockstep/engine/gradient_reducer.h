@@ -52,7 +52,8 @@ class GradientReducer {
   // The calls of an action on a bucket, one for each of its units.
   void start_by_unit(const program::Action& action, const std::function<comm::Work(size_t unit, const program::PlannedCall& call)>& start);
 
-  bool counts_in_norm(const arch::ParamSpec& spec) const;
+  int shards(size_t unit) const { return step_.store.layout().units.at(unit).shards; }
+  std::vector<at::Tensor> gradients_of_norm() const;
   void check_finite(const std::vector<size_t>& units);
   void keep(size_t unit);
   void wait_for_host_sums();

@@ -52,6 +52,11 @@ comm::Communicator* Groups::shared_heads() {
   return heads == made_.end() ? nullptr : heads->second.get();
 }
 
+comm::Communicator* Groups::experts() {
+  if (layout_.ep * layout_.etp == 1) return nullptr;
+  return &over(program::group_over(layout_, layout_.expert_ranks(), Channel::kExperts));
+}
+
 comm::Communicator& Groups::replica() { return over(program::group_over(layout_, layout_.all_ranks())); }
 
 comm::Communicator* Groups::tied() {

@@ -2,6 +2,9 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <cstddef>
+
 #include "lockstep/base/check.h"
 #include "lockstep/model/model.h"
 
@@ -18,9 +21,13 @@ LayerRunner::LayerRunner(const StepView& step, const Parts& parts)
       evaluation_(build(false)) {}
 
 LayerRunner::Layers LayerRunner::build(bool training) const {
-  return model::build_layers(
-      step_.layout.model, step_.store,
-      {.seed = step_.options.seed, .training = training, .tensor = with_.tensor, .layers = step_.layout.layers_of(step_.groups.rank())});
+  return model::build_layers(step_.layout.model, step_.store,
+                             {.seed = step_.options.seed,
+                              .training = training,
+                              .tensor = with_.tensor,
+                              .experts = with_.experts,
+                              .moe = step_.layout.moe,
+                              .layers = step_.layout.layers_of(step_.groups.rank())});
 }
 
 void LayerRunner::add_handlers(Handlers& handlers) {
@@ -136,6 +143,18 @@ void LayerRunner::evict(const Action& action) {
   auto input = inputs_.extract({action.layer, action.microbatch});
   LOCKSTEP_CHECK(!input.empty(), "layer ", action.layer, " kept no input of microbatch ", action.microbatch);
   offload_->evict({action.layer, action.microbatch}, std::move(input.mapped()));
+}
+
+std::vector<double> LayerRunner::take_loads() {
+  std::vector<double> all(static_cast<size_t>(step_.layout.load_numbers()), 0.0);
+  for (size_t layer = 0; layer < training_.size(); ++layer) {
+    const std::vector<double> loads = training_[layer] ? training_[layer]->take_loads() : std::vector<double>();
+    if (loads.empty()) continue;
+    const auto begin = static_cast<size_t>(step_.layout.load_offset(static_cast<int>(layer)));
+    LOCKSTEP_CHECK(begin + loads.size() <= all.size(), "layer ", layer, " has ", loads.size(), " loads");
+    std::ranges::copy(loads, all.begin() + static_cast<ptrdiff_t>(begin));
+  }
+  return all;
 }
 
 at::Tensor LayerRunner::take_output() {

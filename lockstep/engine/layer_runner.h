@@ -13,6 +13,7 @@
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/parameter_store.h"
 #include "lockstep/engine/step_state.h"
+#include "lockstep/parallel/expert/group.h"
 #include "lockstep/parallel/tensor/group.h"
 
 namespace lockstep::engine {
@@ -24,6 +25,7 @@ class LayerRunner {
     StepMemory& memory;
     CopyQueue* copies;                // null where nothing is offloaded
     parallel::TensorGroup* tensor;    // null where the axis has one rank
+    parallel::ExpertGroup* experts;   // null where this rank has all experts, whole
     int depth;                        // of a channel: Program::channel_depth
   };
   LayerRunner(const StepView& step, const Parts& parts);
@@ -35,6 +37,8 @@ class LayerRunner {
   // Of the ranks that hold one copy of the model, this one tells the loss: every rank of a tp group has the whole loss of its
   // samples, the first one of those that hold the head counts.
   bool counts_loss() const { return training_.back() && (!with_.tensor || with_.tensor->rank() == 0); }
+  // What layers with experts have counted since the last call, each at its program::Layout::load_offset.
+  std::vector<double> take_loads();
   // What the head has handed on in an evaluation; undefined on a rank without it.
   at::Tensor take_output();
   void check_empty() const;

@@ -26,25 +26,25 @@ void ParameterGather::add_handlers(Handlers& handlers, std::span<const program::
   handlers.add({{ActionKind::kFetch, Moved::kParameters}}, [this](const Action& action) { return fetch(action.unit); });
   // It did not change.
   handlers.add_prompt({{ActionKind::kEvict, Moved::kParameters}},
-                      [this, unit_of](const Action& action) { fetched_memory()->drop(unit_of(action)); });
+                      [this, unit_of](const Action& action) { fetched_memory(unit_of(action))->drop(unit_of(action)); });
 }
 
 Started ParameterGather::unshard(const Action& action) {
   const size_t unit = step_.store.unit_of(action.unit);
-  if (step_.store.compute().transient()) step_.store.compute().hold(unit);
+  if (step_.store.compute().transient(unit)) step_.store.compute().hold(unit);
   return step_.start(step_.planned(action), {.input = step_.store.compute_part(unit), .output = step_.store.compute().unit(unit)}, kWaitsFor);
 }
 
-UnitBuffers* ParameterGather::fetched_memory() {
+UnitBuffers* ParameterGather::fetched_memory(size_t unit) {
   if (!step_.layout.offload.parameters) return nullptr;
-  return step_.store.parts().defined() ? &step_.store.parts() : &step_.store.compute();
+  return step_.store.part_beside(unit) ? &step_.store.parts() : &step_.store.compute();
 }
 
 // It is joined in the order of the device's stream: kernels and collectives that read the part, and whatever takes its memory
 // after evict, are given to it later.
 Started ParameterGather::fetch(int id) {
   const size_t unit = step_.store.unit_of(id);
-  if (UnitBuffers* memory = fetched_memory()) memory->hold(unit);
+  if (UnitBuffers* memory = fetched_memory(unit)) memory->hold(unit);
   const at::Tensor to = step_.store.compute_part(unit);
   HostStates& host = *step_.store.host();
   if (host.on_disk(unit)) return [copy = host.disk()->fetch_parameters(unit, to)]() mutable { copy.order_after(); };

@@ -22,7 +22,7 @@ class ParameterGather {
   Started unshard(const program::Action& action);
   Started fetch(int id);
   // The memory that a fetch fills and an evict gives back; null where it stays.
-  UnitBuffers* fetched_memory();
+  UnitBuffers* fetched_memory(size_t unit);
 
   const StepView step_;
   CopyQueue* copies_;

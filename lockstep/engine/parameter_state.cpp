@@ -28,6 +28,7 @@ void ParameterStore::add_parts(StateKind kind, std::vector<StateTensor>& state) 
   const bool replicated = !options_.layout.server_mode() || kind == StateKind::kParameter;
   const bool of_slot = kind != StateKind::kParameter && kind != StateKind::kMaster;
   for (size_t unit = 0; unit < slots_.size(); ++unit) {
+    if (kind == StateKind::kParameter && !compute_.transient(unit)) continue;  // told whole
     const mesh::View copies = replicated ? options_.layout.domain(layout_.units[unit].group).copies : mesh::View();
     const at::Tensor part = of_slot ? at::Tensor() : state_part(unit, kind);
     for (size_t piece = 0; piece < slots_[unit].size(); ++piece) {
@@ -52,14 +53,14 @@ void ParameterStore::add_parts(StateKind kind, std::vector<StateTensor>& state) 
 
 std::vector<StateTensor> ParameterStore::state() const {
   std::vector<StateTensor> state;
-  const bool whole = !compute_.transient();
-  // Every parameter as one tensor: views into a compute copy that this rank has whole.
-  for (size_t row = 0; whole && row < table_.size(); ++row) {
+  // One tensor for a parameter: a view into a compute copy that this rank has whole.
+  for (size_t row = 0; row < table_.size(); ++row) {
+    if (compute_.transient(places_[row].unit)) continue;
     const mesh::View ranks = options_.layout.domain(table_[row].group).sum;
     state.push_back(piece_of(table_[row], StateKind::kParameter, ranks, options_));
     state.back().local = view(compute_, {static_cast<int>(row)});
   }
-  if (!whole) add_parts(StateKind::kParameter, state);
+  add_parts(StateKind::kParameter, state);
   if (owns_values() && dtype() != at::kFloat) add_parts(StateKind::kMaster, state);
   if (!owns_optimizer()) return state;
   for (const arch::StateSlot& slot : arch::slots_of(table_)) add_parts(StateKind{slot.name}, state);

@@ -1,43 +1,27 @@
 #include "lockstep/engine/parameter_store.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
 #include "lockstep/base/check.h"
-#include "lockstep/model/model.h"
+#include "lockstep/base/error.h"
 #include "lockstep/program/placement.h"
 
 namespace lockstep::engine {
 namespace {
 
-// Initial values of elements [begin, begin + out.size()) of this rank's piece of the parameter. A piece that is cut along
-// dim 1 lies row by row in the global one.
-void draw(const arch::ParamSpec& spec, uint64_t seed, int64_t begin, std::span<float> out) {
-  const bool columns = spec.cut == arch::TensorCut::kColumns;
-  const int64_t row = spec.numel() / spec.shape[0];
-  const int64_t width = columns ? spec.local_shape[1] : spec.local_numel();
-  const auto end = begin + static_cast<int64_t>(out.size());
-  for (int64_t at = begin; at < end;) {
-    const int64_t count = std::min(end, (at / width + 1) * width) - at;
-    const int64_t global =
-        columns ? at / width * spec.shape[1] + spec.local_offset[1] + at % width : spec.local_offset[0] * row + at;
-    model::initial_values(spec, seed, global, out.subspan(static_cast<size_t>(at - begin), static_cast<size_t>(count)));
-    at += count;
+// Of the name of a layer's unit, on disk.
+const char* suffix_of(arch::ParameterGroup group) {
+  switch (group) {
+    case arch::ParameterGroup::kDense:
+      return "";
+    case arch::ParameterGroup::kRows:
+      return ".rows";
+    case arch::ParameterGroup::kExperts:
+      return ".experts";
   }
-}
-
-void draw_into(const arch::ParamSpec& spec, uint64_t seed, int64_t begin, const at::Tensor& target) {
-  constexpr int64_t kGrain = 1 << 16;
-  const bool in_place = target.is_cpu() && target.scalar_type() == at::kFloat;
-  const at::Tensor values = in_place ? target : at::empty({target.numel()}, at::kFloat);
-  float* data = values.data_ptr<float>();
-  at::parallel_for(0, target.numel(), kGrain, [&](int64_t first, int64_t last) {
-    draw(spec, seed, begin + first, {data + first, static_cast<size_t>(last - first)});
-  });
-  if (!in_place) target.copy_(values);
+  throw InternalError("no such group of parameters");
 }
 
 }  // namespace
@@ -48,10 +32,16 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
       layout_(options.layout.flat_layout(table_)),
       places_(table_.size()) {
   std::vector<int64_t> whole, parts;  // elements of each unit
+  std::vector<int64_t> beside;        // of parts that are kept beside the unit
+  std::vector<bool> parameters_stay, gradients_stay;
+  const program::Layout& layout = options_.layout;
   for (size_t i = 0; i < layout_.units.size(); ++i) {
     const arch::FlatUnit& unit = layout_.units[i];
     whole.push_back(unit.numel());
     parts.push_back(unit.part());
+    parameters_stay.push_back(!layout.transient_parameters(unit.group));
+    gradients_stay.push_back(!layout.transient_gradients(unit.group));
+    beside.push_back(parameters_stay.back() || unit.shards == 1 ? 0 : unit.part());
     for (const arch::FlatSlot& slot : unit.slots)
       places_[static_cast<size_t>(slot.param)] = {.unit = i, .offset = slot.offset - unit.begin};
     const int shard = options_.layout.shard(options_.rank, unit.group);
@@ -62,12 +52,11 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
     names_[table_[row].name].push_back(static_cast<int>(row));
     if (!table_[row].fuse.empty()) names_[table_[row].fuse].push_back(static_cast<int>(row));
   }
-  const program::Layout& layout = options_.layout;
-  compute_ = buffers(whole, dtype(), MemoryCategory::kParameters, layout.transient_parameters());
-  if (layout.transient_parameters() && layout.shards() > 1)
-    parts_ = buffers(parts, dtype(), MemoryCategory::kParameters, layout.offload.parameters);
+  compute_ = buffers(whole, dtype(), MemoryCategory::kParameters, parameters_stay);
+  if (std::ranges::any_of(beside, [](int64_t numel) { return numel > 0; }))
+    parts_ = buffers(beside, dtype(), MemoryCategory::kParameters, std::vector<bool>(beside.size(), !layout.offload.parameters));
   if (!options_.training) return;
-  grad_ = buffers(whole, at::kFloat, MemoryCategory::kGradients, layout.transient_gradients());
+  grad_ = buffers(whole, at::kFloat, MemoryCategory::kGradients, gradients_stay);
   if (layout.offload.optimizer) {
     HostStatesOptions host{.compute_copy = layout.offload.parameters && dtype() != at::kFloat,
                            .disk_units = program::host_plan(layout, options_.rank).disk_units,
@@ -77,18 +66,26 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
                            .memory = options_.memory};
     for (const UnitSlots& of_unit : unit_slots_) host.slots.push_back(of_unit.buffers);
     for (const arch::FlatUnit& unit : layout_.units)
-      host.names.push_back(arch::layer_spec(layout.model, unit.layer).name + (unit.group == arch::ParameterGroup::kDense ? "" : ".rows"));
+      host.names.push_back(arch::layer_spec(layout.model, unit.layer).name + suffix_of(unit.group));
     host_ = std::make_unique<HostStates>(layout_, host);
     return;
   }
-  if (grad_.transient()) grad_parts_ = buffers(parts, at::kFloat, MemoryCategory::kGradients, false);
+  for (size_t unit = 0; unit < parts.size(); ++unit) beside[unit] = gradients_stay[unit] ? 0 : parts[unit];
+  if (std::ranges::any_of(beside, [](int64_t numel) { return numel > 0; }))
+    grad_parts_ = buffers(beside, at::kFloat, MemoryCategory::kGradients);
   if (!owns_optimizer()) return;
   keep_slots();
-  if (dtype() != at::kFloat) master_ = buffers(parts, at::kFloat, MemoryCategory::kOptimizer, false);
+  if (dtype() != at::kFloat) master_ = buffers(parts, at::kFloat, MemoryCategory::kOptimizer);
 }
 
-UnitBuffers ParameterStore::buffers(const std::vector<int64_t>& sizes, at::ScalarType dtype, MemoryCategory category, bool transient) const {
-  return {sizes, {.dtype = dtype, .device = options_.device, .memory = options_.memory, .category = category, .transient = transient}};
+UnitBuffers ParameterStore::buffers(const std::vector<int64_t>& sizes, at::ScalarType dtype, MemoryCategory category,
+                                    const std::vector<bool>& stay) const {
+  return {sizes, {.dtype = dtype,
+                  .device = options_.device,
+                  .memory = options_.memory,
+                  .category = category,
+                  .transient = std::ranges::find(stay, false) != stay.end(),
+                  .stays = stay}};
 }
 
 void ParameterStore::keep_slots() {
@@ -101,7 +98,7 @@ void ParameterStore::keep_slots() {
   for (size_t i = 0; i < dtypes.size(); ++i) {
     std::vector<int64_t> sizes;
     for (const UnitSlots& of_unit : unit_slots_) sizes.push_back(i < of_unit.buffers.size() ? of_unit.buffers[i].numel : 0);
-    slots_kept_.push_back(buffers(sizes, scalar_type(dtypes[i]), MemoryCategory::kOptimizer, false));
+    slots_kept_.push_back(buffers(sizes, scalar_type(dtypes[i]), MemoryCategory::kOptimizer));
   }
 }
 
@@ -128,26 +125,13 @@ nn::Parameter ParameterStore::parameter(std::string_view name) {
   return {view(compute_, found->second), view(grad_, found->second)};
 }
 
-// A compute copy that is whole is drawn whole: other ranks' parts of it too.
-void ParameterStore::initialize(uint64_t seed) {
-  change_units([&](size_t unit) {
-    const at::Tensor values = value_part(unit);
-    for (const arch::ShardSlot& slot : slots_[unit])
-      draw_into(table_[static_cast<size_t>(slot.param)], seed, slot.begin, values.narrow(0, slot.offset, slot.numel));
-  });
-  refresh_compute();
-  if (compute_.transient() || options_.layout.shards() == 1) return;
-  for (size_t row = 0; row < table_.size(); ++row)
-    draw_into(table_[row], seed, 0, view(compute_, {static_cast<int>(row)}).flatten());
-}
-
 at::Tensor ParameterStore::part_of(size_t unit, const at::Tensor& whole) const {
   const arch::FlatUnit& place = layout_.units.at(unit);
   return whole.narrow(0, options_.layout.shard(options_.rank, place.group) * place.part(), place.part());
 }
 
 at::Tensor ParameterStore::compute_part(size_t unit) const {
-  return parts_.defined() ? parts_.unit(unit) : part_of(unit, compute_.unit(unit));
+  return part_beside(unit) ? parts_.unit(unit) : part_of(unit, compute_.unit(unit));
 }
 
 at::Tensor ParameterStore::value_part(size_t unit) const {
@@ -157,7 +141,7 @@ at::Tensor ParameterStore::value_part(size_t unit) const {
 
 at::Tensor ParameterStore::grad_part(size_t unit) const {
   if (host_) return host_->gradient(unit);
-  return grad_parts_.defined() ? grad_parts_.unit(unit) : part_of(unit, grad_.unit(unit));
+  return grad_.transient(unit) ? grad_parts_.unit(unit) : part_of(unit, grad_.unit(unit));
 }
 
 at::Tensor ParameterStore::state_part(size_t unit, StateKind kind) const {
@@ -206,7 +190,7 @@ std::vector<ParameterStore::Updated> ParameterStore::updated(size_t unit, bool s
   const at::Tensor value = value_part(unit), grad = grad_part(unit);
   // What is offloaded gets its copy where it lies; on the device it is fetched.
   const at::Tensor copy = !host_ ? compute_part(unit) : options_.layout.offload.parameters ? host_->compute(unit) : value;
-  const int shards = options_.layout.shards();
+  const int shards = layout_.units[unit].shards;
   std::vector<Updated> all;
   for (size_t piece = 0; piece < slots_.at(unit).size(); ++piece) {
     const arch::ShardSlot& place = slots_[unit][piece];

@@ -58,8 +58,9 @@ class ParameterStore : public nn::ParameterSource {
   // Whole units: what layers compute with, and what they add to. Some come and go.
   UnitBuffers& compute() { return compute_; }
   UnitBuffers& gradients() { return grad_; }
-  // This rank's parts beside them, where they are sharded or come from the host: these come and go as well.
+  // This rank's parts of those that come and go and have several shards; from the host they come and go as well.
   UnitBuffers& parts() { return parts_; }
+  bool part_beside(size_t unit) const { return compute_.transient(unit) && layout_.units.at(unit).shards > 1; }
   HostStates* host() { return host_.get(); }  // null where nothing is offloaded
 
   // Parts, and what of which parameter they hold.
@@ -107,7 +108,9 @@ class ParameterStore : public nn::ParameterSource {
   static std::optional<size_t> slot_of(const arch::ParamSpec& spec, StateKind kind);  // nothing: its optimizer has none such
   // Between steps: `change` is given every unit, while its states are in memory.
   void change_units(const std::function<void(size_t unit)>& change);
-  UnitBuffers buffers(const std::vector<int64_t>& sizes, at::ScalarType dtype, MemoryCategory category, bool transient) const;
+  // `stay`: which of the units do not come and go; empty: all of them.
+  UnitBuffers buffers(const std::vector<int64_t>& sizes, at::ScalarType dtype, MemoryCategory category,
+                      const std::vector<bool>& stay = {}) const;
   void keep_slots();
   void add_parts(StateKind kind, std::vector<StateTensor>& state) const;
 
@@ -123,7 +126,7 @@ class ParameterStore : public nn::ParameterSource {
   std::map<std::string, std::vector<int>, std::less<>> names_;  // parameter and fused names -> rows
   UnitBuffers compute_, grad_;
   std::unique_ptr<HostStates> host_;
-  UnitBuffers parts_, grad_parts_, master_;  // parts; undefined where they are part of a whole unit, or not here
+  UnitBuffers parts_, grad_parts_, master_;  // parts; undefined or empty where they are part of a whole unit, or not here
   std::vector<UnitBuffers> slots_kept_;      // by slot
   struct UnitSlots {
     std::vector<arch::SlotBuffer> buffers{};

@@ -17,8 +17,8 @@ namespace {
 constexpr size_t kMaxTold = 8;
 
 // Who holds the same.
-enum Sharing : size_t { kWhole, kParts, kUncut, kHeads, kTied, kNumSharings };
-constexpr std::array<const char*, kNumSharings> kAxes = {"dp", "dp_replicate", "tp", "kv", "tied"};
+enum Sharing : size_t { kWhole, kParts, kUncut, kHeads, kTied, kExperts, kExpertParts, kNumSharings };
+constexpr std::array<const char*, kNumSharings> kAxes = {"dp", "dp_replicate", "tp", "kv", "tied", "edp", "edp_replicate"};
 using SharedBy = std::array<bool, kNumSharings>;
 using Ranks = std::array<comm::Communicator*, kNumSharings>;  // null: nobody else
 
@@ -40,12 +40,15 @@ using Key = std::pair<int, StateKind>;  // a unit's states of one kind
 
 // Which of these ranks hold this state of the parameter as well.
 SharedBy shared_by(const program::Layout& layout, const Ranks& ranks, const arch::ParamSpec& spec, StateKind kind) {
-  const bool whole = kind == StateKind::kParameter && (layout.shards() == 1 || !layout.transient_parameters());
+  const bool one_shard = layout.shards(spec.group) == 1;
+  const bool whole = kind == StateKind::kParameter && (one_shard || !layout.transient_parameters(spec.group));
   const bool server = layout.server_mode();  // it alone has optimizer state
+  const bool expert = spec.group == arch::ParameterGroup::kExperts;
+  const Sharing all = expert ? kExperts : kWhole, parts = expert ? kExpertParts : kParts;
   SharedBy shared{};
-  shared[kWhole] = whole || (!server && ranks[kParts] == ranks[kWhole]);
-  shared[kParts] = !whole && !server && !shared[kWhole];
-  const bool by_domain = spec.group == arch::ParameterGroup::kRows && (whole || layout.shards() == 1);  // over tp too
+  shared[all] = whole || (!server && ranks[parts] == ranks[all]);
+  shared[parts] = !whole && !server && !shared[all];
+  const bool by_domain = spec.group == arch::ParameterGroup::kRows && (whole || one_shard);  // over tp too
   shared[kUncut] = by_domain || (spec.copies > 1 && spec.cut == arch::TensorCut::kNone);
   shared[kHeads] = spec.copies > 1 && !shared[kUncut];
   shared[kTied] = spec.layer == 0;
@@ -165,18 +168,27 @@ std::vector<std::string> shared_words(Groups& groups, const std::vector<std::str
   return all;
 }
 
+Ranks ranks_of(const program::Layout& layout, Groups& groups) {
+  const program::Domain dense = layout.dense_domain();
+  Ranks ranks = {groups.several(dense.sum), groups.several(dense.copies), groups.tensor(), groups.shared_heads(), groups.tied()};
+  if (!layout.model.has_experts()) return ranks;
+  const program::Domain experts = layout.domain(arch::ParameterGroup::kExperts);
+  ranks[kExperts] = groups.several(experts.sum);
+  ranks[kExpertParts] = groups.several(experts.copies);
+  return ranks;
+}
+
 }  // namespace
 
 std::vector<std::string> replica_differences(Executor& executor, Groups& groups, bool with_disk) {
-  const program::Domain dense = executor.layout().dense_domain();
-  const Ranks ranks = {groups.several(dense.sum), groups.several(dense.copies), groups.tensor(), groups.shared_heads(), groups.tied()};
+  const Ranks ranks = ranks_of(executor.layout(), groups);
   const std::vector<Piece> pieces = collect(executor, ranks, with_disk);
   const std::vector<Piece> blocks = joined(pieces);
   const std::vector<int64_t> found = digests_of(blocks);
   groups.world().confirm();  // an aborted call leaves no differences that a replica is to blame for
   std::array<std::set<Key>, kNumSharings> differ;
   for (size_t by = 0; by < kNumSharings; ++by) {
-    if (!ranks[by] || (by == kParts && ranks[by] == ranks[kWhole])) continue;
+    if (!ranks[by] || (by == kParts && ranks[by] == ranks[kWhole]) || (by == kExpertParts && ranks[by] == ranks[kExperts])) continue;
     const std::map<Key, int64_t> units = unit_digests(blocks, found, by);
     std::vector<int64_t> mine;
     for (const auto& [key, digest] : units) mine.push_back(digest);

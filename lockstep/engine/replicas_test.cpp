@@ -69,10 +69,12 @@ TEST_P(Replicas, AFlippedBitIsNamed) {
   }
 }
 
+const std::string kExpert = "blocks.0.experts.0.up.weight", kRouter = "blocks.0.experts.router.weight";
 const std::string kUp = "blocks.0.mlp.up.weight", kNorm = "blocks.1.mlp_norm.weight", kTokens = "embed.tokens.weight";
 
 std::vector<Flip> flips() {
   const Case zero1{.dp = 2, .zero = 1}, hsdp{.dp = 4, .zero = 3, .dp_replicate = 2}, tp{.dp = 1, .tp = 2}, pp{.dp = 1, .pp = 2};
+  const Case ep{.preset = "mixtral-test", .dp = 4, .micro_batch = 1, .ep = 2};
   std::vector<Flip> all = {
       {.name = "dp", .layout = {.dp = 3}, .tensor = kUp, .told = cat("parameter ", kUp, ": rank 1 differs from ranks 0,2 (dp)")},
       {.name = "dp_moment", .layout = {.dp = 2}, .tensor = kUp, .kind = StateKind{"exp_avg_sq"},
@@ -106,6 +108,15 @@ std::vector<Flip> flips() {
        .kind = StateKind{"exp_avg"}, .told = ""},
       {.name = "host", .layout = {.dp = 2, .offload = {.optimizer = true}}, .tensor = kUp, .kind = StateKind{"exp_avg"},
        .told = cat("first moment ", kUp, ": rank 1 differs from rank 0 (dp)")},
+      {.name = "expert", .layout = ep, .rank = 2, .tensor = kExpert,
+       .told = cat("parameter ", kExpert, ": rank 2 differs from rank 0 (edp)")},
+      {.name = "expert_moment", .layout = ep, .rank = 0, .tensor = kExpert, .kind = StateKind{"exp_avg"},
+       .told = cat("first moment ", kExpert, ": rank 2 differs from rank 0 (edp)")},
+      {.name = "expert_of_one_rank", .layout = {.preset = "mixtral-test", .ep = 2}, .rank = 0, .tensor = kExpert, .told = ""},
+      {.name = "expert_over_tp", .layout = {.preset = "mixtral-test", .dp = 1, .tp = 2}, .tensor = kExpert,
+       .told = cat("parameter ", kExpert, ": rank 1 differs from rank 0 (edp)")},
+      {.name = "router", .layout = ep, .rank = 3, .tensor = kRouter,
+       .told = cat("parameter ", kRouter, ": rank 3 differs from ranks 0-2 (dp)")},
   };
   return all;
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "lockstep/base/check.h"
+#include "lockstep/engine/expert_loads.h"
 
 namespace lockstep::engine {
 
@@ -60,7 +61,10 @@ Started StepEnd::loss(const Action& action) {
   StepState& state = step_.state;
   const double loss = read_device();
   const auto tokens = static_cast<double>(with_.layers.counts_loss() ? tokens_here() : 0);
-  const LossSums all{.sums = at::tensor({loss, tokens, with_.gradients.watch().first() >= 0 ? 1.0 : 0.0}, at::kDouble)};
+  std::vector<double> numbers = {loss, tokens, with_.gradients.watch().first() >= 0 ? 1.0 : 0.0};
+  const std::vector<double> loads = with_.layers.take_loads();
+  numbers.insert(numbers.end(), loads.begin(), loads.end());
+  const LossSums all{.sums = at::tensor(numbers, at::kDouble)};
   const program::PlannedCall* call = step_.calls.only(action);
   Started joined = waiting_for(call ? execute(step_.groups, *call, {.input = all.sums}, /*blocking=*/!state.pends) : comm::Work(),
                                step_.waits, "loss");
@@ -69,15 +73,20 @@ Started StepEnd::loss(const Action& action) {
     return joined;
   }
   joined();
-  all.finite() ? all.tell(state.result) : nonfinite(state.step);
+  all.finite() ? all.tell(step_.layout, state.result) : nonfinite(state.step);
   return {};
 }
 
-void StepEnd::LossSums::tell(StepResult& result) const {
+void StepEnd::LossSums::tell(const program::Layout& layout, StepResult& result) const {
   const double* values = sums.const_data_ptr<double>();
   result.tokens = std::llround(values[1]);
   LOCKSTEP_CHECK(result.tokens > 0, "a step without a single valid target");
   result.loss = values[0] / values[1];
+  result.loads.assign(values + 3, values + sums.numel());
+  for (const ExpertLoad& load : expert_loads(layout, result.loads)) {
+    result.aux_loss += load.aux_sum / values[1];
+    result.z_loss += load.z_sum / values[1];
+  }
 }
 
 const program::PlannedCall* StepEnd::norm_call(const Action& action, program::Collective collective) {

@@ -42,10 +42,10 @@ class StepEnd {
 
  private:
   struct LossSums {
-    at::Tensor sums{};  // loss, tokens, ranks with a gradient that is not finite
+    at::Tensor sums{};  // loss, tokens, ranks with a gradient that is not finite; then the loads of layers with experts
     // Once they are of all ranks.
     bool finite() const { return sums.const_data_ptr<double>()[2] == 0; }
-    void tell(StepResult& result) const;
+    void tell(const program::Layout& layout, StepResult& result) const;
   };
   struct Pending {
     int64_t step = 0;

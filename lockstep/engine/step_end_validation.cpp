@@ -40,7 +40,7 @@ void StepEnd::validate() {
 StepResult StepEnd::outcome() {
   const Pending& pending = *pending_;
   StepResult found;
-  pending.loss.tell(found);
+  pending.loss.tell(step_.layout, found);
   const double norm = pending.norm.value();
   step_.groups.world().confirm();
   scale(norm, found);

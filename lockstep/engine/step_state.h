@@ -36,6 +36,9 @@ struct StepResult {
   int64_t tokens = 0;       // valid ones, of all ranks
   double grad_norm = 0;     // of the mean loss, before clipping
   double clip_factor = 1;
+  std::vector<double> loads{};  // of layers with experts, sums over all ranks (program::Layout::load_offset, nn/experts.h)
+  double aux_loss = 0;          // of these layers, added up: means over the valid tokens, without their coefficients
+  double z_loss = 0;
   double exposed_comm_seconds = 0;  // this rank waited for communication
   std::map<std::string, double> exposed_by{};  // the same by what it waited for: "tp all_reduce", "dp reduce_grad"
   CopyTotals copies{};  // between host and device

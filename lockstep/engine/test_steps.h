@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,11 @@ struct Case {
   int64_t blocks = 0;      // 0 = the preset's
   config::OptimizerKind optimizer = config::OptimizerKind::kAdamW;
   config::Precision ns_precision = config::Precision::kBf16;
+  int ep = 1;              // of a preset with experts
+  int etp = 1;
+  config::MoeSection moe{};
+  std::optional<config::Router> router{};  // else the preset's
+  std::optional<int64_t> shared_experts{};
   int ranks() const { return dp * tp * pp; }
 };
 
@@ -42,6 +48,7 @@ inline config::OptimizerSection optimizer_of(const Case& c) {
   config::OptimizerSection section;
   section.kind = c.optimizer;
   section.ns_precision = c.ns_precision;
+  section.bias_rate = c.moe.bias_rate;
   return section;
 }
 
@@ -52,8 +59,13 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
   if (c.kv_heads > 0) section.kv_heads = c.kv_heads;
   if (c.vocab_size > 0) section.vocab_size = c.vocab_size;
   if (c.blocks > 0) section.layers = c.blocks;
+  section.router = c.router;
+  section.shared_experts = c.shared_experts;
   program::Layout layout;
-  layout.model = arch::resolve_model(section, 512);
+  layout.model = arch::resolve_model(section, 512, c.moe);
+  layout.moe = c.moe;
+  layout.ep = c.ep;
+  layout.etp = c.etp;
   mesh::PerAxis degrees = mesh::PerAxis::ones();
   degrees[mesh::Axis::kDpReplicate] = c.zero > 0 ? c.dp_replicate : c.dp;
   degrees[mesh::Axis::kDpShard] = c.zero > 0 ? c.dp / c.dp_replicate : 1;
@@ -99,6 +111,7 @@ inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, i
             place % 7 == 3 ? -100 : (place * 31 + 5) % layout.model.vocab_size;
       }
     microbatch.valid_targets = nn::count_valid(microbatch.targets);
+    if (layout.model.has_experts()) microbatch.sequence_targets = nn::count_valid_of_sequences(microbatch.targets);
     all.push_back(std::move(microbatch));
   }
   return all;
@@ -110,6 +123,7 @@ inline std::vector<nn::Microbatch> microbatches(const program::Layout& layout, i
   for (nn::Microbatch& microbatch : all) {
     microbatch.tokens = microbatch.tokens.to(device);
     microbatch.targets = microbatch.targets.to(device);
+    if (microbatch.sequence_targets.defined()) microbatch.sequence_targets = microbatch.sequence_targets.to(device);
   }
   return all;
 }

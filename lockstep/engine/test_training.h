@@ -18,8 +18,8 @@
 
 namespace lockstep::engine::testing {
 
-// Steps as rank 0 reports them; gradients of the last step and values of whole parameters, by name. Of what two stages
-// hold: the copies are the same to the bit.
+// Steps as rank 0 reports them; gradients of the last step and values of whole parameters, by name. Of what two stages, or several
+// ranks of one, hold and tell: the copies are the same to the bit.
 struct Outcome {
   std::vector<StepResult> steps;
   std::map<std::string, at::Tensor> gradients, values;
@@ -75,8 +75,9 @@ inline Outcome train_layout(const program::Layout& layout, const TrainingOptions
     for (int param = 0; param < static_cast<int>(executor.store().table().size()); ++param) {
       const at::Tensor gradient = executor.whole_gradient(param).cpu().clone();
       const at::Tensor value = executor.whole_value(param).cpu().clone();
-      if (world.rank() % of_a_stage != 0) continue;
-      const std::string& name = executor.store().table()[static_cast<size_t>(param)].name;
+      const arch::ParamSpec& spec = executor.store().table()[static_cast<size_t>(param)];
+      if (world.rank() % of_a_stage != 0 && spec.expert < 0) continue;  // the first rank of a stage has all but experts
+      const std::string& name = spec.name;
       const std::lock_guard lock(mutex);
       const auto [first, fresh] = outcome.values.emplace(name, value);
       if (fresh) outcome.gradients[name] = gradient;

@@ -5,7 +5,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
 
-#include <numeric>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -14,14 +13,23 @@ namespace lockstep::engine {
 
 UnitBuffers::UnitBuffers(const std::vector<int64_t>& sizes, UnitBufferOptions options) : options_(std::move(options)) {
   const auto tensor_options = at::TensorOptions().dtype(options_.dtype).device(options_.device);
-  if (!options_.transient) {
-    const MemoryScope scope(options_.memory, options_.category);
-    whole_ = at::zeros({std::accumulate(sizes.begin(), sizes.end(), int64_t{0})}, tensor_options);
-    int64_t begin = 0;
-    for (const int64_t size : sizes) units_.push_back(whole_.narrow(0, std::exchange(begin, begin + size), size));
-    return;
+  int64_t kept = 0;
+  begins_.push_back(0);
+  for (size_t index = 0; index < sizes.size(); ++index) {
+    begins_.push_back(begins_.back() + sizes[index]);
+    if (!transient(index)) kept += sizes[index];
   }
-  for (const int64_t size : sizes) {
+  if (!options_.transient || kept > 0) {
+    const MemoryScope scope(options_.memory, options_.category);
+    whole_ = at::zeros({kept}, tensor_options);
+  }
+  int64_t begin = 0;
+  for (size_t index = 0; index < sizes.size(); ++index) {
+    const int64_t size = sizes[index];
+    if (!transient(index)) {
+      units_.push_back(whole_.narrow(0, std::exchange(begin, begin + size), size));
+      continue;
+    }
     at::Tensor tensor = at::empty({0}, tensor_options);
     const auto bytes = static_cast<size_t>(size) * tensor.element_size();
     const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, options_.device),
@@ -31,8 +39,13 @@ UnitBuffers::UnitBuffers(const std::vector<int64_t>& sizes, UnitBufferOptions op
 }
 
 at::Tensor UnitBuffers::slice(int64_t begin, int64_t end) const {
-  LOCKSTEP_CHECK(whole_.defined(), "units that come and go are not side by side");
-  return whole_.narrow(0, begin, end - begin);
+  int64_t before = 0;  // transient, and not in the buffer
+  for (size_t index = 0; index < units_.size() && begins_[index] < end; ++index) {
+    if (!transient(index)) continue;
+    LOCKSTEP_CHECK(begins_[index + 1] <= begin, "units that come and go are not side by side");
+    before += begins_[index + 1] - begins_[index];
+  }
+  return whole_.narrow(0, begin - before, end - begin);
 }
 
 bool UnitBuffers::held(size_t index) const { return unit(index).unsafeGetTensorImpl()->storage_initialized(); }
@@ -43,12 +56,12 @@ void UnitBuffers::hold(size_t index) {
 }
 
 void UnitBuffers::hold_at(size_t index, at::DataPtr memory) {
-  LOCKSTEP_CHECK(options_.transient && !held(index), "unit ", index, " is held already");
+  LOCKSTEP_CHECK(transient(index) && !held(index), "unit ", index, " is held already");
   unit(index).storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));
 }
 
 void UnitBuffers::drop(size_t index) {
-  LOCKSTEP_CHECK(options_.transient && held(index), "unit ", index, " is not held");
+  LOCKSTEP_CHECK(transient(index) && held(index), "unit ", index, " is not held");
   unit(index).storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, options_.device));
 }
 

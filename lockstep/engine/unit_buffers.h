@@ -16,7 +16,8 @@ struct UnitBufferOptions {
   at::Device device = at::kCPU;
   std::shared_ptr<MemoryAccount> memory = nullptr;  // nothing is accounted without one
   MemoryCategory category = MemoryCategory::kParameters;
-  bool transient = false;  // a unit has memory from hold() to drop() alone
+  bool transient = false;      // a unit has memory from hold() to drop() alone ...
+  std::vector<bool> stays{};   // ... but for these, which have it always; empty: none
 };
 
 // Views into a unit stay valid when its memory comes and goes: they share its storage. Reading one while the unit is not
@@ -24,15 +25,18 @@ struct UnitBufferOptions {
 class UnitBuffers {
  public:
   UnitBuffers() = default;  // holds nothing
-  // `sizes`: elements of each unit; what is not transient lies side by side.
+  // `sizes`: elements of each unit; those that are not transient lie side by side.
   UnitBuffers(const std::vector<int64_t>& sizes, UnitBufferOptions options);
 
   bool defined() const { return !units_.empty(); }
-  bool transient() const { return options_.transient; }
+  bool transient(size_t index) const { return options_.transient && (options_.stays.empty() || !options_.stays.at(index)); }
   const at::Tensor& unit(size_t index) const { return units_.at(index); }  // [numel of the unit]
-  // Not transient: elements [begin, end) of all units together.
+  // Elements [begin, end) of all units together, of units that are not transient.
   at::Tensor slice(int64_t begin, int64_t end) const;
-  void zero() { whole_.zero_(); }
+  // All that is not transient.
+  void zero() {
+    if (whole_.defined()) whole_.zero_();
+  }
 
   // Transient ones. hold() leaves the values undefined. InternalError where it is held already, or not held.
   void hold(size_t index);
@@ -42,8 +46,9 @@ class UnitBuffers {
 
  private:
   UnitBufferOptions options_;
-  at::Tensor whole_;  // not transient
+  at::Tensor whole_;  // of those that are not transient; undefined where there are none
   std::vector<at::Tensor> units_;
+  std::vector<int64_t> begins_;  // of each, among all; then the end
 };
 
 }  // namespace lockstep::engine

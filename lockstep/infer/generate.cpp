@@ -144,8 +144,17 @@ class Round {
   Generated result_;
 };
 
+void check_generates(const arch::ModelConfig& model) {
+  if (!model.has_experts() || model.experts.router != config::Router::kExpertChoice) return;
+  throw ConfigError({.code = "LS1340",
+                     .what = "[model] router = \"expert_choice\" cannot generate: which experts a token gets depends on tokens that come after it",
+                     .way_out = "generate with a model whose tokens choose their experts"});
+}
+
 Generator::Generator(model::Decoder& decoder, const arch::ModelConfig& model, int64_t slots, int64_t capacity)
-    : decoder_(decoder), model_(model), cache_(decoder.new_cache(slots, capacity)), held_(static_cast<size_t>(slots)) {}
+    : decoder_(decoder), model_(model), cache_(decoder.new_cache(slots, capacity)), held_(static_cast<size_t>(slots)) {
+  check_generates(model);
+}
 
 Generated Generator::generate(std::span<const std::vector<int64_t>> prompts, const GenerateOptions& options,
                               const OnToken& on_token) {

@@ -48,7 +48,7 @@ using OnToken = std::function<bool(size_t index, int64_t id)>;
 class Generator {
  public:
   // At most `slots` sequences in a step, further prompts follow as slots fall free; `capacity` tokens each. What
-  // `decoder` refers to outlives this.
+  // `decoder` refers to outlives this. Errors of check_generates.
   Generator(model::Decoder& decoder, const arch::ModelConfig& model, int64_t slots, int64_t capacity);
 
   // Each prompt has at least one id. DataError LS1241 for ids outside the vocabulary, or where a prompt + max_new_tokens
@@ -63,6 +63,10 @@ class Generator {
   model::KvCache cache_;
   std::vector<std::vector<int64_t>> held_;  // per slot: the tokens in the cache
 };
+
+// ConfigError LS1340 for a model that trains and evaluates but cannot continue a text: the experts choose their tokens (Zhou et al.,
+// Expert Choice Routing, 2022).
+void check_generates(const arch::ModelConfig& model);
 
 // DataError LS1241 as Generator::generate, for a text of up to `capacity` tokens.
 void check_prompt(const arch::ModelConfig& model, const std::vector<int64_t>& prompt, int64_t max_new_tokens,

@@ -26,7 +26,7 @@ Block::Block(std::vector<Part> parts, parallel::TensorGroup* tensor) : parts_(st
 
 nn::Sequences Block::begin(const nn::Microbatch& microbatch) {
   if (tensor_) tensor_->set_rows(microbatch.tokens.numel());
-  return {.count = microbatch.tokens.size(0), .length = microbatch.tokens.size(1)};
+  return {.count = microbatch.tokens.size(0), .length = microbatch.tokens.size(1), .valid = microbatch.sequence_targets};
 }
 
 std::unique_ptr<BlockSaved> Block::new_saved(const nn::Microbatch& microbatch) const {
@@ -118,6 +118,15 @@ void Block::restore(nn::Saved& saved) {
     parts_[i].branch->restore(h, *kept.branch);
     parts_[i].dropout.redraw(h, s.microbatch, kept.dropout);
   }
+}
+
+std::vector<double> Block::take_loads() {
+  std::vector<double> loads;
+  for (const Part& part : parts_) {
+    const std::vector<double> of_part = part.branch->take_loads();
+    loads.insert(loads.end(), of_part.begin(), of_part.end());
+  }
+  return loads;
 }
 
 // The gradient of what the branch made.

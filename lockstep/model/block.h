@@ -43,6 +43,7 @@ class Block : public nn::Layer {
   std::unique_ptr<nn::Saved> recompute(const at::Tensor& x, const nn::Microbatch& microbatch) override;
   void forget(nn::Saved& saved) override;
   void restore(nn::Saved& saved) override;
+  std::vector<double> take_loads() override;
 
   // Generation, without dropout: x [B, T, D] -> [B, T, D]. A cache for each branch, see nn::Branch.
   std::vector<nn::KvCacheLayer> new_caches(int64_t slots, int64_t capacity, const at::TensorOptions& options) const;

@@ -1,4 +1,4 @@
-// Attention and the MLP as layers that run.
+// Attention, the MLP and experts as layers that run.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -7,6 +7,7 @@
 #include "lockstep/model/parts.h"
 #include "lockstep/nn/activation.h"
 #include "lockstep/nn/attention.h"
+#include "lockstep/nn/experts.h"
 #include "lockstep/nn/mlp.h"
 
 namespace lockstep::model {
@@ -37,8 +38,25 @@ std::unique_ptr<nn::Branch> mlp(PartsBuilder& parts, const BranchPlace& place) {
   return std::make_unique<nn::Mlp>(parts.first_linear(place), std::move(activation), parts.last_linear(place));
 }
 
+// An MLP that every token passes, beside those that it is sent to.
+std::unique_ptr<nn::Branch> shared_expert(PartsBuilder& parts, const BranchPlace& place) {
+  if (parts.model().experts.shared == 0) return nullptr;
+  return std::make_unique<nn::Mlp>(parts.column_linear(place, "shared.gate_up"), std::make_unique<nn::SwiGlu>(),
+                                   parts.row_linear(place, "shared.down"));
+}
+
+std::unique_ptr<nn::Branch> experts(PartsBuilder& parts, const BranchPlace& place) {
+  const arch::ExpertSizes& sizes = parts.model().experts;
+  nn::ExpertParameters parameters{.router_weight = parts.parameter(place, "router.weight"),
+                                  .router_bias = sizes.router_bias ? parts.parameter(place, "router.bias") : nn::Parameter(),
+                                  .gate_up = parts.parameter(place, "gate_up.weight"),
+                                  .down = parts.parameter(place, "down.weight")};
+  return std::make_unique<nn::Experts>(nn::ExpertShape{.sizes = sizes, .moe = parts.moe()}, std::move(parameters),
+                                       shared_expert(parts, place), parts.expert_exchange(place));
+}
+
 std::map<std::string_view, BranchMaker>& makers() {
-  static std::map<std::string_view, BranchMaker> all = {{"attention", attention}, {"mlp", mlp}};
+  static std::map<std::string_view, BranchMaker> all = {{"attention", attention}, {"mlp", mlp}, {"experts", experts}};
   return all;
 }
 

@@ -34,10 +34,12 @@ class KvCache {
   int64_t capacity_ = 0;
 };
 
-// The training layers' parts over the same parameters, without dropout. Holds views of the parameters, not copies.
+// The training layers' parts over the same parameters, without dropout; experts drop no token. Holds views of the parameters, not
+// copies.
 class Decoder {
  public:
-  // `tensor`: the ranks that hold the model together, without sequence parallelism; outlives this. Null: one rank.
+  // `tensor`: the ranks that hold the model together, without sequence parallelism; outlives this. Null: one rank. Each of them has
+  // all experts.
   Decoder(const arch::ModelConfig& model, nn::ParameterSource& source, parallel::TensorGroup* tensor = nullptr);
 
   // A cache on the parameters' device and in their dtype, of this rank's key/value heads. capacity <= max_seq_len.

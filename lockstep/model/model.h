@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "lockstep/arch/params.h"
+#include "lockstep/config/run_config.h"
 #include "lockstep/mesh/mesh.h"
 #include "lockstep/nn/layer.h"
+#include "lockstep/parallel/expert/group.h"
 #include "lockstep/parallel/tensor/group.h"
 
 namespace lockstep::model {
@@ -20,6 +22,9 @@ struct ModelOptions {
   bool training = true;  // false: dropout off
   // The ranks that hold this model's layers together; outlives the layers. Null: this rank holds all of it.
   parallel::TensorGroup* tensor = nullptr;
+  // The ranks that share the experts of its layers; outlives the layers. Null: this rank has all of them, whole.
+  parallel::ExpertGroup* experts = nullptr;
+  config::MoeSection moe{};  // capacity and losses of layers with experts
   // The layers that this rank runs, ascending; empty = all.
   std::vector<int> layers{};
 };

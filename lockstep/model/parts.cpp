@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lockstep/base/text.h"
+#include "lockstep/parallel/expert/exchange.h"
 #include "lockstep/parallel/tensor/linear.h"
 #include "lockstep/parallel/tensor/vocabulary.h"
 
@@ -68,6 +69,19 @@ std::unique_ptr<nn::Linear> PartsBuilder::first_linear(const BranchPlace& place)
 
 std::unique_ptr<nn::Linear> PartsBuilder::last_linear(const BranchPlace& place) {
   return linear<parallel::RowParallelLinear>(place, arch::branch_kind(place.spec.kind).linears(model_).last);
+}
+
+std::unique_ptr<nn::Linear> PartsBuilder::column_linear(const BranchPlace& place, std::string_view name) {
+  return linear<parallel::ColumnParallelLinear>(place, {.name = name});
+}
+
+std::unique_ptr<nn::Linear> PartsBuilder::row_linear(const BranchPlace& place, std::string_view name) {
+  return linear<parallel::RowParallelLinear>(place, {.name = name});
+}
+
+std::shared_ptr<nn::ExpertExchange> PartsBuilder::expert_exchange(const BranchPlace& place) {
+  if (!options_.experts && !group()) return std::make_shared<nn::ExpertExchange>();
+  return std::make_shared<parallel::ShardedExchange>(options_.experts, group(), place.calls, place.spec.name);
 }
 
 std::unique_ptr<nn::Norm> PartsBuilder::norm(const std::string& name) {

@@ -11,6 +11,7 @@
 #include "lockstep/model/block.h"
 #include "lockstep/model/model.h"
 #include "lockstep/nn/embedding.h"
+#include "lockstep/nn/expert_exchange.h"
 #include "lockstep/nn/head.h"
 #include "lockstep/nn/layer.h"
 #include "lockstep/nn/rotary.h"
@@ -41,6 +42,12 @@ class PartsBuilder {
   nn::Parameter parameter(const BranchPlace& place, std::string_view part);  // "q_norm.weight"
   std::unique_ptr<nn::Linear> first_linear(const BranchPlace& place);
   std::unique_ptr<nn::Linear> last_linear(const BranchPlace& place);
+  // A linear without bias of the branch, cut over tp by outputs or by inputs: "shared.gate_up".
+  std::unique_ptr<nn::Linear> column_linear(const BranchPlace& place, std::string_view name);
+  std::unique_ptr<nn::Linear> row_linear(const BranchPlace& place, std::string_view name);
+  // Who brings rows of that branch to its experts.
+  std::shared_ptr<nn::ExpertExchange> expert_exchange(const BranchPlace& place);
+  const config::MoeSection& moe() const { return options_.moe; }
   std::optional<nn::Rotary> rotary(const BranchPlace& place);  // nothing with learned positions
 
  private:

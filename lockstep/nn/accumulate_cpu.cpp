@@ -82,6 +82,14 @@ void add_cast_cpu(const at::Tensor& grad, const at::Tensor& product) {
                    [&](int64_t begin, int64_t end) { add_of(from + begin, to + begin, end - begin); });
 }
 
+void add_cast_part_cpu(const at::Tensor& grad, const at::Tensor& product) {
+  LOCKSTEP_CHECK(grad.stride(1) == 1 && product.is_contiguous());
+  const int64_t size = product.size(1), distance = grad.stride(0);
+  const BFloat16* from = product.const_data_ptr<BFloat16>();
+  float* to = grad.data_ptr<float>();
+  for (int64_t row = 0; row < product.size(0); ++row) add_of(from + row * size, to + row * distance, size);
+}
+
 void add_row_sum_cpu(const at::Tensor& grad, const at::Tensor& rows) {
   LOCKSTEP_CHECK(grad.is_contiguous() && rows.is_contiguous());
   const int64_t size = rows.size(1), pieces = std::min(kPieces, rows.size(0));

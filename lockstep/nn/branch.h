@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "lockstep/nn/attention_decode.h"
 #include "lockstep/nn/linear.h"
@@ -16,6 +17,7 @@ namespace lockstep::nn {
 struct Sequences {
   int64_t count = 0;
   int64_t length = 0;
+  at::Tensor valid{};  // [B] fp64: valid targets of each sequence. Undefined: no loss of a branch's own is made.
 };
 
 class Branch {
@@ -30,7 +32,7 @@ class Branch {
   // x [B, S, D], or its rows alone where the first linear takes them so -> the like. `saved` null: nothing is kept.
   virtual at::Tensor forward(const at::Tensor& x, Saved* saved, const Sequences& sequences) = 0;
   at::Tensor forward(const at::Tensor& x, Saved* saved) {  // x [B, S, D]
-    return forward(x, saved, {.count = x.size(0), .length = x.size(1)});
+    return forward(x, saved, {.count = x.size(0), .length = x.size(1), .valid = {}});
   }
   // As those of Linear; each takes the one of the same name of its first linear. The result is the caller's alone, who may
   // write into it.
@@ -43,6 +45,10 @@ class Branch {
   // Selective recomputation: forget drops what restore computes again from the same x, with the same bits.
   virtual void forget(Saved& saved) = 0;
   virtual void restore(const at::Tensor& x, Saved& saved) = 0;
+
+  // What the branch counts while it trains, as sums since the last call: experts.h says which numbers. A microbatch counts with its
+  // backward_input, so once in every mode of recomputation and never in evaluation.
+  virtual std::vector<double> take_loads() { return {}; }
 
   // Generation: room for `slots` sequences of up to `capacity` tokens; none where no token sees another.
   virtual KvCacheLayer new_cache(int64_t, int64_t, const at::TensorOptions&) const { return {}; }

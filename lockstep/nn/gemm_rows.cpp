@@ -17,13 +17,7 @@ namespace {
 using vec::Floats;
 using vec::kLanes;
 
-struct Product {
-  const float* x;       // [rows, depth]
-  const float* weight;  // [columns, depth]
-  const float* bias;    // [columns] or null
-  float* out;           // [rows, columns]
-  int64_t rows, columns, depth;
-};
+using Product = FewRowsProduct;
 
 // The sixteen lanes in pairs: always the same order.
 LOCKSTEP_INLINE float sum_pairs(const Floats& x) {
@@ -125,6 +119,8 @@ LOCKSTEP_CLONES void multiply_columns(const Product& p, int64_t begin, int64_t e
 }
 
 }  // namespace
+
+void multiply_few_rows(const FewRowsProduct& product, int64_t begin, int64_t end) { multiply_columns(product, begin, end); }
 
 at::Tensor multiply_few_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   LOCKSTEP_CHECK_EQ(x.size(1), weight.size(1));

@@ -15,4 +15,15 @@ inline constexpr int64_t kFewRows = 16;
 // is a function of its row of x alone, to the bit: whatever else is multiplied beside it, on any number of threads.
 at::Tensor multiply_few_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
+// Such a product in memory, for who has many of them.
+struct FewRowsProduct {
+  const float* x;       // [rows, depth]
+  const float* weight;  // [columns, depth]
+  const float* bias;    // [columns] or null
+  float* out;           // [rows, columns]
+  int64_t rows, columns, depth;
+};
+// Columns [begin, end) of its result, by the calling thread; begin a multiple of 4 gives the bits of the whole product.
+void multiply_few_rows(const FewRowsProduct& product, int64_t begin, int64_t end);
+
 }  // namespace lockstep::nn

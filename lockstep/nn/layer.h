@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/base/check.h"
 
@@ -36,6 +37,7 @@ struct Microbatch {
   int64_t step = 0;      // with first_sample: the key of dropout, the same for every layout
   int64_t first_sample = 0;  // global index of sequence 0 within the step's global batch
   int64_t valid_targets = -1;  // how many targets count: whoever makes the microbatch counts them, so that no device is asked
+  at::Tensor sequence_targets{};  // [B] fp64: how many targets of each sequence count, on the device of `targets`
 };
 
 // How many targets [B, S] count; on the host.
@@ -43,6 +45,9 @@ inline int64_t count_valid(const at::Tensor& targets) {
   LOCKSTEP_CHECK(targets.is_cpu(), "targets are counted before they go to a device");
   return targets.ge(0).sum().item<int64_t>();
 }
+
+// The same of each sequence, [B] fp64, where `targets` are.
+inline at::Tensor count_valid_of_sequences(const at::Tensor& targets) { return targets.ge(0).sum(1).to(at::kDouble); }
 
 // What a layer keeps for backward; each layer derives its own.
 struct Saved {
@@ -73,6 +78,8 @@ class Layer {
   // have nothing of the kind do nothing.
   virtual void forget(Saved&) {}
   virtual void restore(Saved&) {}
+  // What its branches have counted since the last call (Branch::take_loads), one after the other.
+  virtual std::vector<double> take_loads() { return {}; }
   // Both (action B). A layer whose dx has to be waited for may run its weight gradients meanwhile.
   virtual at::Tensor backward(const at::Tensor& dy, Saved& saved) {
     at::Tensor dx = backward_input(dy, saved);

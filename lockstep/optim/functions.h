@@ -26,5 +26,9 @@ extern const Functions kAdamW;
 // values brought near to 1 by a Newton-Schulz iteration. As torch.optim.Muon of PyTorch 2.13. Slot: momentum_buffer, a running mean
 // of the gradients. Momentum and value go element by element, so pieces of a matrix may have any shape.
 extern const Functions kMuon;
+// The bias of a router goes up by bias_rate where an expert had fewer tokens than the mean, and down where it had more: value -=
+// bias_rate * sign(gradient), of which the gradient is what the tokens counted are above the mean (Wang et al., Auxiliary-Loss-Free
+// Load Balancing Strategy for Mixture-of-Experts, 2024). No slots, no decay.
+extern const Functions kBalance;
 
 }  // namespace lockstep::optim

@@ -1,3 +1,4 @@
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -123,6 +124,26 @@ TEST(Optimizer, IsChosenByItsSpec) {
   Parameter other = parameter();
   other.rule.optimizer = &arch::optimizer_spec("muon");
   EXPECT_THROW(step({other}, options, point), InternalError);
+}
+
+// By the sign alone: neither the scale of the gradient nor the rate of the schedule counts, nor decay.
+TEST(Balance, MovesABiasAgainstTheSign) {
+  const config::OptimizerSection options{.weight_decay = 0.3, .bias_rate = 0.25};
+  const StepPoint point{.lr = 0.02, .number = 2, .grad_scale = 0.5};
+  const arch::UpdateRule rule{.optimizer = &arch::optimizer_spec("balance"), .lr_factor = 7};
+  const at::Tensor grad = at::arange(5, at::kFloat).sub(2).mul(1000);
+  const Parameter bias{.value = at::full({5}, 1.0, at::kFloat), .grad = grad, .copy = at::zeros({5}, at::kBFloat16), .decay = true, .rule = rule};
+  step({bias}, options, point);
+  const std::array<double, 5> expected = {1.25, 1.25, 1, 0.75, 0.75};
+  for (int64_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(bias.value[i].item<double>(), expected[static_cast<size_t>(i)]);
+    EXPECT_EQ(bias.copy[i].item<double>(), expected[static_cast<size_t>(i)]);
+    const std::array<double, 1> before = {1};
+    std::array<double, 1> after{}, rounding{};
+    update_formula(rule, options, point, true)(before, grad[i].item<double>(), after, rounding);
+    EXPECT_EQ(after[0], expected[static_cast<size_t>(i)]);
+    EXPECT_LT(rounding[0], 1e-6);
+  }
 }
 
 TEST(GradientNorm, CountsEveryElementOnce) {

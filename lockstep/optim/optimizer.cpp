@@ -11,7 +11,7 @@ namespace lockstep::optim {
 namespace {
 
 const Functions& functions_of(const arch::OptimizerSpec& optimizer) {
-  for (const Functions* functions : {&kAdamW, &kMuon})
+  for (const Functions* functions : {&kAdamW, &kMuon, &kBalance})
     if (functions->id == optimizer.id) return *functions;
   throw InternalError(cat("no step function of ", optimizer.id));
 }

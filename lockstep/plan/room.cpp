@@ -30,7 +30,16 @@ int64_t saved_copy(const Layout& layout, int rank, std::map<int, int64_t>& known
   const auto [copy, fresh] = known.try_emplace(layout.pipeline_rank(rank), 0);
   if (!fresh) return copy->second;
   const std::vector<arch::ParamSpec> specs = layout.param_table(rank);
-  return copy->second = arch::update_bytes(specs, layout.flat_layout(specs)) * layout.shards() / layout.mesh.degree(layout.tokens());
+  const arch::FlatLayout flat = layout.flat_layout(specs);
+  int64_t experts = 0;
+  for (const arch::FlatUnit& unit : flat.units)
+    if (unit.group == arch::ParameterGroup::kExperts) experts += arch::update_bytes(specs, unit);
+  copy->second = (arch::update_bytes(specs, flat) - experts) * layout.shards() / layout.mesh.degree(layout.tokens());
+  if (experts > 0) {
+    constexpr arch::ParameterGroup kExperts = arch::ParameterGroup::kExperts;
+    copy->second += experts * layout.shards(kExperts) / layout.mesh.degree(layout.domain(kExperts).sum);
+  }
+  return copy->second;
 }
 
 std::string parts_text(const Need& need) {

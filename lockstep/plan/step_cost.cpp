@@ -35,7 +35,7 @@ double owned_flops(const program::MatrixPlan& matrices, int unit, int iterations
 double whole_flops(const Layout& layout, int rank, int unit) {
   double flops = 0;
   for (const arch::ParamSpec& spec : layout.param_table(rank))
-    if ((unit < 0 || spec.unit == unit) && spec.update.optimizer->whole_matrix && !arch::is_scattered_matrix(spec, layout.shards()))
+    if ((unit < 0 || spec.unit == unit) && spec.update.optimizer->whole_matrix && !arch::is_scattered_matrix(spec, layout.shards(spec.group)))
       flops += layout.optimizer.ns_steps * arch::iteration_flops(spec.shape[0], spec.shape[1]);
   return flops;
 }

@@ -31,7 +31,7 @@ const Effects& EffectTable::of(const Action& action) {
 }
 
 State EffectTable::at_rest(Resource what, int unit) {
-  if (what == Resource::kParameters) return parameters_at_rest();
+  if (what == Resource::kParameters) return parameters_at_rest(unit);
   if (what == Resource::kGradients) return unsummed(unit);
   if (what == Resource::kDirections) return kAway;
   if (what == Resource::kLosses) return layout_->pipeline.post_validation ? 0 : kIncomplete;  // those of the step before, until VALIDATE
@@ -40,18 +40,19 @@ State EffectTable::at_rest(Resource what, int unit) {
   return plan_->on_disk(unit) ? kAway : 0;
 }
 
-State EffectTable::parameters_at_rest() const {
-  return (layout_->sharded_parameters() ? kShardOnly : 0) | (layout_->offload.parameters ? kAway : 0);
+State EffectTable::parameters_at_rest(int unit) const {
+  return (layout_->sharded_parameters(layout_->group_of(unit)) ? kShardOnly : 0) | (layout_->offload.parameters ? kAway : 0);
 }
 
 // Of the step. What is only part of a sum over each microbatch is added by what opens a transient gradient.
 State EffectTable::unsummed(int unit) {
   const mesh::Mesh& mesh = layout_->mesh;
-  const bool transient = layout_->transient_gradients();
-  const Domain domain = layout_->domain(layout_->group_of(unit));
+  const arch::ParameterGroup group = layout_->group_of(unit);
+  const bool transient = layout_->transient_gradients(group);
+  const Domain domain = layout_->domain(group);
   State state = 0;
   if (!transient && mesh.degree(domain.sum) > 1) state |= kPartOfTokens;
-  if ((transient || layout_->shards() > 1) && mesh.degree(domain.copies) > 1) state |= kPartOfCopies;
+  if ((transient || layout_->shards(group) > 1) && mesh.degree(domain.copies) > 1) state |= kPartOfCopies;
   if (!layout_->owns_optimizer(rank_)) return state;
   if (unit == 0 && layout_->tied_peer(rank_) >= 0) state |= kPartOfStages;
   const auto partial = [&](const arch::ParamSpec& spec) { return spec.unit == unit && spec.partial; };
@@ -95,10 +96,9 @@ void EffectTable::compute(const Action& action, Effects& effects) {
     case Work::kNone:
       break;
   }
-  State opens = 0;
-  if (layout_->transient_gradients()) opens = kOpen | (layout_->shards() > 1 ? kPartOfTokens : 0);
   for (const int unit : units_written(action, table(), last)) {
-    const State part = unsummed(unit);
+    const bool transient = layout_->transient_gradients(layout_->group_of(unit));
+    const State part = unsummed(unit), opens = !transient ? 0 : kOpen | (layout_->shards_of_unit(unit) > 1 ? kPartOfTokens : 0);
     effects.touch(Resource::kGradients, Access::kAdd, unit, part, part | opens);
   }
 }
@@ -223,14 +223,24 @@ Effects EffectTable::make(const Action& action) {
 
 // Parameters that the device keeps are brought up to date: by FETCH where the update runs on the host, by UNSHARD where this
 // rank updates its shard alone, and by PULL where it updates for others.
-void EffectTable::step(const Action& action, Effects& effects) const {
+State EffectTable::parameters_behind_step(int unit) const {
+  const bool part = layout_->shards_of_unit(unit) > 1 || layout_->server_mode();
+  return parameters_at_rest(unit) | (part ? kShardOnly : 0) | (layout_->offload.optimizer ? kAway : 0);
+}
+
+void EffectTable::step(const Action& action, Effects& effects) {
   const int unit = action.unit >= 0 ? action.unit : kEvery;
-  const State before = parameters_at_rest();
-  State behind = before | (layout_->shards() > 1 || layout_->server_mode() ? kShardOnly : 0);
-  if (layout_->offload.optimizer) behind |= kAway;
-  effects.touches = {{Resource::kGradients, Access::kConsume, unit},
-                     {Resource::kStates, Access::kUpdate, unit},
-                     {Resource::kParameters, Access::kUpdate, unit, before, behind}};
+  effects.touches = {{Resource::kGradients, Access::kConsume, unit}, {Resource::kStates, Access::kUpdate, unit}};
+  const bool alike = !layout_->model.has_experts() || (layout_->shards() > 1) == (layout_->shards(arch::ParameterGroup::kExperts) > 1);
+  std::set<int> units;
+  if (unit == kEvery && !alike) {
+    for (const arch::ParamSpec& spec : table()) units.insert(spec.unit);
+    for (const int each : units)
+      effects.touch(Resource::kParameters, Access::kUpdate, each, parameters_at_rest(each), parameters_behind_step(each));
+  } else {
+    const int speaks = std::max(0, action.unit);  // for all
+    effects.touch(Resource::kParameters, Access::kUpdate, unit, parameters_at_rest(speaks), parameters_behind_step(speaks));
+  }
   if (action.unit >= 0 && scatters_matrices(*layout_, rank_, unit))
     effects.touch(Resource::kDirections, Access::kConsume, unit, 0, kAway);
 }

@@ -100,8 +100,9 @@ class EffectTable {
   Effects make(const Action& action);
   void compute(const Action& action, Effects& effects);
   void move(const Action& action, Effects& effects) const;
-  void step(const Action& action, Effects& effects) const;
-  State parameters_at_rest() const;
+  void step(const Action& action, Effects& effects);
+  State parameters_at_rest(int unit) const;
+  State parameters_behind_step(int unit) const;
   State unsummed(int unit);
   const std::vector<arch::ParamSpec>& table();
 

@@ -29,6 +29,9 @@ constexpr AxesName kNames[] = {
     {Axis::kDpReplicate | Axis::kDpShard | Axis::kCp, "dp_cp"},
     {Axis::kDpShard | Axis::kCp, "dp_shard_cp"},
     {Axis::kEdpReplicate | Axis::kEdpShard, "edp"},
+    {Axis::kEp, "ep"},
+    {Axis::kEtp, "etp"},
+    {Axis::kEp | Axis::kEtp, "ep_etp"},
     {Axis::kPp | Axis::kDpReplicate | Axis::kDpShard | Axis::kCp | Axis::kTp, "replica"},
     {Axis::kDpShard | Axis::kTp, "dp_shard_tp"},
     {Axis::kDpReplicate | Axis::kDpShard | Axis::kTp, "dp_tp"},
@@ -85,13 +88,15 @@ std::vector<GroupRef> groups_of(const Layout& layout, int rank) {
     if (group_size(layout, group) > 1 && std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
   };
   for (const arch::ParameterGroup group : arch::kParameterGroups) {
-    if (group != arch::ParameterGroup::kDense && !layout.tensor_shard(rank).row_groups) continue;
+    if (group == arch::ParameterGroup::kRows && !layout.tensor_shard(rank).row_groups) continue;
+    if (group == arch::ParameterGroup::kExperts && !layout.model.has_experts()) continue;
     const Domain domain = layout.domain(group);
     for (const mesh::View& view : {domain.sum, domain.shard, domain.copies}) add(group_over(layout, view));
   }
   add(group_over(layout, Axis::kTp));
   if (layout.mesh.degree(Axis::kTp) > 1)
     add(group_over(layout, same_heads(layout, partial_gradients(layout.param_table(rank)).copies)));
+  if (layout.model.has_experts()) add(group_over(layout, layout.expert_ranks(), Channel::kExperts));
   if (scatters_matrices(layout, rank)) add(matrix_group(layout));
   add(group_over(layout, layout.model_group()));
   const Pipeline& pipeline = layout.pipeline;

@@ -19,6 +19,7 @@ enum class Channel : uint8_t {
   kForward,   // activations, from a stage to the next
   kBackward,  // their gradients, back
   kTied,      // sums of a unit that two stages hold
+  kExperts,   // tokens on their way to experts and back, inside layers: never behind buckets of gradients
   kControl,   // of all ranks beside the step: stopping together, checkpoints, verdicts
 };
 
@@ -44,7 +45,7 @@ int group_size(const Layout& layout, const GroupRef& group);
 int group_rank(const Layout& layout, int rank, const GroupRef& group);               // of `rank`, which is in it
 std::vector<int> group_ranks(const Layout& layout, int rank, const GroupRef& group);  // world ranks in group order
 // The name in ledgers and messages: "dp" where the group has all ranks of the sample axes (or they have one rank), else
-// "dp_shard", "dp_replicate"; "tp", "pp", "kv"; "model" over both tp and pp; "replica" over all ranks where these have
+// "dp_shard", "dp_replicate"; "tp", "pp", "kv"; "ep", "etp" or "ep_etp", and "edp" with its parts; "model" over both tp and pp; "replica" over all ranks where these have
 // several and there are several samples too; "tied"; "world".
 std::string group_name(const Layout& layout, const GroupRef& group);
 

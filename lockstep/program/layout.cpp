@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "lockstep/arch/layer_description.h"
@@ -22,6 +23,17 @@ mesh::AxisSet shard_axes(const Layout& layout, arch::ParameterGroup group) {
   return layout.mesh.degree(shard) > 1 ? shard | more_axes(group) : shard;
 }
 
+// Experts lie over other axes than all else.
+bool folds_experts(const Layout& layout) { return layout.ep != 1 || layout.etp != layout.mesh.degree(mesh::Axis::kTp); }
+
+Domain expert_domain(const Layout& layout) {
+  const mesh::Fold fold = mesh::expert_fold(layout.expert_degrees());
+  const mesh::View replicate{fold, mesh::Axis::kEdpReplicate}, shard{fold, mesh::Axis::kEdpShard};
+  const mesh::View sum{fold, mesh::Axis::kEdpReplicate | mesh::Axis::kEdpShard};
+  if (layout.zero == 0) return {.sum = sum, .shard = {}, .copies = sum};
+  return {.sum = sum, .shard = shard, .copies = replicate};
+}
+
 // ", recompute full"; nothing where every block keeps all.
 std::string recompute_text(const std::vector<arch::Recompute>& blocks) {
   const auto all = [&](arch::Recompute choice) { return std::ranges::count(blocks, choice) == std::ssize(blocks); };
@@ -33,7 +45,20 @@ std::string recompute_text(const std::vector<arch::Recompute>& blocks) {
 
 }  // namespace
 
+mesh::ExpertDegrees Layout::expert_degrees() const {
+  const int ranks = pipelines(), here = ep * etp;
+  LOCKSTEP_CHECK(ep >= 1 && etp >= 1 && ranks % here == 0, "ep ", ep, " x etp ", etp, " over the ", ranks, " ranks of a stage");
+  const int edp = ranks / here, replicate = std::gcd(mesh.degree(mesh::Axis::kDpReplicate), edp);
+  return {.edp_replicate = replicate, .edp_shard = edp / replicate, .ep = ep, .etp = etp};
+}
+
+mesh::View Layout::expert_ranks() const { return {mesh::expert_fold(expert_degrees()), mesh::Axis::kEp | mesh::Axis::kEtp}; }
+
 Domain Layout::domain(arch::ParameterGroup group) const {
+  if (group == arch::ParameterGroup::kExperts) {
+    if (folds_experts(*this)) return expert_domain(*this);
+    group = arch::ParameterGroup::kDense;
+  }
   const mesh::AxisSet sum = tokens() | more_axes(group), shard = shard_axes(*this, group);
   return {.sum = sum, .shard = shard, .copies = sum.without(shard), .owner = server_mode() ? kServerRank : -1};
 }
@@ -45,20 +70,29 @@ int64_t Layout::num_microbatches() const {
 }
 
 arch::TensorShard Layout::tensor_shard(int rank) const {
-  return {.size = mesh.degree(mesh::Axis::kTp),
-          .rank = mesh.coordinates(rank)[mesh::Axis::kTp],
-          .sequence_parallel = sequence_parallel,
-          .row_groups = row_groups && !server_mode()};
+  arch::TensorShard shard{.size = mesh.degree(mesh::Axis::kTp),
+                          .rank = mesh.coordinates(rank)[mesh::Axis::kTp],
+                          .sequence_parallel = sequence_parallel,
+                          .row_groups = row_groups && !server_mode()};
+  if (!model.has_experts()) return shard;
+  const mesh::Fold fold = mesh::expert_fold(expert_degrees());
+  shard.experts.ep = ep;
+  shard.experts.ep_rank = mesh.group_rank(rank, {fold, mesh::Axis::kEp});
+  shard.experts.etp = etp;
+  shard.experts.etp_rank = mesh.group_rank(rank, {fold, mesh::Axis::kEtp});
+  return shard;
 }
 
 arch::CostInput Layout::cost_input(int rank, arch::Recompute choice) const {
-  return {.batch = micro_batch,
-          .seq_len = seq_len,
-          .element_size = element_size(),
-          .threads = threads,
-          .tensor = tensor_shard(rank),
-          .recompute = choice,
-          .overlap = overlap};
+  arch::CostInput input{.batch = micro_batch,
+                        .seq_len = seq_len,
+                        .element_size = element_size(),
+                        .threads = threads,
+                        .tensor = tensor_shard(rank),
+                        .recompute = choice,
+                        .overlap = overlap};
+  input.moe = moe;
+  return input;
 }
 
 std::vector<arch::ParamSpec> Layout::param_table(int rank) const {
@@ -93,12 +127,17 @@ int Layout::tied_peer(int rank) const {
   return rank_at(rank, holds(rank, 0) ? pipeline.stages() - 1 : 0);
 }
 
-int Layout::shards(arch::ParameterGroup group) const { return mesh.degree(shard_axes(*this, group)); }
+int Layout::shards(arch::ParameterGroup group) const { return mesh.degree(domain(group).shard); }
 
-int Layout::shard(int rank, arch::ParameterGroup group) const { return mesh.group_rank(rank, shard_axes(*this, group)); }
+int Layout::shard(int rank, arch::ParameterGroup group) const { return mesh.group_rank(rank, domain(group).shard); }
+
+bool Layout::shares_states() const {
+  return shards() > 1 || (model.has_experts() && shards(arch::ParameterGroup::kExperts) > 1);
+}
 
 arch::FlatLayout Layout::flat_layout(const std::vector<arch::ParamSpec>& table) const {
-  return arch::flat_layout(table, {shards(), shards(arch::ParameterGroup::kRows)});
+  const int experts = model.has_experts() ? shards(arch::ParameterGroup::kExperts) : 1;
+  return arch::flat_layout(table, {shards(), shards(arch::ParameterGroup::kRows), experts});
 }
 
 arch::Recompute Layout::recompute_of(int layer) const {
@@ -109,6 +148,28 @@ arch::Recompute Layout::recompute_of(int layer) const {
 bool Layout::owns_optimizer(int rank) const {
   const Domain domain = dense_domain();
   return domain.owner < 0 || mesh.group_rank(rank, domain.copies) == domain.owner;
+}
+
+// Experts that lie over tp otherwise than all else are no part of a model group that ends at a replica.
+bool Layout::norm_over_all_ranks() const {
+  return shares_states() || (!server_mode() && model.has_experts() && (ep * etp > 1 || mesh.degree(mesh::Axis::kTp) > 1));
+}
+
+bool Layout::counts_in_norm(int rank, arch::ParameterGroup group) const {
+  const mesh::View copies = domain(group).copies;
+  return mesh.group_rank(rank, norm_over_all_ranks() ? copies : mesh::View(copies.axes & model_group())) == 0;
+}
+
+bool Layout::is_expert_block(int layer) const {
+  return model.has_experts() && layer >= 1 && layer <= model.layers && !model.experts.is_dense(layer - 1);
+}
+
+int64_t Layout::load_numbers() const { return model.has_experts() ? load_offset(num_layers()) : 0; }
+
+int64_t Layout::load_offset(int layer) const {
+  int64_t blocks = 0;
+  for (int below = 1; below < layer; ++below) blocks += is_expert_block(below) ? 1 : 0;
+  return blocks * (model.experts.count + kLoadExtras);
 }
 
 std::vector<arch::LayerCost> layer_costs(const Layout& layout, int rank) {
@@ -132,6 +193,7 @@ Layout reference_layout(const Layout& layout) {
   reference.offload = {};
   reference.device_limit = 0;
   reference.data_parallel = config::DataParallel::kRing;
+  reference.ep = reference.etp = 1;
   return reference;
 }
 
@@ -154,7 +216,10 @@ std::string describe(const Layout& layout) {
   else if (data > 1)
     axes.push_back(cat("dp ", data, " (", kind, ")"));
   if (tensor > 1) axes.push_back(cat("tp ", tensor, layout.sequence_parallel ? " (sequence parallel)" : ""));
-  return cat(axes.empty() ? "1 rank" : join(axes, " x "), ", ",
+  std::vector<std::string> experts;
+  if (layout.ep > 1) experts.push_back(cat("ep ", layout.ep));
+  if (layout.etp > 1) experts.push_back(cat("etp ", layout.etp));
+  return cat(axes.empty() ? "1 rank" : join(axes, " x "), ", ", experts.empty() ? "" : "experts over " + join(experts, " x ") + ", ",
              several(layout.num_microbatches(), "microbatch", "microbatches"), " x ",
              several(layout.micro_batch, "sequence", "sequences"), " x ", several(layout.seq_len, "token", "tokens"),
              ", ", layout.precision == config::Precision::kBf16 ? "bf16" : "fp32", recompute_text(layout.recompute));

@@ -60,6 +60,10 @@ struct Layout {
                         // gradients of inputs over tp beside the weight gradients
   int threads = 1;               // compute threads of a rank (train.threads; 1 where it says 0 = by the machine): kernels have
                                  // a scratch area per thread
+  config::MoeSection moe{};
+  // Ranks over which the experts of a layer are shared out, and over which each is cut: of the ranks of one coordinate on pp, whatever
+  // the other axes are (Liu et al. 2025, MoE Parallel Folding). Mean nothing without experts.
+  int ep = 1, etp = 1;
 
   // Axes by what they mean. Along samples() ranks see other sequences, and each coordinate on them has a replica: one full copy
   // of the model. Along tokens() they see other tokens: gradients and losses are parts of a sum.
@@ -67,7 +71,12 @@ struct Layout {
   mesh::AxisSet tokens() const { return samples() | mesh::Axis::kCp; }
   mesh::AxisSet model_group() const { return mesh::Axis::kPp | mesh::Axis::kTp; }  // hold one copy of the model together
   mesh::AxisSet all_ranks() const { return tokens() | model_group(); }             // train together: loss, norm
-  // Of a group: dense parameters are summed over tokens(), rows over tp too; each is shared out among as many of them as zero says.
+  // Those of a stage as experts see them: what is left beside ep and etp holds the same experts (edp), and is shared out as far as
+  // dp_replicate leaves it. InternalError where ep x etp does not divide them.
+  mesh::ExpertDegrees expert_degrees() const;
+  mesh::View expert_ranks() const;  // hold all experts of a layer together: over ep and etp
+  // Of a group: dense parameters are summed over tokens(), rows over tp too, experts over the ranks that hold the same ones; each is
+  // shared out among as many of them as zero says. Where experts lie as all else does (ep 1, etp = tp) it is the dense one.
   Domain domain(arch::ParameterGroup group) const;
   Domain dense_domain() const { return domain(arch::ParameterGroup::kDense); }
 
@@ -80,7 +89,7 @@ struct Layout {
   std::vector<arch::ParamSpec> param_table(int rank) const;
   int num_layers() const { return static_cast<int>(model.layers) + 2; }  // of arch::layer_table
   // Units by id (arch::ParamSpec::unit).
-  int num_units() const { return num_layers() * (row_groups ? static_cast<int>(arch::kParameterGroups.size()) : 1); }
+  int num_units() const { return num_layers() * (model.has_experts() ? 3 : row_groups ? 2 : 1); }
   arch::ParameterGroup group_of(int unit) const { return static_cast<arch::ParameterGroup>(unit / num_layers()); }
   int layer_of(int unit) const { return unit % num_layers(); }
   int pipeline_rank(int rank) const { return mesh.coordinates(rank)[mesh::Axis::kPp]; }
@@ -97,16 +106,23 @@ struct Layout {
   // The other rank that holds the unit of a tied parameter, because the layers that use it are on different ranks; -1:
   // there is none.
   int tied_peer(int rank) const;
-  // Ranks that share out the states of a group, 1 with zero 0, and which of them: several for one group where for all.
+  // Ranks that share out the states of a group, 1 with zero 0, and which of them. Rows have several where dense parameters have;
+  // experts have as many as they have: one where those have several, or the other way round.
   int shards(arch::ParameterGroup group = arch::ParameterGroup::kDense) const;
   int shard(int rank, arch::ParameterGroup group = arch::ParameterGroup::kDense) const;
+  int shards_of_unit(int unit) const { return shards(group_of(unit)); }
+  bool shares_states() const;  // the states of some group
   arch::FlatLayout flat_layout(const std::vector<arch::ParamSpec>& table) const;  // cut for the shards of each group
   arch::FlatLayout flat_layout(int rank) const { return flat_layout(param_table(rank)); }
-  // Gathered parameters come and go: zero 3 with several shards, or parameters on the host.
-  bool sharded_parameters() const { return zero == 3 && shards() > 1; }
+  // Gathered parameters come and go: zero 3 with several shards, or parameters on the host. Of a group; without one, of any.
+  bool sharded_parameters(arch::ParameterGroup group) const { return zero == 3 && shards(group) > 1; }
+  bool sharded_parameters() const { return zero == 3 && shares_states(); }
+  bool transient_parameters(arch::ParameterGroup group) const { return sharded_parameters(group) || offload.parameters; }
   bool transient_parameters() const { return sharded_parameters() || offload.parameters; }
-  // A layer's whole gradient lives only until it is reduced; what stays is this rank's shard, on the device or the host.
-  bool transient_gradients() const { return (zero >= 2 && shards() > 1) || offload.optimizer; }
+  // The whole gradient of a unit lives only until it is reduced; what stays is this rank's shard, on the device or the host. Of a
+  // group; without one, of any.
+  bool transient_gradients(arch::ParameterGroup group) const { return (zero >= 2 && shards(group) > 1) || offload.optimizer; }
+  bool transient_gradients() const { return (zero >= 2 && shares_states()) || offload.optimizer; }
   // In a pipeline microbatches come in between: transient gradients are added up over all of them before they are reduced.
   bool reduces_once() const { return pipeline.ranks > 1; }
   arch::Recompute recompute_of(int layer) const;  // of the layer table; none for embedding and head
@@ -114,7 +130,18 @@ struct Layout {
   bool server_mode() const { return data_parallel == config::DataParallel::kParameterServer && mesh.degree(tokens()) > 1; }
   // The rank holds optimizer state: everyone, but of a parameter server's group the server alone.
   bool owns_optimizer(int rank) const;
+  // Every parameter counts once in the norm. It is summed over the model group where each replica has all squares, else over all
+  // ranks; of the ranks that hold the same shard of a group the first counts it (those of tp with copies of a parameter: ParamSpec).
+  bool norm_over_all_ranks() const;
+  mesh::View norm_ranks() const { return norm_over_all_ranks() ? all_ranks() : model_group(); }
+  bool counts_in_norm(int rank, arch::ParameterGroup group) const;
+  // What LOSS sums behind loss, tokens and flag: of every block of experts, in the order of the layers, its loads
+  // (nn::Layer::take_loads): E counts, then the assignments dropped, and the sums of both router losses.
+  bool is_expert_block(int layer) const;     // of the layer table
+  int64_t load_numbers() const;              // of all layers, stages of other ranks included; 0 without experts
+  int64_t load_offset(int layer) const;      // of them, where those of an expert block begin
 };
+using arch::kLoadExtras;
 
 // The cost of every layer as `rank` runs it, under its recompute choice.
 std::vector<arch::LayerCost> layer_costs(const Layout& layout, int rank);

@@ -37,6 +37,7 @@ struct LedgerEntry {
   int64_t count = 0;                 // calls
   int64_t payload = 0;               // bytes of the tensor, all calls
   std::map<int, int64_t> sent{};     // world rank of the peer -> bytes this rank put on the link to it
+  bool at_run_time = false;          // predicted of calls whose sizes the data makes: bytes are those of balanced routing
   bool operator==(const LedgerEntry&) const = default;
   int64_t sent_total() const;
 };
@@ -45,13 +46,13 @@ struct LedgerEntry {
 class Ledger {
  public:
   // `times` calls, each with this payload and these bytes.
-  void add(const LedgerKey& key, int64_t payload, std::map<int, int64_t> sent, int64_t times = 1);
+  void add(const LedgerKey& key, int64_t payload, std::map<int, int64_t> sent, int64_t times = 1, bool at_run_time = false);
   void merge(const Ledger& other);
   const std::map<LedgerKey, LedgerEntry>& entries() const { return entries_; }
   // With the text of each call, in the order of the texts: for pages.
   std::vector<std::tuple<std::string, LedgerKey, LedgerEntry>> printed() const;
   bool operator==(const Ledger&) const = default;
-  // Lines that say where the two differ; empty where they agree.
+  // Lines that say where the two differ; empty where they agree. Of what is known at run time alone the numbers of calls count.
   static std::vector<std::string> difference(const Ledger& predicted, const Ledger& recorded);
 
  private:

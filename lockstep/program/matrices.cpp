@@ -5,6 +5,8 @@
 #include <set>
 #include <utility>
 
+#include "lockstep/base/check.h"
+
 namespace lockstep::program {
 namespace {
 
@@ -81,7 +83,7 @@ bool scatters_matrices(const Layout& layout, int rank, int unit) {
   if (!knows_matrices(layout.optimizer) || group_size(layout, matrix_group(layout)) == 1) return false;
   const std::vector<arch::ParamSpec> table = layout.param_table(rank);
   return std::ranges::any_of(table, [&](const arch::ParamSpec& spec) {
-    return (unit < 0 || spec.unit == unit) && arch::is_scattered_matrix(spec, layout.shards());
+    return (unit < 0 || spec.unit == unit) && arch::is_scattered_matrix(spec, layout.shards(spec.group));
   });
 }
 
@@ -95,7 +97,8 @@ MatrixPlan::MatrixPlan(const Layout& layout, int rank)
     const arch::FlatUnit& place = all.flats[0].units[unit];
     for (size_t slot = 0; slot < place.slots.size(); ++slot) {
       const arch::ParamSpec& spec = all.tables[0][static_cast<size_t>(place.slots[slot].param)];
-      if (!arch::is_scattered_matrix(spec, layout.shards())) continue;
+      if (!arch::is_scattered_matrix(spec, layout.shards(spec.group))) continue;
+      LOCKSTEP_CHECK(spec.group == arch::ParameterGroup::kDense, spec.name, " is updated whole, but lies scattered over other ranks");
       ScatteredMatrix matrix{.param = place.slots[slot].param, .rows = spec.shape[0], .columns = spec.shape[1]};
       for (int tensor = 0; tensor < static_cast<int>(all.tables.size()); ++tensor) add_pieces(all, unit, slot, tensor, matrix);
       units_[place.id].push_back(std::move(matrix));

@@ -20,12 +20,13 @@ namespace lockstep::program {
 //   push bucket k          reduce to the server, direct, fp32
 //   pull bucket k          broadcast from the server, direct, in the compute precision
 //   tokens                 all_reduce over the ranks of other tokens, direct: 1 fp64
-//   loss                   all_reduce over all ranks, direct: loss sum, tokens and the non-finite flag as 3 fp64
+//   loss                   all_reduce over all ranks, direct: loss sum, tokens and the non-finite flag as 3 fp64, and the loads of all
+//                          blocks of experts (Layout::load_numbers)
 //   reduce_tied            all_reduce over the two that hold the unit, ring, fp32, of this rank's shard of it
 //   reduce_partial         all_reduce, ring, fp32: over tp, then over the ranks of the same key/value heads, what
 //                          partial_gradients() counts
-//   norm                   all_reduce over the model group, with several shards over all ranks, direct: 1 fp64; parameter
-//                          server: broadcast from the server, direct
+//   norm                   all_reduce over the model group, with several shards or scattered experts over all ranks, direct
+//                          (Layout::norm_ranks): 1 fp64; parameter server: broadcast from the server, direct
 //   gather_update blocks.3   send and recv over the domain's shard view and tp, direct, in the type of the iteration: a piece of a
 //   scatter_update blocks.3  matrix to its owner and back (matrices.h)
 // and those of sharded layers, tensor_calls().
@@ -36,7 +37,7 @@ class CallTable::Planner {
 
   std::vector<PlannedCall> of(const Action& action) {
     if (action.layer >= 0) {
-      for (PlannedCall& call : tensor_calls(layout_, action)) over(mesh::Axis::kTp, std::move(call));
+      for (PlannedCall& call : tensor_calls(layout_, action)) add(GroupRef(call.group), std::move(call));
       return std::exchange(calls_, {});
     }
     if (is_transfer(action.kind)) transfer(action);
@@ -64,7 +65,7 @@ class CallTable::Planner {
                                   .element_size = layout_.element_size()});
         break;
       case ActionKind::kLoss:
-        over(layout_.all_ranks(), sum(call_id(Purpose::kLoss), Summed::kLoss, 3));
+        over(layout_.all_ranks(), sum(call_id(Purpose::kLoss), Summed::kLoss, 3 + layout_.load_numbers()));
         break;
       case ActionKind::kTokens:
         over(layout_.tokens(), sum(call_id(Purpose::kTokens), Summed::kTokens, 1));
@@ -86,8 +87,8 @@ class CallTable::Planner {
   }
 
  private:
-  PlannedCall sum(const CallId& id, Summed what, int64_t numel) const {
-    const Summation made = sum_over_ranks(layout_, what);
+  PlannedCall sum(const CallId& id, Summed what, int64_t numel, arch::ParameterGroup of = arch::ParameterGroup::kDense) const {
+    const Summation made = sum_over_ranks(layout_, what, of);
     return {.id = id,
             .collective = made.collective,
             .algorithm = made.algorithm,
@@ -125,7 +126,7 @@ class CallTable::Planner {
   }
 
   void unshard(const Action& action) {
-    if (layout_.shards() == 1) return;
+    if (layout_.shards_of_unit(action.unit) == 1) return;
     over(domain(action).shard, {.id = id_of_unit(Purpose::kUnshard, action),
                                 .collective = Collective::kAllGather,
                                 .algorithm = Algorithm::kRing,
@@ -136,8 +137,9 @@ class CallTable::Planner {
   void reduce_grad(const Action& action) {
     const CallId id = call_of_bucket(Purpose::kReduceGrad, action.bucket);
     const Domain over_ranks = domain(action);
-    if (layout_.shards() == 1) return over(over_ranks.sum, sum(id, Summed::kGradients, bucket(action).numel()));
-    for (const int each : bucket(action).units) over(over_ranks.shard, sum(id, Summed::kGradients, unit(each).numel()));
+    const arch::ParameterGroup group = group_of(layout_, bucket(action));
+    if (layout_.shards(group) == 1) return over(over_ranks.sum, sum(id, Summed::kGradients, bucket(action).numel(), group));
+    for (const int each : bucket(action).units) over(over_ranks.shard, sum(id, Summed::kGradients, unit(each).numel(), group));
   }
 
   // Pieces of matrices, to their owners or back.
@@ -158,10 +160,7 @@ class CallTable::Planner {
 
   void norm() {
     const PlannedCall square = sum(call_id(Purpose::kNorm), Summed::kNorm, 1);
-    if (layout_.shards() > 1)
-      over(layout_.all_ranks(), square);
-    else if (layout_.owns_optimizer(rank_))
-      over(layout_.model_group(), square);
+    if (layout_.owns_optimizer(rank_)) over(layout_.norm_ranks(), square);
     if (layout_.server_mode())
       over(layout_.dense_domain().sum, {.id = square.id, .collective = Collective::kBroadcast, .numel = 1, .element_size = square.element_size});
   }
@@ -244,7 +243,8 @@ CallOfRank call_of_rank(const Layout& layout, int rank, const PlannedCall& plann
                    .element_size = planned.element_size,
                    .root = planned.root},
           .group = planned.group,
-          .group_rank = group_rank(layout, rank, planned.group)};
+          .group_rank = group_rank(layout, rank, planned.group),
+          .at_run_time = planned.at_run_time};
 }
 
 std::vector<CallOfRank> calls_of_rank(const Layout& layout, const Program& program, int rank, const Action& action) {

@@ -23,6 +23,7 @@ struct PlannedCall {
   int root = kServerRank;    // of broadcast and reduce; the peer of send and recv: a group index
   int64_t numel = 0;         // of the full buffer, as CollectiveCall has it
   int64_t element_size = 8;  // on the wire
+  bool at_run_time = false;  // how much each rank sends to each other is known when it is made: numel is what balanced routing makes
   int64_t bytes() const { return numel * element_size; }
 };
 // The communication of one action on `rank`, in order; nothing where it makes none or its group has one rank.
@@ -50,6 +51,7 @@ struct CallOfRank {
   CollectiveCall call{};
   GroupRef group{};    // that of the call
   int group_rank = 0;  // of this rank in it
+  bool at_run_time = false;
 };
 CallOfRank call_of_rank(const Layout& layout, int rank, const PlannedCall& planned);
 std::vector<CallOfRank> calls_of_rank(const Layout& layout, const Program& program, int rank, const Action& action);
@@ -64,11 +66,12 @@ PartialGradients partial_gradients(const std::vector<arch::ParamSpec>& table);
 // Of these, what the rank's shard holds: with several shards each is summed by its owner.
 PartialGradients partial_gradients(const Layout& layout, int rank);
 
-// What layers communicate over the axis tp, from their descriptions (tensor_calls.cpp): the planned calls and the planner read it here,
-// the layers of parallel/tensor make these calls, and a test asserts that both are the same.
+// What layers communicate over the axis tp and over the ranks of their experts, from their descriptions (tensor_calls.cpp): the planned
+// calls and the planner read it here, the layers of parallel/tensor and parallel/expert make these calls, and a test asserts that both
+// are the same.
 
-// Of one F, RECOMPUTE, B, I or W of a layer, in the order of the forward pass; planned_calls.cpp adds the group, that of tp. Nothing where
-// the axis has one rank.
+// Of one F, RECOMPUTE, B, I or W of a layer, in the order of the forward pass, each with its group: tp, or with arch::CallGroup::kExperts
+// Layout::expert_ranks() on their channel. Nothing over a group of one rank.
 // M = B S rows, padded to a multiple of tp:
 //   without sequence parallelism, a block    F: all_reduce [M, D] after attention.out and after mlp.down
 //                                            I: all_reduce [M, D] of dx of attention.qkv and of mlp's first linear

@@ -13,6 +13,7 @@ std::string label_range(int first, int last, int num_layers) {
 }
 
 std::string layer_label(int layer, int num_layers) {
+  if (num_layers > 0 && layer >= 2 * num_layers) return layer_label(layer - 2 * num_layers, num_layers) + " experts";
   if (num_layers > 0 && layer >= num_layers) return layer_label(layer - num_layers, num_layers) + " rows";
   if (layer == 0) return "embed";
   return layer == num_layers - 1 ? "head" : cat("b", layer - 1);

@@ -177,13 +177,14 @@ struct Bucket {
   int64_t numel() const { return end - begin; }
   bool operator==(const Bucket&) const = default;
 };
-// Of the group that its units are of.
-inline Domain domain_of(const Layout& layout, const Bucket& bucket) {
-  return layout.domain(layout.group_of(bucket.units.empty() ? 0 : bucket.units.front()));
+// That its units are of.
+inline arch::ParameterGroup group_of(const Layout& layout, const Bucket& bucket) {
+  return layout.group_of(bucket.units.empty() ? 0 : bucket.units.front());
 }
+inline Domain domain_of(const Layout& layout, const Bucket& bucket) { return layout.domain(group_of(layout, bucket)); }
 
 // What layers are called wherever they are printed: "embed", "b0" .. "b11", "head", of a model with `num_layers` layers in all; and
-// units by id: "b3 rows" is the second parameter group of "b3".
+// units by id: "b3 rows" is the second parameter group of "b3", "b3 experts" the third.
 std::string layer_label(int layer, int num_layers);
 // "b0", "b0..b3".
 std::string label_range(int first, int last, int num_layers);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <tuple>
 
@@ -9,13 +10,18 @@
 
 namespace lockstep::program {
 
-RankClasses::RankClasses(const Program& program, const Layout& layout) : tp_(layout.mesh.degree(mesh::Axis::kTp)) {
+int piece_period(const Layout& layout) {
+  const int tp = layout.mesh.degree(mesh::Axis::kTp);
+  return layout.model.has_experts() && layout.model.experts.ffn % layout.etp != 0 ? std::lcm(tp, layout.etp) : tp;
+}
+
+RankClasses::RankClasses(const Program& program, const Layout& layout) : period_(piece_period(layout)) {
   static_assert(kServerRank == 0);  // servers stand first among the ranks of their coordinate on pp
   const std::vector<int32_t>& lists = program.list_of;
   const int of_stage = layout.pipelines();
   std::map<std::tuple<int32_t, int, bool>, size_t> rows;
   for (int begin = 0; begin < program.world_size();) {
-    const int pp = begin / of_stage, servers = layout.server_mode() ? pp * of_stage + tp_ : 0;
+    const int pp = begin / of_stage, servers = layout.server_mode() ? pp * of_stage + layout.mesh.degree(mesh::Axis::kTp) : 0;
     const int last = begin < servers ? servers : (pp + 1) * of_stage;
     const int32_t list = lists[static_cast<size_t>(begin)];
     const auto other = std::find_if(lists.begin() + begin, lists.begin() + last, [&](int32_t runs) { return runs != list; });
@@ -35,10 +41,10 @@ std::vector<RankClasses::Alike> RankClasses::among(int begin, int end) const {
   for (const Stretch& stretch : stretches_) {
     const int first = std::max(begin, from), last = std::min(end, stretch.end);
     from = stretch.end;
-    for (int rank = first; rank < std::min(last, first + tp_); ++rank) {
+    for (int rank = first; rank < std::min(last, first + period_); ++rank) {
       const auto [place, fresh] = known.try_emplace(of(rank), found.size());
       if (fresh) found.push_back({.first = rank});
-      found[place->second].ranks += (last - 1 - rank) / tp_ + 1;
+      found[place->second].ranks += (last - 1 - rank) / period_ + 1;
     }
   }
   return found;

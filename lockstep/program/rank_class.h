@@ -13,14 +13,14 @@ namespace lockstep::program {
 // their samples; in their peers, which are arithmetic from coordinates; and in which elements of a unit lie in their shard, of
 // which nothing depends but how many of them REDUCE_PARTIAL sums and what goes to the owners of matrices.
 //
-// Classes are numbered: of a row (one list, one coordinate on pp, with or without optimizer state) those of every coordinate on tp
-// in turn, rows by their first ranks. Made of stretches of ranks; nothing is kept for a rank.
+// Classes are numbered: of a row (one list, one coordinate on pp, with or without optimizer state) those of every place in
+// piece_period() in turn, rows by their first ranks. Made of stretches of ranks; nothing is kept for a rank.
 class RankClasses {
  public:
   RankClasses(const Program& program, const Layout& layout);
-  size_t count() const { return first_ranks_.size() * static_cast<size_t>(tp_); }
+  size_t count() const { return first_ranks_.size() * static_cast<size_t>(period_); }
   size_t row_of(int rank) const;
-  size_t of(int rank) const { return row_of(rank) * static_cast<size_t>(tp_) + static_cast<size_t>(rank % tp_); }
+  size_t of(int rank) const { return row_of(rank) * static_cast<size_t>(period_) + static_cast<size_t>(rank % period_); }
   const std::vector<int>& first_ranks() const { return first_ranks_; }  // of every row; ascending
 
   struct Alike {
@@ -35,10 +35,14 @@ class RankClasses {
     int end = 0;  // begins where the one before it ends
     size_t row = 0;
   };
-  int tp_;
+  int period_;  // of the pieces: piece_period()
   std::vector<int> first_ranks_;
   std::vector<Stretch> stretches_;
 };
+
+// Ranks this far apart have pieces of one size: tp, which varies fastest, and where experts are cut unevenly also etp, which does so
+// among theirs.
+int piece_period(const Layout& layout);
 
 // Whether an action sends more or less by what lies in the rank's shard, or by which matrices it owns.
 bool differs_by_shard(const Layout& layout, const Action& action);

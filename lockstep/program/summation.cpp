@@ -11,18 +11,18 @@ Summation made_by(Collective collective, Algorithm algorithm, int64_t element_si
   return {.collective = collective, .algorithm = algorithm, .element_size = element_size, .order = order_of(collective, algorithm)};
 }
 
-Summation gradient_sum(const Layout& layout) {
-  if (layout.shards() == 1) return made_by(Collective::kAllReduce, Algorithm::kRing, kFp32);
+Summation gradient_sum(const Layout& layout, arch::ParameterGroup of) {
+  if (layout.shards(of) == 1) return made_by(Collective::kAllReduce, Algorithm::kRing, kFp32);
   if (layout.reduce_precision == config::Precision::kFp32) return made_by(Collective::kReduceScatter, Algorithm::kRing, kFp32);
   return {.collective = Collective::kAllToAll, .algorithm = Algorithm::kDirect, .element_size = kBf16, .order = SumOrder::kRanks};
 }
 
 }  // namespace
 
-Summation sum_over_ranks(const Layout& layout, Summed what) {
+Summation sum_over_ranks(const Layout& layout, Summed what, arch::ParameterGroup of) {
   switch (what) {
     case Summed::kGradients:
-      return gradient_sum(layout);
+      return gradient_sum(layout, of);
     case Summed::kServerGradients:
       return made_by(Collective::kReduce, Algorithm::kDirect, kFp32);
     case Summed::kGradientCopies:
@@ -70,7 +70,7 @@ double sum_on_rank(Summed what, std::span<const double> values) {
 Algorithm prompt_algorithm(Collective collective, int64_t bytes, int ranks) {
   // With several peers a direct call of many bytes waits for all of them at every piece; a ring only for one.
   constexpr int64_t kLarge = 256 << 10;
-  if (ranks > 2 && bytes > kLarge) return Algorithm::kRing;
+  if (ranks > 2 && bytes > kLarge && supports(collective, Algorithm::kRing)) return Algorithm::kRing;
   return collective == Collective::kAllReduce ? prompt_all_reduce(bytes, ranks) : Algorithm::kDirect;
 }
 

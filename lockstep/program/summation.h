@@ -36,9 +36,9 @@ struct Summation {
   int64_t element_size = 4;  // on the wire
   SumOrder order = SumOrder::kNone;
 };
-// Over ranks. Of gradients: with several shards a rank gets the sum of its own part; where they travel in bf16, as parts that
+// Over ranks. Of gradients of that group: with several shards a rank gets the sum of its own part; where they travel in bf16, as parts that
 // it adds up in fp32. Not of kActivations, which are summed as their size says (prompt_algorithm).
-Summation sum_over_ranks(const Layout& layout, Summed what);
+Summation sum_over_ranks(const Layout& layout, Summed what, arch::ParameterGroup of = arch::ParameterGroup::kDense);
 // Of a call, by how it is made.
 SumOrder order_of(Collective collective, Algorithm algorithm);
 

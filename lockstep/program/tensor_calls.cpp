@@ -31,10 +31,11 @@ std::vector<PlannedCall> tensor_calls(const Layout& layout, const Action& action
 }
 
 std::vector<PlannedCall> tensor_calls(const Layout& layout, int layer, arch::Phase phase) {
-  const int ranks = layout.mesh.degree(mesh::Axis::kTp);
-  if (ranks == 1) return {};
+  const GroupRef tensor = group_over(layout, mesh::Axis::kTp);
+  const GroupRef experts = layout.model.has_experts() ? group_over(layout, layout.expert_ranks(), Channel::kExperts) : tensor;
+  if (group_size(layout, tensor) == 1 && group_size(layout, experts) == 1) return {};
   const arch::LayerSpec spec = arch::layer_spec(layout.model, layer);
-  // As it is on the first rank of tp: its calls are those of all.
+  // As it is on the first rank: its calls are those of all.
   const arch::LayerDescription description = arch::describe_layer(layout.model, spec, layout.cost_input(0));
   std::vector<bool> made(description.calls.size());
   for (const arch::Step& step : description.steps)
@@ -43,10 +44,17 @@ std::vector<PlannedCall> tensor_calls(const Layout& layout, int layer, arch::Pha
   for (size_t i = 0; i < made.size(); ++i) {
     if (!made[i]) continue;
     const arch::LayerCall& call = description.calls[i];
+    const GroupRef& group = call.over == arch::CallGroup::kExperts ? experts : tensor;
+    const int ranks = group_size(layout, group);
+    if (ranks == 1) continue;
     const CallId id = call_of_layer(Purpose::kLayer, spec).of_part(call.part).with(call.phase);
     const int64_t at_once = call.at_once > 0 ? call.at_once : call.numel;
-    for (int64_t begin = 0; begin < call.numel; begin += at_once)
-      calls.push_back(tensor_call(id, call.collective, std::min(at_once, call.numel - begin), call.element_size, ranks));
+    for (int64_t begin = 0; begin < call.numel; begin += at_once) {
+      PlannedCall& made_call = calls.emplace_back(
+          tensor_call(id, call.collective, std::min(at_once, call.numel - begin), call.element_size, ranks));
+      made_call.group = group;
+      made_call.at_run_time = call.at_run_time;
+    }
   }
   return calls;
 }

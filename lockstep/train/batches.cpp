@@ -51,6 +51,8 @@ std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const progra
                                             .step = position.step,
                                             .first_in_batch = range.begin},
                                            device));
+    nn::Microbatch& last = microbatches.back();
+    if (layout.model.has_experts()) last.sequence_targets = nn::count_valid_of_sequences(last.targets);
   }
   return microbatches;
 }

@@ -30,7 +30,8 @@ struct StepPosition {
   int64_t first_sample = 0;
 };
 
-// All microbatches of `rank` in that step: sample j of the global batch is sample first_sample + j of the data.
+// All microbatches of `rank` in that step: sample j of the global batch is sample first_sample + j of the data. With the valid targets
+// of each sequence where a layer weighs its own losses by them.
 std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const program::Layout& layout, int rank,
                                       const StepPosition& position, at::Device device);
 

@@ -1,5 +1,6 @@
 #include "lockstep/train/batches.h"
 
+#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -36,6 +37,18 @@ TEST(Batches, TargetsAreTheNextTokens) {
       EXPECT_EQ(microbatch.tokens.const_data_ptr<int64_t>()[row * 5 + column], token);
       EXPECT_EQ(microbatch.targets.const_data_ptr<int64_t>()[row * 5 + column], token + 1);
     }
+}
+
+// What layers with experts weigh their losses by.
+TEST(Batches, SequencesKnowTheirValidTargetsWhereThereAreExperts) {
+  const data::Sampler sampler = counting(101, 5);
+  program::Layout layout{.model = {}, .mesh = {}, .global_batch = 4, .micro_batch = 2, .seq_len = 5};
+  for (const nn::Microbatch& microbatch : load_step(sampler, layout, 0, {}, at::kCPU)) EXPECT_FALSE(microbatch.sequence_targets.defined());
+  layout.model.experts.count = 2;
+  const std::vector<nn::Microbatch> microbatches = load_step(sampler, layout, 0, {}, at::kCPU);
+  ASSERT_EQ(microbatches.size(), 2u);
+  for (const nn::Microbatch& microbatch : microbatches)
+    EXPECT_TRUE(microbatch.sequence_targets.equal(at::full({2}, 5.0, at::kDouble)));
 }
 
 }  // namespace

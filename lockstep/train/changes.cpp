@@ -20,6 +20,8 @@ constexpr std::array<std::string_view, 6> kOfTrain = {"steps", "seq_len", "globa
 constexpr std::array<std::string_view, 5> kOfSchedule = {"optimizer.lr", "optimizer.min_lr", "optimizer.warmup_steps",
                                                          "optimizer.schedule", "train.steps"};
 
+constexpr std::string_view kOfExperts = "moe";  // settings have of it what is not the default
+
 template <size_t kSize>
 bool is_one_of(std::string_view name, const std::array<std::string_view, kSize>& names) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -29,7 +31,8 @@ std::vector<const config::Field*> compared_fields() {
   std::vector<const config::Field*> fields;
   for (const config::Section& section : config::sections()) {
     for (const config::Field& field : section.fields) {
-      if (section.name == "optimizer" || (section.name == "train" && is_one_of(field.name, kOfTrain))) fields.push_back(&field);
+      const bool whole = section.name == "optimizer" || section.name == kOfExperts;
+      if (whole || (section.name == "train" && is_one_of(field.name, kOfTrain))) fields.push_back(&field);
     }
   }
   return fields;
@@ -39,6 +42,7 @@ std::vector<const config::Field*> compared_fields() {
 std::optional<config::RunConfig> configuration_of(const Json& settings) {
   std::map<std::string, std::string> sections;
   for (const config::Field* field : compared_fields()) {
+    if (field->section == kOfExperts) continue;  // of no schedule
     const std::string value = settings.contains(field->key()) ? settings[field->key()].get<std::string>() : "";
     if (!value.empty()) sections[field->section] += cat(field->name, " = ", value, "\n");  // else unset
   }
@@ -69,7 +73,10 @@ std::string rates(const config::RunConfig& before, const config::RunConfig& now,
 
 Json settings_of(const config::RunConfig& config) {
   Json settings = Json::object();
-  for (const config::Field* field : compared_fields()) settings[field->key()] = field->print(config);
+  for (const config::Field* field : compared_fields()) {
+    const std::string value = field->print(config);
+    if (field->section != kOfExperts || value != field->default_text()) settings[field->key()] = value;
+  }
   return settings;
 }
 
@@ -82,9 +89,11 @@ std::vector<std::pair<std::string, std::string>> changes(const checkpoint::Train
   };
   bool other_schedule = false;
   for (const config::Field* field : compared_fields()) {
-    const auto before = saved.settings.find(field->key());
-    if (before == saved.settings.end() || !before->is_string()) continue;
-    const bool differs = compare(field->key(), before->get<std::string>(), field->print(config));
+    const auto found_before = saved.settings.find(field->key());
+    const bool known = found_before != saved.settings.end() && found_before->is_string();
+    if (!known && field->section != kOfExperts) continue;
+    const std::string before = known ? found_before->get<std::string>() : field->default_text();
+    const bool differs = compare(field->key(), before, field->print(config));
     other_schedule = other_schedule || (differs && is_one_of(field->key(), kOfSchedule));
   }
   compare("ranks", cat(saved.world_size), cat(now.world_size));

@@ -29,6 +29,18 @@ TEST(Changes, NoneIsNothing) {
   EXPECT_THAT(changes(state_of(config, 2), state_of(config, 2), config), IsEmpty());
 }
 
+// Of a dense model a checkpoint says nothing of experts.
+TEST(Changes, OfWhatBalancesExpertsAreToldAgainstTheDefaults) {
+  const config::RunConfig dense = configuration("20", "");
+  config::RunConfig experts = dense;
+  experts.moe.aux_coefficient = 0.5;
+  const auto settings = settings_of(dense);
+  for (const auto& [key, value] : settings.items()) EXPECT_FALSE(key.starts_with("moe.")) << key << " = " << value;
+  EXPECT_THAT(changes(state_of(dense, 2), state_of(experts, 2), experts), ElementsAre(Pair("moe.aux_coefficient", "0.01 -> 0.5")));
+  EXPECT_THAT(changes(state_of(experts, 2), state_of(dense, 2), dense), ElementsAre(Pair("moe.aux_coefficient", "0.5 -> 0.01")));
+  EXPECT_THAT(changes(state_of(experts, 2), state_of(experts, 2), experts), IsEmpty());
+}
+
 // Linear from 0.1 to 0: step i of n, counted from 0, has 0.1 (1 - i / (n - 1)).
 TEST(Changes, OfTheScheduleSayWhatBecomesOfTheRate) {
   const config::RunConfig before = configuration("11", "schedule = \"linear\"\nlr = 0.1\nmin_lr = 0.0\n");

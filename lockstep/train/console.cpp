@@ -45,10 +45,20 @@ std::string optional_number(const char* format, const std::optional<double>& val
   return value ? print_number(format, *value * factor) : "-";
 }
 
-std::string align(const std::array<std::string, kColumns.size()>& cells) {
+constexpr std::array<Column, 2> kExpertColumns = {{{"aux", 7}, {"max/mean", 8}}};  // behind them
+
+template <size_t kCount>
+std::string align(const std::array<std::string, kCount>& cells, const std::array<Column, kCount>& columns) {
   std::string line;
-  for (size_t i = 0; i < cells.size(); ++i) line += (i == 0 ? "" : "  ") + pad_left(cells[i], kColumns[i].width);
+  for (size_t i = 0; i < kCount; ++i) line += (i == 0 ? "" : "  ") + pad_left(cells[i], columns[i].width);
   return line;
+}
+
+template <size_t kCount>
+std::string names_of(const std::array<Column, kCount>& columns) {
+  std::array<std::string, kCount> names;
+  for (size_t i = 0; i < kCount; ++i) names[i] = columns[i].name;
+  return align(names, columns);
 }
 
 // The words of `text` in lines of at most `width` columns; a longer word stands alone.
@@ -77,18 +87,21 @@ int terminal_columns(std::FILE* stream) {
 
 }  // namespace
 
-std::string format_row_header() {
-  std::array<std::string, kColumns.size()> names;
-  for (size_t i = 0; i < names.size(); ++i) names[i] = kColumns[i].name;
-  return align(names);
+std::string format_row_header(bool experts) {
+  return experts ? cat(names_of(kColumns), "  ", names_of(kExpertColumns)) : names_of(kColumns);
 }
 
 std::string format_row(const StepRow& row) {
-  return align({cat(row.step, "/", row.total_steps), print_number("%.4f", row.loss), optional_number("%.1f", row.z),
-                print_number(row.grad_norm < 1000 ? "%.3f" : "%.1e", row.grad_norm), print_number("%.2e", row.lr),
-                format_count(row.tokens_per_s), optional_number("%.1f", row.mfu, 100),
-                print_number(row.step_seconds < 0.1 ? "%.1f" : "%.0f", row.step_seconds * 1000),
-                print_number("%.2f", row.memory_gib), row.eta_seconds ? format_duration(*row.eta_seconds) : "-"});
+  const std::array<std::string, kColumns.size()> cells = {
+      {cat(row.step, "/", row.total_steps), print_number("%.4f", row.loss), optional_number("%.1f", row.z),
+       print_number(row.grad_norm < 1000 ? "%.3f" : "%.1e", row.grad_norm), print_number("%.2e", row.lr),
+       format_count(row.tokens_per_s), optional_number("%.1f", row.mfu, 100),
+       print_number(row.step_seconds < 0.1 ? "%.1f" : "%.0f", row.step_seconds * 1000),
+       print_number("%.2f", row.memory_gib), row.eta_seconds ? format_duration(*row.eta_seconds) : "-"}};
+  const std::string line = align(cells, kColumns);
+  if (!row.imbalance) return line;
+  return cat(line, "  ",
+             align({{optional_number("%.4f", row.aux), optional_number("%.2f", row.imbalance)}}, kExpertColumns));
 }
 
 std::string format_header(const HeaderTable& table, int columns) {
@@ -144,7 +157,7 @@ void Console::header(const HeaderTable& table) {
 }
 
 void Console::row(const StepRow& row) {
-  if (rows_++ % kRowsPerHeader == 0) print(format_row_header());
+  if (rows_++ % kRowsPerHeader == 0) print(format_row_header(row.imbalance.has_value()));
   print(painted(row));
 }
 

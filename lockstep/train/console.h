@@ -24,10 +24,13 @@ struct StepRow {
   double step_seconds = 0;
   double memory_gib = 0;  // peak of the worst rank
   std::optional<double> eta_seconds{};
+  // Of a model with experts:
+  std::optional<double> aux{};        // auxiliary loss of all layers, before its coefficient
+  std::optional<double> imbalance{};  // largest over mean load of an expert, of the worst layer
 };
 
-// The columns' names with units, and a row under them; both of 94 columns unless a number is too wide.
-std::string format_row_header();
+// The columns' names with units, and a row under them; both of 94 columns unless a number is too wide, 113 with experts.
+std::string format_row_header(bool experts = false);
 std::string format_row(const StepRow& row);
 
 // "name   value" lines under a title, values aligned; longer values are folded at `columns`, at most 140.

@@ -52,6 +52,14 @@ TEST(Console, WhatIsUnknownIsADash) {
   EXPECT_EQ(format_row(row).size(), format_row_header().size());
 }
 
+TEST(Console, ExpertsHaveColumnsOfTheirOwn) {
+  StepRow row = example();
+  row.aux = 4.0137;
+  row.imbalance = 1.62;
+  EXPECT_EQ(format_row_header(true), format_row_header() + "      aux  max/mean");
+  EXPECT_EQ(format_row(row), format_row(example()) + "   4.0137      1.62");
+}
+
 TEST(Console, HeaderTableGolden) {
   const HeaderTable table{.title = "lockstep 0.1.0  runs/demo",
                           .rows = {{"model", "gpt2 4 x 128"},

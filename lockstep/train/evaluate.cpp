@@ -17,8 +17,8 @@ double evaluate(engine::Executor& executor, engine::Groups& groups, const data::
   double loss = 0;
   int64_t tokens = 0;
   const int64_t micro_batch = executor.layout().micro_batch;
-  // Where parameters are gathered all ranks go through the model equally often: one that has no samples left takes one of
-  // which nothing counts.
+  // Where parameters are gathered or experts shared all ranks go through the model equally often: one that has no samples left takes
+  // one of which nothing counts.
   const int64_t passes = (mesh::shard_range(total, data.size(), 0).size() + micro_batch - 1) / micro_batch;
   for (int64_t pass = 0; pass < passes; ++pass) {
     const int64_t first = mine.begin + pass * micro_batch, count = std::min(micro_batch, mine.end - first);

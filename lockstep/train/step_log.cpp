@@ -1,6 +1,33 @@
 #include "lockstep/train/step_log.h"
 
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "lockstep/base/text.h"
+
 namespace lockstep::train {
+namespace {
+
+// "12 40 8": a load for each expert.
+std::string load_text(std::span<const double> routed) {
+  std::vector<std::string> numbers;
+  for (const double load : routed) numbers.push_back(cat(std::llround(load)));
+  return join(numbers, " ");
+}
+
+void add_losses(const engine::StepResult& result, const std::vector<engine::ExpertLoad>& loads, Values& values) {
+  if (loads.empty()) return;
+  values.emplace_back("train/aux_loss", result.aux_loss);
+  values.emplace_back("train/z_loss", result.z_loss);
+  for (const engine::ExpertLoad& load : loads) {
+    values.emplace_back(cat("experts/", load.name, "/routed"), load.total());
+    values.emplace_back(cat("experts/", load.name, "/dropped"), load.dropped);
+    values.emplace_back(cat("experts/", load.name, "/max_over_mean"), load.max_over_mean());
+  }
+}
+
+}  // namespace
 
 void StepLog::known(const StepRecord& record, const RunPosition& at) {
   const engine::StepResult& result = record.result;
@@ -14,21 +41,26 @@ void StepLog::known(const StepRecord& record, const RunPosition& at) {
   if (!output_.console()) return;
   const double seconds = since_line_.seconds / static_cast<double>(since_line_.steps);
   const double tokens_per_s = static_cast<double>(since_line_.tokens) / since_line_.seconds;
-  const StepRow row{.step = record.step,
-                    .total_steps = options_.total,
-                    .loss = result.loss,
-                    .z = statistics_.add(result.loss),
-                    .grad_norm = result.grad_norm,
-                    .lr = record.lr,
-                    .tokens_per_s = tokens_per_s,
-                    .mfu = tokens_per_s * options_.flops_per_token / flops_per_s_,
-                    .step_seconds = seconds,
-                    .memory_gib = memory_gib,
-                    .eta_seconds = seconds * static_cast<double>(options_.total - record.step)};
-  due(record.step) ? write(record, at, row) : output_.console()->live(row);
+  const std::vector<engine::ExpertLoad> loads = options_.expert_loads(result);
+  StepRow row{.step = record.step,
+              .total_steps = options_.total,
+              .loss = result.loss,
+              .z = statistics_.add(result.loss),
+              .grad_norm = result.grad_norm,
+              .lr = record.lr,
+              .tokens_per_s = tokens_per_s,
+              .mfu = tokens_per_s * options_.flops_per_token / flops_per_s_,
+              .step_seconds = seconds,
+              .memory_gib = memory_gib,
+              .eta_seconds = seconds * static_cast<double>(options_.total - record.step)};
+  for (const engine::ExpertLoad& load : loads) {
+    row.aux = result.aux_loss;
+    row.imbalance = std::max(row.imbalance.value_or(0), load.max_over_mean());
+  }
+  due(record.step) ? write(record, at, row, loads) : output_.console()->live(row);
 }
 
-void StepLog::write(const StepRecord& record, const RunPosition& at, const StepRow& row) {
+void StepLog::write(const StepRecord& record, const RunPosition& at, const StepRow& row, const std::vector<engine::ExpertLoad>& loads) {
   output_.console()->row(row);
   Values values = {{"train/loss", row.loss},
                    {"train/grad_norm", row.grad_norm},
@@ -41,7 +73,11 @@ void StepLog::write(const StepRecord& record, const RunPosition& at, const StepR
                    {"mem/peak_gib", row.memory_gib}};
   for (const auto& [what, share] : exposed_shares(record.result, record.seconds)) values.emplace_back(what, share);
   since_line_ = {};
+  add_losses(record.result, loads, values);
   output_.metrics()->step(row.step, at.consumed_tokens, values);
+  OrderedJson by_expert = OrderedJson::object();
+  for (const engine::ExpertLoad& load : loads) by_expert[load.name] = load_text(load.routed);
+  if (!loads.empty()) output_.event("expert_load", row.step, by_expert);
   if (row.step == began_at_ + 1) options_.behind_first(row.step);
 }
 

@@ -1,6 +1,7 @@
 // What is told of the steps of a run: a line on the terminal and in metrics.jsonl, and in the end what ranks have waited for.
 #pragma once
 
+#include "lockstep/engine/expert_loads.h"
 #include "lockstep/train/console.h"
 #include "lockstep/train/exposed.h"
 #include "lockstep/train/run_output.h"
@@ -12,6 +13,9 @@ struct StepLogOptions {
   int64_t every = 1;           // steps between two lines
   int64_t total = 0;           // steps of the run
   double flops_per_token = 0;  // of the model
+  // Of a step, views into it; none without experts.
+  std::function<std::vector<engine::ExpertLoad>(const engine::StepResult& result)> expert_loads =
+      [](const engine::StepResult&) { return std::vector<engine::ExpertLoad>(); };
   std::function<double()> worst_memory_gib{};         // collective; asked for each line
   std::function<void(int64_t step)> behind_first{};  // the first line; on rank 0
 };
@@ -38,7 +42,7 @@ class StepLog : public StepPolicy {
   void sum_up();
 
  private:
-  void write(const StepRecord& record, const RunPosition& at, const StepRow& row);
+  void write(const StepRecord& record, const RunPosition& at, const StepRow& row, const std::vector<engine::ExpertLoad>& loads);
 
   StepLogOptions options_;
   RunOutput& output_;

@@ -63,6 +63,38 @@ TEST(StepLog, TellsTheSpeedOfAllStepsSinceTheLastLine) {
   EXPECT_EQ(log.last_loss(), 1);
 }
 
+// The whole vector once a line, so that a page can draw it; of a line the step it stands for.
+TEST(StepLog, TellsTheLoadOfExperts) {
+  TestOutput output("log-experts");
+  StepLog log({.every = 2,
+               .total = 2,
+               .expert_loads =
+                   [](const engine::StepResult& result) {
+                     return std::vector<engine::ExpertLoad>{
+                         {.layer = 2, .name = "blocks.1", .routed = std::span(result.loads).first(4), .dropped = result.loads[4]}};
+                   },
+               .worst_memory_gib = [] { return 0; },
+               .behind_first = [](int64_t) {}},
+              *output);
+  log.begin(0, 1);
+  for (const int64_t step : {1, 2})
+    log.known({.step = step,
+               .seconds = 1,
+               .result = {.tokens = 8, .loads = {2.0 + static_cast<double>(step), 0, 5, 1, 3, 0, 0}, .aux_loss = 1.25, .z_loss = 0.5}},
+              {.step = step});
+  const std::vector<Json> rows = output.rows();
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(rows[0]["train/aux_loss"], 1.25);
+  EXPECT_EQ(rows[0]["train/z_loss"], 0.5);
+  EXPECT_EQ(rows[0]["experts/blocks.1/routed"], 9);
+  EXPECT_EQ(rows[0]["experts/blocks.1/dropped"], 3);
+  EXPECT_EQ(rows[0]["experts/blocks.1/max_over_mean"], 5 * 4 / 9.0);
+  EXPECT_EQ(rows[1]["event"], "expert_load");
+  EXPECT_EQ(rows[1]["blocks.1"], "3 0 5 1");
+  EXPECT_EQ(rows[2]["step"], 2);
+  EXPECT_EQ(rows[3]["blocks.1"], "4 0 5 1");
+}
+
 TEST(StepLog, SumsUpWhatAllStepsHaveWaitedFor) {
   TestOutput output("log-sum");
   StepLog log({.every = 100, .total = 100, .worst_memory_gib = [] { return 0; }, .behind_first = [](int64_t) {}}, *output);

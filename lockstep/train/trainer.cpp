@@ -8,6 +8,7 @@
 #include "lockstep/arch/model_config.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
+#include "lockstep/engine/expert_loads.h"
 #include "lockstep/optim/optimizer.h"
 #include "lockstep/train/batches.h"
 #include "lockstep/train/beginning.h"
@@ -61,6 +62,7 @@ Trainer::Trainer(const TrainJob& job)
       log_({.every = config().train.log_every,
             .total = config().train.steps,
             .flops_per_token = arch::model_flops_per_token(job.layout.model, job.layout.seq_len),
+            .expert_loads = [&layout = job.layout](const engine::StepResult& result) { return engine::expert_loads(layout, result.loads); },
             .worst_memory_gib = [this] { return worst_memory_gib(executor_, groups_); },
             .behind_first = [this](int64_t step) { report_memory(executor_, step, output_); }},
            output_),
@@ -168,6 +170,9 @@ void Trainer::validated(const std::optional<engine::StepResult>& outcome) {
   record.result.tokens = outcome->tokens;
   record.result.grad_norm = outcome->grad_norm;
   record.result.clip_factor = outcome->clip_factor;
+  record.result.loads = outcome->loads;
+  record.result.aux_loss = outcome->aux_loss;
+  record.result.z_loss = outcome->z_loss;
   known(record);
 }
 

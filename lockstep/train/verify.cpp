@@ -9,6 +9,7 @@
 #include "lockstep/arch/params.h"
 #include "lockstep/base/check.h"
 #include "lockstep/engine/replicas.h"
+#include "lockstep/nn/experts.h"
 #include "lockstep/optim/optimizer.h"
 #include "lockstep/train/batches.h"
 #include "lockstep/train/executor_options.h"
@@ -37,15 +38,39 @@ void judge_against_twin(const Tolerances& tolerances, VerifyStep& step) {
         step.learning_rate > 0 ? tolerances.parameter : 0, step);
 }
 
-// Norm and factor of the clipping against the layout's own gradients.
-void judge_norm(const WholeState& whole, const engine::StepResult& result, double max_norm, VerifyStep& step) {
+// Norm and factor of the clipping against the layout's own gradients. `table`: the twin's.
+void judge_norm(const WholeState& whole, const std::vector<arch::ParamSpec>& table, const engine::StepResult& result, double max_norm,
+                VerifyStep& step) {
   double squares = 0;
-  for (const at::Tensor& gradient : whole.gradients) squares += gradient.to(at::kDouble).square().sum().item<double>();
+  for (size_t row = 0; row < table.size(); ++row)
+    if (table[row].in_norm) squares += whole.gradients[row].to(at::kDouble).square().sum().item<double>();
   constexpr double kNormRounding = 1e-5;  // sums of up to 256 squares in fp32, then fp64
   bound("gradient norm, against that of the layout's own gradients", relative(result.grad_norm, std::sqrt(squares)),
         kNormRounding, step);
   const double factor = max_norm > 0 && result.grad_norm > max_norm ? max_norm / result.grad_norm : 1;
   bound("clipping factor", relative(result.clip_factor, factor), 1e-12, step);
+}
+
+// Of every block with experts: what was sent to each expert and dropped, and the sums of the two losses. The counts are integers. In
+// bf16 a token whose scores lie close together may go to another expert, so there the losses alone are held together.
+void judge_loads(const engine::StepResult& result, const engine::StepResult& expected, const program::Layout& layout,
+                 const Tolerances& tolerances, VerifyStep& step) {
+  const int64_t experts = layout.model.experts.count;
+  if (result.loads.size() != expected.loads.size())
+    step.failures.push_back(cat("loads of experts: ", result.loads.size(), " numbers, on one rank ", expected.loads.size()));
+  if (experts == 0 || result.loads.size() != expected.loads.size()) return;
+  const double *found = result.loads.data(), *reference = expected.loads.data();
+  for (int block = 0; block < static_cast<int>(layout.model.layers); ++block) {
+    if (layout.model.experts.is_dense(block)) continue;
+    for (int64_t i = 0; i <= experts && layout.precision == config::Precision::kFp32; ++i)
+      if (found[i] != reference[i])
+        step.failures.push_back(cat("block ", block, i < experts ? cat(", tokens of expert ", i) : std::string(", dropped"), ": ",
+                                    found[i], ", on one rank ", reference[i]));
+    bound(cat("auxiliary loss of block ", block), relative(found[experts + 1], reference[experts + 1]), tolerances.grad_norm, step);
+    bound(cat("z-loss of block ", block), relative(found[experts + 2], reference[experts + 2]), tolerances.grad_norm, step);
+    found += experts + nn::kLoadExtras;
+    reference += experts + nn::kLoadExtras;
+  }
 }
 
 void judge_update(const UpdateError& update, const Tolerances& tolerances, VerifyStep& step) {
@@ -89,8 +114,9 @@ class Reference {
     const std::vector<double> scales = gradient_scales(twin.gradients, layout_);
     compare_gradients(whole, twin, scales, layout_, step);
     compare_parameters(whole, twin, scales, layout_, tolerances_, step);
-    judge_norm(whole, result, config_.optimizer.max_grad_norm, step);
+    judge_norm(whole, layout_.param_table(0), result, config_.optimizer.max_grad_norm, step);
     if (!step.alone) judge_against_twin(tolerances_, step);
+    if (!step.alone) judge_loads(result, expected, layout_, tolerances_, step);
     if (!reordered_) return;
     std::ranges::reverse(microbatches);
     reordered_->executor().step(microbatches, position.step + 1, step.learning_rate);
@@ -107,6 +133,13 @@ class Reference {
   std::unique_ptr<Twin> reordered_;  // of the steps in which they are left alone
   int64_t steps_alone_ = 0;
 };
+
+// What the formula of every update is made of. Of the configuration, whatever the layout was given.
+config::OptimizerSection optimizer_of(const config::RunConfig& config) {
+  config::OptimizerSection optimizer = config.optimizer;
+  optimizer.bias_rate = config.moe.bias_rate;
+  return optimizer;
+}
 
 bool ok_everywhere(bool ok, engine::Groups& groups) {
   const at::Tensor failed = at::tensor({ok ? int64_t{0} : int64_t{1}}, at::kLong);
@@ -145,7 +178,7 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
   std::unique_ptr<Reference> reference;
   if (world.rank() == 0) reference = std::make_unique<Reference>(config, layout, report.tolerances);
   load_start_values(config, executor);
-  UpdateCheck update(executor, groups, config.optimizer);
+  UpdateCheck update(executor, groups, optimizer_of(config));
   const data::Sampler sampler = open_training_data(config, layout);
 
   const int64_t first_alone = options.steps - options.free;

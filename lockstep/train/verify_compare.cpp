@@ -27,15 +27,21 @@ double relative(double difference, double reference) {
 // Two updates from one state differ by rounding in four products and sums, two on each side.
 constexpr double kUpdateRounding = 4 * 0x1p-24;
 
-// The error of an update beyond rounding, in learning rates; with a learning rate of 0 the difference itself.
+// How far a step moves a value, about: the learning rate, or that of a router's bias.
+double step_length(const arch::ParamSpec& spec, const program::Layout& of, double lr) {
+  const bool balance = spec.update.optimizer == &arch::optimizer_spec("balance");
+  return balance ? of.moe.bias_rate : lr;
+}
+
+// The error of an update beyond rounding, in steps of that length; where that is 0 the difference itself.
 struct ParameterError {
   double judged = 0;  // where the gradient stands out of its noise
   double anywhere = 0;
 };
-ParameterError parameter_error(const at::Tensor& actual, const at::Tensor& expected, const at::Tensor& judged, double lr) {
+ParameterError parameter_error(const at::Tensor& actual, const at::Tensor& expected, const at::Tensor& judged, double length) {
   const at::Tensor reference = expected.to(at::kDouble);
   const at::Tensor excess = at::sub(actual.to(at::kDouble), reference).abs().sub(reference.abs(), kUpdateRounding).clamp_min(0);
-  const double unit = lr > 0 ? lr : 1;
+  const double unit = length > 0 ? length : 1;
   return {largest(at::where(judged, excess, at::zeros_like(excess))) / unit, largest(excess) / unit};
 }
 
@@ -80,10 +86,11 @@ void compare_gradients(const WholeState& layout, const WholeState& twin, const s
 
 void compare_parameters(const WholeState& layout, const WholeState& twin, const std::vector<double>& scales,
                         const program::Layout& of, const Tolerances& tolerances, VerifyStep& step) {
-  const std::vector<arch::ParamSpec> table = arch::param_table(of.model);
+  const std::vector<arch::ParamSpec> table = of.param_table(0);
   for (size_t row = 0; row < table.size(); ++row) {
     const at::Tensor judged = twin.gradients[row].abs().ge(tolerances.noise_floor * scales[row]);
-    const ParameterError error = parameter_error(layout.values[row], twin.values[row], judged, step.learning_rate);
+    const ParameterError error =
+        parameter_error(layout.values[row], twin.values[row], judged, step_length(table[row], of, step.learning_rate));
     if (step.worst_parameter.empty() || error.judged > step.max_parameter_error) {
       step.max_parameter_error = error.judged;
       step.worst_parameter = table[row].name;

@@ -17,7 +17,7 @@ bool gradient_vanishes(const arch::ParamSpec& spec, const program::Layout& layou
 // the matrix which it is a part of (ParamSpec::fuse), else that of v.
 std::vector<double> gradient_scales(const std::vector<at::Tensor>& gradients, const program::Layout& layout);
 
-// Into `step`: the worst of each, after both have made the step from the same state.
+// Into `step`: the worst of each, after both have made the step from the same state. `of`: the twin's layout.
 void compare_gradients(const WholeState& layout, const WholeState& twin, const std::vector<double>& scales,
                        const program::Layout& of, VerifyStep& step);
 void compare_parameters(const WholeState& layout, const WholeState& twin, const std::vector<double>& scales,

@@ -10,8 +10,10 @@ from pathlib import Path
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 import torch
+from safetensors import safe_open
 from transformers import (AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig, LlamaForCausalLM, MistralConfig,
-                          MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+                          MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 from transformers.utils import logging
 
@@ -35,6 +37,11 @@ MODELS = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, head_dim=8, sliding_window=None)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=12, num_experts_per_tok=2)),
+    "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, head_dim=8, num_experts=4, num_experts_per_tok=3,
+                                                            moe_intermediate_size=20, mlp_only_layers=[1], norm_topk_prob=True)),
+    "qwen3_moe as it is": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, num_experts=5, num_experts_per_tok=2, attention_bias=True,
+                                                                     moe_intermediate_size=20, decoder_sparse_step=2)),
 }
 
 
@@ -111,6 +118,31 @@ class HfCheckpointTest(unittest.TestCase):
                              json.loads(path.read_bytes()) if path.suffix == ".json" else path.read_bytes(), path.name)
         self.assertGreater(len(list((self.folder / "back").glob("model-*"))), 3)
         self.assert_same_logits(self.folder / "back", model)
+
+    def test_experts_that_are_stored_stacked(self):
+        """As the classes of transformers have them, and as they write them where they are asked to."""
+        for name in ("mixtral", "qwen3_moe"):
+            with self.subTest(name):
+                shutil.rmtree(self.folder / "model", ignore_errors=True)
+                model = self.model(MODELS[name], save_original_format=False)
+                with safe_open(self.folder / "model/model.safetensors", "pt") as file:
+                    self.assertIn("model.layers.0.mlp.experts.gate_up_proj", file.keys())
+                self.lockstep("export", self.run_of(), self.folder / "back" / name, "--to", "hf")
+                self.assert_same_logits(self.folder / "back" / name, model)
+                model.save_pretrained(self.folder / "usual" / name)
+                self.assertEqual((self.folder / "back" / name / "model.safetensors").read_bytes(),
+                                 (self.folder / "usual" / name / "model.safetensors").read_bytes())
+                self.assertIn("all equal", self.lockstep("diff", "model", f"hf:back/{name}").out)
+
+    def test_experts_of_another_number_are_named(self):
+        self.model(MODELS["mixtral"])
+        config = json.loads((self.folder / "model/config.json").read_text())
+        for count, name in ((13, "model.layers.0.block_sparse_moe.experts.12.w1.weight"),
+                            (11, "model.layers.0.block_sparse_moe.experts.11.w1.weight")):
+            (self.folder / "model/config.json").write_text(json.dumps({**config, "num_local_experts": count}))
+            message = self.run_of(code=DATA)
+            self.assertIn("LS1324", message)
+            self.assertIn(name, message)
 
     def test_dtypes(self):
         model = self.model(MODELS["llama"], dtype=torch.bfloat16)

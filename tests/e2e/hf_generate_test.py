@@ -16,6 +16,9 @@ CONFIGS = {
     "mistral": transformers.MistralConfig(**SIZES, **NO_TOKENS, head_dim=16, sliding_window=None),
     "qwen2": transformers.Qwen2Config(**SIZES, **NO_TOKENS, tie_word_embeddings=True),
     "qwen3": transformers.Qwen3Config(**SIZES, **NO_TOKENS, head_dim=16),
+    "mixtral": transformers.MixtralConfig(**SIZES, **NO_TOKENS, num_local_experts=8, num_experts_per_tok=2),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**SIZES, **NO_TOKENS, head_dim=16, num_experts=6, num_experts_per_tok=3,
+                                             moe_intermediate_size=32, mlp_only_layers=[0], norm_topk_prob=True),
 }
 PROMPTS = [[1], [5, 6, 7, 8, 9, 10, 11], [100, 3, 400], list(range(30, 60))]
 COUNT = 24
@@ -54,7 +57,7 @@ class HfGenerateTest(support.LockstepTest):
                     self.assertEqual(answer["ids"], expected)
 
     def test_two_and_four_ranks_say_the_same(self):
-        for family in ("gpt2", "llama", "qwen3"):
+        for family in ("gpt2", "llama", "qwen3", "mixtral", "qwen3_moe"):
             alone = self.ours(family)["results"]
             for ranks in (2, 4):
                 with self.subTest(family=family, ranks=ranks):

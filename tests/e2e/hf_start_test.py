@@ -21,6 +21,9 @@ MODELS = {
     "mistral": transformers.MistralConfig(vocab_size=512, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
                                           num_key_value_heads=2, intermediate_size=40, max_position_embeddings=64,
                                           sliding_window=40, bos_token_id=0, eos_token_id=0),
+    "mixtral": transformers.MixtralConfig(vocab_size=512, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+                                          num_key_value_heads=2, intermediate_size=40, max_position_embeddings=64,
+                                          num_local_experts=4, num_experts_per_tok=2, bos_token_id=0, eos_token_id=0),
 }
 
 # What lies beside a tokenizer.json, of which a run must not change a byte.
@@ -74,6 +77,26 @@ class StartsFromHuggingFace(support.LockstepTest):
                 result = self.start("train", name, f"--run.name={run}", "--train.steps=1", ranks=ranks)
                 self.assertIn(f"starts from hf:{name}", result.out + result.err)
                 self.assert_close({1: self.losses(run)[1]}, {1: self.first_loss(name)}, 1e-5)
+
+    def test_experts_go_to_any_rank_and_their_export_comes_back(self):
+        expected = self.first_loss("mixtral")
+        for number, arguments in enumerate((["--parallel.ep=2"], ["--parallel.tp=2"], ["--parallel.tp=2", "--parallel.ep=2"],
+                                            ["--parallel.tp=2", "--parallel.etp=2"], ["--parallel.ep=2", "--parallel.zero=3"])):
+            with self.subTest(arguments):
+                run = f"experts-{number}"
+                self.start("train", "mixtral", f"--run.name={run}", "--train.steps=1", *arguments)
+                self.assert_close({1: self.losses(run)[1]}, {1: expected}, 1e-5)
+        run = self.run_folder("experts-0")
+        self.do("checkpoint", "export", run, "experts-exported", "--to", "hf")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(self.folder / "experts-exported")
+        self.assertEqual(theirs.config.num_local_experts, 4)
+        self.do("checkpoint", "verify", "experts-exported")
+        self.assertIn("all equal", self.do("checkpoint", "diff", run, "experts-exported").out)
+
+    def test_a_bias_of_the_router_is_nowhere_in_the_files(self):
+        result = self.lockstep("train", "from.toml", "--model.from=hf:mixtral", "--run.name=biased", "--moe.balance=bias")
+        self.assertNotEqual(result.code, 0, result)
+        self.assertIn("bias", result.err)
 
     def test_the_run_keeps_what_it_came_from_and_goes_on_from_its_checkpoint(self):
         self.start("train", "qwen3", "--run.name=kept", "--train.steps=2")

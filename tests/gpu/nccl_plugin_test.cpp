@@ -53,6 +53,7 @@ class NcclPlugin : public ::testing::Test {
     return lane_->start({.collective = collective,
                          .input = input,
                          .output = output,
+                         .parts = {},
                          .progress = {.call = {.id = program::named_call("test"), .collective = collective}},
                          .left = {},
                          .explain = {}});

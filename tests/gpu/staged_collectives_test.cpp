@@ -6,6 +6,7 @@
 
 #include "lockstep/comm/test_collectives.h"
 #include "lockstep/comm/test_in_flight.h"
+#include "lockstep/comm/test_unequal_parts.h"
 #include "support/run_ranks.h"
 
 namespace lockstep::comm {

@@ -111,7 +111,7 @@ Findings of_layout(Step step, std::vector<config::LayoutProblem> problems) {
 // asked for where a change is tried.
 Findings judge_sizes(config::LoadedConfig& loaded, int world_size, bool with_ways) {
   const config::RunConfig& config = loaded.config;
-  Findings sizes = arch::judge_model(config.model, 1, with_ways);
+  Findings sizes = arch::judge_model(config.model, 1, config.moe, with_ways);
   if (!sizes.model) return at(Step::kModel, sizes);
   settle_defaults(loaded, *sizes.model, world_size);
   config::read_schedule(loaded.config);
@@ -124,7 +124,7 @@ Findings judge(config::LoadedConfig& loaded, int world_size, Vocabularies& vocab
   const config::RunConfig& config = loaded.config;
   if (Findings sizes = judge_sizes(loaded, world_size, with_ways); !sizes.problems.empty()) return sizes;
   const int64_t tokens = vocabulary_size(config.data.tokenizer, vocabularies);
-  const Findings found = arch::judge_model(config.model, tokens, with_ways);
+  const Findings found = arch::judge_model(config.model, tokens, config.moe, with_ways);
   if (!found.model) return at(Step::kVocabulary, found);
   const arch::ModelConfig& model = *found.model;
   if (tokens > model.vocab_size)

@@ -38,12 +38,16 @@ std::vector<Suggestion> fewer_microbatches(const RunConfig& config, int world_si
 double bytes_of(const RunConfig& config, const arch::ModelConfig& model, int world_size, double microbatches) {
   const auto number = [](int64_t size) { return static_cast<double>(size); };
   const double hidden = number(model.hidden), heads = number(model.heads + 2 * model.kv_heads);
-  const double width = 24 * hidden + 8 * heads * (number(model.head_size) + 1) + 8 * number(model.ffn);
+  const arch::ExpertSizes& experts = model.experts;
+  const double expert = number(experts.ffn), copies = number(experts.per_token) * config.parallel.ep * config.parallel.etp;
+  const double routed = model.has_experts() ? 8 * (copies * (3 * expert + 3 * hidden) + 3 * number(experts.shared) * expert + 4 * number(experts.count)) : 0;
+  const double width = 24 * hidden + 8 * heads * (number(model.head_size) + 1) + 8 * number(model.ffn) + routed;
   const double layers = number(model.layers) + 2, vocabulary = number(model.vocab_size);
   const double tokens = number(config.train.micro_batch) * (number(config.train.seq_len) + 48);
   const double scratch = number(std::max(1, config.train.threads)) * 64 * (number(config.train.seq_len) + 500) *
                          (number(model.head_size) + 64);
-  const double parameters = layers * hidden * (heads * number(model.head_size) + hidden + 3 * number(model.ffn) + 16) +
+  const double of_experts = model.has_experts() ? number(experts.count + experts.shared) * (3 * expert + 1) : 0;
+  const double parameters = layers * hidden * (heads * number(model.head_size) + hidden + 3 * number(model.ffn) + of_experts + 16) +
                             hidden * (2 * vocabulary + number(model.max_seq_len));
   const double logits = 1024 * vocabulary;
   const bool server = config.parallel.data_parallel == config::DataParallel::kParameterServer;  // sends to all ranks
@@ -120,7 +124,9 @@ Pipeline pipeline_of(const RunConfig& config, const arch::ModelConfig& model) {
     pipeline.first_layer = balanced_stages(model,
                                            {.batch = config.train.micro_batch,
                                             .seq_len = config.train.seq_len,
-                                            .tensor = {.size = config.parallel.tp}},
+                                            .tensor = {.size = config.parallel.tp,
+                                                       .experts = {.ep = config.parallel.ep, .etp = config.parallel.etp}},
+                                            .moe = config.moe},
                                            pipeline.stages());
   return pipeline;
 }
@@ -160,6 +166,30 @@ std::vector<LayoutProblem> rule_problems_of(const RunConfig& config, const arch:
   return found;
 }
 
+// Matrices of experts that no rank has whole. An owner that collects them (matrices.h) is found over dp and tp, not over these grids.
+std::vector<LayoutProblem> scattered_expert_problems(const RunConfig& config, const arch::ModelConfig& model, int world_size) {
+  if (!model.has_experts() || !config::uses_muon(config)) return {};
+  const int64_t etp = config.parallel.etp, shards = config::expert_shards(config, world_size);
+  if (etp == 1 && shards <= 1) return {};
+  std::vector<arch::ParamSpec> table = arch::param_table(model);
+  if (!arch::rule_problems(config.optimizer, table).empty()) return {};  // said by themselves
+  arch::choose_optimizers(config.optimizer, table);
+  const auto scattered = std::ranges::find_if(table, [](const arch::ParamSpec& spec) {
+    return spec.expert >= 0 && spec.update.optimizer->whole_matrix;
+  });
+  if (scattered == table.end()) return {};
+  std::vector<Suggestion> ways;
+  if (config.optimizer.rules.list.empty())
+    ways.push_back({.changes = {{"optimizer.rules", "match=blocks.*.experts.* optimizer=adamw"}},
+                    .text = "give experts to AdamW: optimizer.rules = [\"match=blocks.*.experts.* optimizer=adamw\"]"});
+  if (etp > 1) ways = ways + config::values_of("parallel.etp", {"1"});
+  if (shards > 1) ways = ways + config::values_of("parallel.zero", {"0"});
+  ways = ways + config::values_of("optimizer.kind", {"adamw"});
+  return {{.key = "optimizer.kind",
+           .what = cat("Muon updates whole matrices, but ", scattered->name, " is cut over etp(", etp, ") x edp_shard(", shards, ") ranks"),
+           .ways = std::move(ways)}};
+}
+
 }  // namespace
 
 int64_t actions_of(const RunConfig& config, const arch::ModelConfig& model, int world_size) {
@@ -176,6 +206,9 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, const arch::
   resolved.model.layers = model.layers;
   resolved.model.heads = model.heads;
   resolved.model.kv_heads = model.kv_heads;
+  resolved.model.experts = model.experts.count;
+  resolved.model.expert_ffn = model.experts.ffn;
+  resolved.model.router = model.experts.router;
   if (const auto& grid = config.parallel.schedule.grid; config.parallel.pp > 1 && config.parallel.virtual_stages == 0 && grid)
     resolved.parallel.virtual_stages = read_grid(*grid).virtual_stages();
   std::vector<LayoutProblem> problems = config::layout_problems(resolved, world_size);
@@ -189,7 +222,8 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, const arch::
     depth = kScheduleDepth;
   }
   for (std::vector<LayoutProblem>& beyond :
-       std::array{schedule_problems_of(config, world_size, problems), rule_problems_of(config, model)})
+       std::array{schedule_problems_of(config, world_size, problems), rule_problems_of(config, model),
+                  problems.empty() ? scattered_expert_problems(config, model, world_size) : std::vector<LayoutProblem>{}})
     for (LayoutProblem& problem : beyond) {
       problem.depth = depth;
       problems.push_back(std::move(problem));
@@ -213,29 +247,34 @@ Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& 
   degrees[mesh::Axis::kDpShard] = data.shard;
   degrees[mesh::Axis::kTp] = config.parallel.tp;
   degrees[mesh::Axis::kPp] = config.parallel.pp;
-  return {.model = model,
-          .mesh = mesh::Mesh(degrees),
-          .pipeline = pipeline_of(config, model),
-          .global_batch = config.train.global_batch,
-          .micro_batch = config.train.micro_batch,
-          .seq_len = config.train.seq_len,
-          .precision = config.train.precision,
-          .optimizer = config.optimizer,
-          .data_parallel = config.parallel.data_parallel,
-          .bucket_bytes = std::llround(config.parallel.bucket_mib * static_cast<double>(kMiB)),
-          .zero = config::zero_stage(config),
-          .prefetch = config.parallel.prefetch,
-          .prefetch_limit = config.parallel.prefetch_limit.count,
-          .reshard_after_forward = config.parallel.reshard_after_forward,
-          .reshard_after_microbatch = config.parallel.reshard_after_microbatch,
-          .reduce_precision = config.parallel.reduce_precision,
-          .recompute = recompute_of(config.memory, model.layers),
-          .offload = offload_of(config.memory),
-          .device_limit = config.memory.device_limit.count,
-          .sequence_parallel = config.parallel.sequence_parallel,
-          .row_groups = config.parallel.row_groups,
-          .overlap = config.parallel.overlap,
-          .threads = std::max(1, config.train.threads)};
+  Layout layout{.model = model,
+                .mesh = mesh::Mesh(degrees),
+                .pipeline = pipeline_of(config, model),
+                .global_batch = config.train.global_batch,
+                .micro_batch = config.train.micro_batch,
+                .seq_len = config.train.seq_len,
+                .precision = config.train.precision,
+                .optimizer = config.optimizer,
+                .data_parallel = config.parallel.data_parallel,
+                .bucket_bytes = std::llround(config.parallel.bucket_mib * static_cast<double>(kMiB)),
+                .zero = config::zero_stage(config),
+                .prefetch = config.parallel.prefetch,
+                .prefetch_limit = config.parallel.prefetch_limit.count,
+                .reshard_after_forward = config.parallel.reshard_after_forward,
+                .reshard_after_microbatch = config.parallel.reshard_after_microbatch,
+                .reduce_precision = config.parallel.reduce_precision,
+                .recompute = recompute_of(config.memory, model.layers),
+                .offload = offload_of(config.memory),
+                .device_limit = config.memory.device_limit.count,
+                .sequence_parallel = config.parallel.sequence_parallel,
+                .row_groups = config.parallel.row_groups,
+                .overlap = config.parallel.overlap,
+                .threads = std::max(1, config.train.threads)};
+  layout.moe = config.moe;
+  layout.optimizer.bias_rate = config.moe.bias_rate;
+  layout.ep = config.parallel.ep;
+  layout.etp = config.parallel.etp;
+  return layout;
 }
 
 }  // namespace lockstep::program

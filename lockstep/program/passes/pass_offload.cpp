@@ -15,9 +15,10 @@ using Actions = std::vector<Action>;
 Action fetch(int unit, Moved moved) { return {.kind = ActionKind::kFetch, .unit = unit, .moved = moved}; }
 Action evict(int unit, Moved moved) { return {.kind = ActionKind::kEvict, .unit = unit, .moved = moved}; }
 
-// Nothing is sharded: the host takes the place of the other ranks.
-Actions parameters_from_host(Actions actions) {
+// Of units that are not sharded: the host takes the place of the other ranks.
+Actions parameters_from_host(Actions actions, const Layout& layout) {
   for (Action& action : actions) {
+    if (action.unit < 0 || layout.sharded_parameters(layout.group_of(action.unit))) continue;
     if (gathers(action.kind)) action = fetch(action.unit, Moved::kParameters);
     if (drops_gathered(action.kind)) action = evict(action.unit, Moved::kParameters);
   }
@@ -141,8 +142,7 @@ class Updates {
 
 Actions offloaded(Actions actions, const Layout& layout, int rank) {
   const HostPlan plan = host_plan(layout, rank);
-  if (layout.offload.parameters)
-    actions = layout.sharded_parameters() ? shards_from_host(actions) : parameters_from_host(std::move(actions));
+  if (layout.offload.parameters) actions = shards_from_host(parameters_from_host(std::move(actions), layout));
   if (layout.offload.activations) actions = inputs_to_host(actions, layout);
   if (layout.offload.optimizer) actions = Updates(layout, rank, plan, actions).result();
   return actions;

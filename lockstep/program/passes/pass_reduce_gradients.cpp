@@ -23,7 +23,7 @@ class Reductions {
     }
     for (int index = 0; index < static_cast<int>(buckets.size()); ++index)
       if (bucket(index).pipeline == layout.pipeline_rank(rank))
-        layout.transient_gradients() ? every_microbatch(index) : whole_step(index);
+        layout.transient_gradients(group_of(layout, bucket(index))) ? every_microbatch(index) : whole_step(index);
   }
 
   // What starts is ahead of what waits: a wait would hold it up.
@@ -35,6 +35,7 @@ class Reductions {
 
  private:
   const Bucket& bucket(int index) const { return buckets_[static_cast<size_t>(index)]; }
+  bool shared_out(int index) const { return layout_.shards(group_of(layout_, bucket(index))) > 1; }
   bool replicated(int index) const { return layout_.mesh.degree(domain_of(layout_, bucket(index)).copies) > 1; }
   // In front of this computing action.
   std::vector<Action>& at(Insertions& before, size_t k) const {
@@ -50,7 +51,7 @@ class Reductions {
         complete = std::max(complete, last->second + 1);
     if (complete == 0) complete = computing_.size();
     at(starts_, complete).push_back({.kind = layout_.server_mode() ? ActionKind::kPush : ActionKind::kReduceGrad, .bucket = index});
-    if (layout_.shards() > 1 && replicated(index))
+    if (shared_out(index) && replicated(index))
       at(waits_, complete + 1).push_back({.kind = ActionKind::kReduceShard, .bucket = index});
   }
 
@@ -60,7 +61,7 @@ class Reductions {
     const int last = static_cast<int>(layout_.num_microbatches()) - 1;
     std::map<int, size_t> complete;  // microbatch -> behind its last gradients of the unit
     for (const size_t k : writes) complete[layout_.reduces_once() ? last : actions_[computing_[k]].microbatch] = k + 1;
-    const bool several = layout_.shards() > 1;
+    const bool several = shared_out(index);
     for (const auto& [microbatch, next] : complete) {
       if (several) at(starts_, next).push_back({.kind = ActionKind::kReduceGrad, .microbatch = microbatch, .bucket = index});
       const bool later = several && layout_.overlap && next < computing_.size() && !std::ranges::binary_search(writes, next);
@@ -85,7 +86,6 @@ class Reductions {
 std::vector<Bucket> gradient_buckets(const Layout& layout, int rank) {
   const std::vector<arch::ParamSpec> table = layout.param_table(rank);
   const arch::FlatLayout flat = layout.flat_layout(rank);
-  const int64_t full = layout.transient_gradients() ? 0 : layout.bucket_bytes;
   std::vector<Bucket> buckets;
   bool open = false;
   for (auto unit = flat.units.rbegin(); unit != flat.units.rend(); ++unit) {
@@ -96,6 +96,7 @@ std::vector<Bucket> gradient_buckets(const Layout& layout, int rank) {
     bucket.begin = unit->begin;
     const auto next = std::next(unit);
     const bool of_group = next != flat.units.rend() && next->group == unit->group;
+    const int64_t full = layout.transient_gradients(unit->group) ? 0 : layout.bucket_bytes;
     open = of_group && bucket.numel() * static_cast<int64_t>(sizeof(float)) < full;
   }
   // Backward runs from the last layer to the first: the first of a bucket's writers completes it.

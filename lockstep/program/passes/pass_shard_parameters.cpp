@@ -58,6 +58,7 @@ class Gathering {
     std::map<int, size_t> open;  // unit -> its latest stretch
     for (size_t k = 0; k < reads_.size(); ++k) {
       for (int unit : reads_[k]) {
+        if (!layout_.transient_parameters(layout_.group_of(unit))) continue;
         const auto latest = open.find(unit);
         if (latest != open.end() && stays(unit, stretches_[latest->second].last, k)) {
           stretches_[latest->second].last = k;

@@ -12,7 +12,7 @@ namespace {
 // Of one unit. Zero 1 and 2: every rank needs all its parameters again.
 void step_unit(const Layout& layout, int unit, std::vector<Action>& actions) {
   actions.push_back({.kind = ActionKind::kStep, .unit = unit});
-  if (layout.shards() > 1 && !layout.sharded_parameters()) actions.push_back(unshard(unit));
+  if (layout.shards_of_unit(unit) > 1 && layout.zero < 3) actions.push_back(unshard(unit));
 }
 
 // While owners orthogonalise the matrices of a unit, those of the next are on their way to them, and its own on their way back while
@@ -38,7 +38,7 @@ void step_matrices(const Layout& layout, int rank, std::vector<Action>& actions)
 // By unit, the first layers first, where something moves before or behind it.
 void step(const Layout& layout, int rank, std::vector<Action>& actions) {
   if (scatters_matrices(layout, rank)) return step_matrices(layout, rank, actions);
-  if (layout.shards() == 1 || layout.sharded_parameters()) return actions.push_back({.kind = ActionKind::kStep});
+  if (!layout.shares_states() || layout.zero == 3) return actions.push_back({.kind = ActionKind::kStep});
   for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) step_unit(layout, unit.id, actions);
 }
 

@@ -45,14 +45,14 @@ MemoryBytes largest(const Layout& layout, const std::vector<Action>& actions, co
 // What a layer takes follows from the shapes of the rank's parameters of it, and the first ranks of tp have the larger parts
 // (mesh::shard_range): where the last has as much as the first, all have. One layer of each pattern speaks for the others.
 bool equal_parts(const Layout& layout) {
-  const int tp = layout.mesh.degree(mesh::Axis::kTp);
-  if (tp == 1) return true;
+  const int period = piece_period(layout);
+  if (period == 1) return true;
   std::set<int> patterns;
   std::vector<int> layers;
   for (const arch::LayerSpec& layer : arch::layer_table(layout.model))
     if (patterns.insert(arch::layer_pattern(layout.model, layer)).second) layers.push_back(layer.index);
   const auto table = [&](int rank) { return arch::param_table(layout.model, layout.tensor_shard(rank), layers); };
-  return std::ranges::equal(table(0), table(tp - 1), {}, &arch::ParamSpec::local_shape, &arch::ParamSpec::local_shape);
+  return std::ranges::equal(table(0), table(period - 1), {}, &arch::ParamSpec::local_shape, &arch::ParamSpec::local_shape);
 }
 
 }  // namespace

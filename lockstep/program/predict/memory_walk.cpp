@@ -145,12 +145,12 @@ class MemoryWalk {
     const int64_t element = layout_.element_size();
     MemoryArray bytes{};
     if (what == Resource::kParameters) {
-      const bool sharded = layout_.sharded_parameters();
+      const bool sharded = layout_.sharded_parameters(layout_.group_of(unit));
       if (!offload.parameters || (state & kAway) == 0) add(bytes, MemoryCategory::kParameters, (sharded ? part : whole) * element);
       if (sharded && (state & kShardOnly) == 0) add(bytes, MemoryCategory::kParameters, whole * element);
     } else if (what == Resource::kGradients) {
       const MemoryCategory sums = offload.optimizer ? MemoryCategory::kHost : MemoryCategory::kGradients;
-      add(bytes, sums, (layout_.transient_gradients() ? part : whole) * kFp32);
+      add(bytes, sums, (layout_.transient_gradients(layout_.group_of(unit)) ? part : whole) * kFp32);
       if ((state & kOpen) != 0) add(bytes, MemoryCategory::kGradients, whole * kFp32);
     } else if (what == Resource::kDirections) {
       const MemoryCategory category = offload.optimizer ? MemoryCategory::kHost : MemoryCategory::kBuffers;
@@ -206,14 +206,14 @@ class MemoryWalk {
   // With reduce_precision bf16 the gradients of a bucket lie there once as they go out and once as they come in, until their sum
   // is joined; REDUCE_TIED is counted beside them.
   void stage(const Effects& effects, const Action& action) {
-    if (layout_.reduce_precision != config::Precision::kBf16 || layout_.shards() == 1 || sums_tied(action.kind)) return;
+    if (layout_.reduce_precision != config::Precision::kBf16 || !layout_.shares_states() || sums_tied(action.kind)) return;
     for (const int bucket : reducing_.of(effects, action))
       if (const auto found = staged_.extract(bucket)) live(MemoryCategory::kBuffers) -= found.mapped();
     reducing_.join(effects, action);
     constexpr int64_t kOutAndIn = 2 * 2;
     int64_t bytes = 0;
     for (const Touch& touch : effects.touches)
-      if (touch.how == Access::kUpdate && (touch.from & kPartOfTokens) != 0) bytes += kOutAndIn * sizes_.at(touch.index).whole;
+      if (touch.how == Access::kUpdate && (touch.from & kPartOfTokens) != 0 && layout_.shards_of_unit(touch.index) > 1) bytes += kOutAndIn * sizes_.at(touch.index).whole;
     if (bytes == 0) return;
     staged_[action.bucket] = bytes;
     live(MemoryCategory::kBuffers) += bytes;
@@ -249,7 +249,7 @@ class MemoryWalk {
   int64_t whole_step_bytes(int unit) const {
     int64_t most = 0;
     for (const arch::ParamSpec& spec : table_) {
-      const bool whole = spec.update.optimizer->whole_matrix && !arch::is_scattered_matrix(spec, layout_.shards());
+      const bool whole = spec.update.optimizer->whole_matrix && !arch::is_scattered_matrix(spec, layout_.shards(spec.group));
       if (!whole || (unit != kEvery && spec.unit != unit)) continue;
       const int64_t shorter = std::min(spec.shape[0], spec.shape[1]);
       most = std::max(most, 2 * kFp32 * spec.numel() + 2 * matrices_.element_size() * (spec.numel() + shorter * shorter));

@@ -16,13 +16,16 @@ using mesh::Axis;
 std::vector<AxisGroups> axis_groups(const Layout& layout, int64_t most) {
   const int world_size = layout.mesh.world_size();
   std::vector<AxisGroups> found;
-  for (auto axis = mesh::kAxes.rbegin(); axis != mesh::kAxes.rend(); ++axis) {
-    const int degree = layout.mesh.degree(*axis);
-    if (degree == 1) continue;
-    AxisGroups& of_axis = found.emplace_back(AxisGroups{.axis = std::string(mesh::axis_name(*axis)), .count = world_size / degree});
+  const auto add = [&](Axis axis, const mesh::View& view) {
+    const int degree = layout.mesh.degree(view);
+    if (degree == 1) return;
+    AxisGroups& of_axis = found.emplace_back(AxisGroups{.axis = std::string(mesh::axis_name(axis)), .count = world_size / degree});
     for (int rank = 0; rank < world_size && std::ssize(of_axis.groups) < most; ++rank)
-      if (layout.mesh.coordinates(rank)[*axis] == 0) of_axis.groups.push_back(layout.mesh.group(rank, *axis));
-  }
+      if (layout.mesh.group_rank(rank, view) == 0) of_axis.groups.push_back(layout.mesh.group(rank, view));
+  };
+  for (auto axis = mesh::kAxes.rbegin(); axis != mesh::kAxes.rend(); ++axis) add(*axis, *axis);
+  if (layout.model.has_experts())
+    for (const Axis axis : {Axis::kEtp, Axis::kEp}) add(axis, {layout.expert_ranks().fold, axis});
   AxisGroups tied{.axis = "tied"};
   const int copies = layout.pipelines();
   for (const int first : stage_ranks(layout)) {

@@ -13,7 +13,7 @@
 namespace lockstep::program {
 
 struct AxisGroups {
-  std::string axis{};  // "tp", "dp_shard", "dp_replicate", "pp", "tied"
+  std::string axis{};  // "tp", "dp_shard", "dp_replicate", "pp", "etp", "ep", "tied"
   int count = 0;       // groups
   std::vector<std::vector<int>> groups{};  // the first of them, by their first ranks
 };

@@ -103,6 +103,31 @@ int64_t parameters_of(const Layout& layout, int rank) {
   return here;
 }
 
+namespace {
+
+int64_t experts_of(const Layout& layout, int rank) {
+  int64_t here = 0;
+  for (const arch::ParamSpec& spec : layout.param_table(rank))
+    if (spec.group == arch::ParameterGroup::kExperts) here += spec.local_numel();
+  return here;
+}
+
+// (S - 1) / S of the parameters, by how many ranks share out those of experts and all else.
+double gathered_share(const Layout& layout, int rank) {
+  const int64_t experts = experts_of(layout, rank);
+  const auto share = [](int shards, int64_t numel) { return (shards - 1.0) / shards * static_cast<double>(numel); };
+  const double dense = share(layout.shards(), parameters_of(layout, rank) - experts);
+  return experts == 0 ? dense : dense + share(layout.shards(arch::ParameterGroup::kExperts), experts);
+}
+
+// An all-reduce of one shard's gradients of a group over those that hold the same.
+double copies_bytes(const Layout& layout, arch::ParameterGroup group, int64_t numel) {
+  const double copies = layout.mesh.degree(layout.domain(group).copies);
+  return 2 * (copies - 1) / copies * 4 * static_cast<double>(numel) / layout.shards(group);
+}
+
+}  // namespace
+
 std::vector<ReductionTraffic> reduction_traffic(const Layout& layout, const std::vector<int>& ranks) {
   const int n = layout.mesh.degree(layout.tokens());
   Layout ring = layout, server = layout;
@@ -133,7 +158,7 @@ std::vector<std::vector<StageTraffic>> sharding_traffic(const Layout& layout, co
     staged.offload.parameters = layout.offload.parameters && zero == 3;
     const Program program = make_program(staged);
     for (size_t i = 0; i < ranks.size(); ++i) {
-      const double share = (layout.shards() - 1.0) / layout.shards() * static_cast<double>(parameters_of(layout, ranks[i]));
+      const double share = gathered_share(layout, ranks[i]);
       StageTraffic stage{.zero = zero};
       stage.gathers = gathers(staged);
       stage.reduces = staged.transient_gradients() && !staged.reduces_once() ? layout.num_microbatches() : 1;
@@ -147,8 +172,10 @@ std::vector<std::vector<StageTraffic>> sharding_traffic(const Layout& layout, co
 }
 
 ReplicaTraffic replica_traffic(const Program& program, const Layout& layout, int rank) {
-  const double replicas = layout.mesh.degree(mesh::Axis::kDpReplicate);
-  return {.formula_bytes = 2 * (replicas - 1) / replicas * 4 * static_cast<double>(parameters_of(layout, rank)) / layout.shards(),
+  const int64_t experts = experts_of(layout, rank);
+  double bytes = copies_bytes(layout, arch::ParameterGroup::kDense, parameters_of(layout, rank) - experts);
+  if (experts > 0 && layout.shards(arch::ParameterGroup::kExperts) > 1) bytes += copies_bytes(layout, arch::ParameterGroup::kExperts, experts);
+  return {.formula_bytes = bytes,
           .predicted_bytes = sent_for(program, layout, rank, kPartOfCopies)};
 }
 
@@ -156,7 +183,8 @@ Ledger predict_ledger(const Layout& layout, const Program& program, int rank) {
   Ledger ledger;
   for (const RepeatedCalls& repeated : repeated_calls(layout, program, rank))
     for (const CallOfRank& planned : repeated.calls)
-      ledger.add(planned.key, payload(planned.call), predicted_sends(planned.call, planned.group_rank), repeated.times);
+      ledger.add(planned.key, payload(planned.call), predicted_sends(planned.call, planned.group_rank), repeated.times,
+                 planned.at_run_time);
   return ledger;
 }
 

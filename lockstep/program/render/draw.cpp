@@ -10,7 +10,8 @@ namespace lockstep::program {
 namespace {
 
 std::string short_label(int layer, int num_layers) {
-  if (num_layers > 0 && layer >= num_layers) return short_label(layer - num_layers, num_layers) + "r";  // the second group of the layer
+  if (num_layers > 0 && layer >= 2 * num_layers) return short_label(layer - 2 * num_layers, num_layers) + "x";  // the layer's experts
+  if (num_layers > 0 && layer >= num_layers) return short_label(layer - num_layers, num_layers) + "r";  // its rows
   if (layer == 0) return "e";
   return layer == num_layers - 1 ? "h" : cat(layer - 1);
 }

@@ -5,6 +5,7 @@
 #include "lockstep/base/units.h"
 #include "lockstep/program/ledger.h"
 #include "lockstep/program/render/render.h"
+#include "lockstep/program/render/render_text.h"
 
 namespace lockstep::program {
 namespace {
@@ -13,7 +14,7 @@ constexpr int kColumns = 12;  // of a matrix as drawn
 constexpr int kRows = 4;
 constexpr int kLeft = 8;      // what a line of the drawing begins with
 
-// "0" .. "9", "a" .. "z": the first of the ranks of the tp group that hold a piece.
+// "0" .. "9", "a" .. "z": the first of the ranks of the tp group, of an expert the etp group, that hold a piece.
 char digit(int rank) { return "0123456789abcdefghijklmnopqrstuvwxyz"[rank % 36]; }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -24,11 +25,11 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 class BlockDrawing {
  public:
-  BlockDrawing(const Layout& layout, int rank)
+  BlockDrawing(const Layout& layout, int rank, int layer)
       : layout_(layout), rank_(rank), tp_(layout.mesh.degree(mesh::Axis::kTp)),
         sequence_(tp_ > 1 && layout.sequence_parallel) {
-    const arch::LayerSpec block = arch::layer_spec(layout.model, 1);
-    for (const arch::ParamSpec& spec : layout.param_table(rank))
+    const arch::LayerSpec block = arch::layer_spec(layout.model, layer);
+    for (const arch::ParamSpec& spec : table(layer))
       if (spec.layer == block.index) specs_[spec.name.substr(block.name.size() + 1)] = spec;
     description_ = arch::describe_layer(layout.model, block, layout.cost_input(0));
   }
@@ -43,17 +44,33 @@ class BlockDrawing {
   }
 
  private:
+  // The rank's stage may have no such layer, but its place in tp, ep and etp is one of every stage.
+  std::vector<arch::ParamSpec> table(int layer) const {
+    if (layer == 1) return layout_.param_table(rank_);
+    return arch::param_table(layout_.model, layout_.tensor_shard(rank_), {layer});
+  }
+
   void line(const std::string& text) { text_ += text + "\n"; }
   const arch::ParamSpec& spec(const std::string& name) const { return specs_.at(name); }
 
-  // Norm, the first linears side by side, what is between, the second linear, norm, the sum.
+  // Norm, the branch, norm, the sum.
   void draw(const arch::Branch& branch) {
     const arch::BranchKind& kind = arch::branch_kind(branch.kind);
-    const arch::BranchLinears linears = kind.linears(layout_.model);
-    const std::string last = branch.part(linears.last.name);
     line("|");
     if (branch.beside) line(cat("beside the branch above, reads ", branch.norm_before ? "the same x" : "what it reads"));
     if (branch.norm_before) norm(branch.norm());
+    if (kind.drawing)
+      for (const arch::DrawnPart& part : kind.drawing(layout_.model, branch, specs_)) draw(part);
+    else
+      draw_linears(branch, kind);
+    if (branch.norm_behind) norm(branch.post_norm());
+    line(branch.beside ? "+  what the branch above gives, on the same rows" : "+  x of this half, on the same rows");
+  }
+
+  // The first linears side by side, what is between, the second linear.
+  void draw_linears(const arch::Branch& branch, const arch::BranchKind& kind) {
+    const arch::BranchLinears linears = kind.linears(layout_.model);
+    const std::string last = branch.part(linears.last.name);
     communication(branch.part(linears.first.name));
     std::vector<std::string> names;
     for (const auto& piece : linears.pieces) names.push_back(branch.part(piece.name) + ".weight");
@@ -61,25 +78,38 @@ class BlockDrawing {
     line(cat("| ", kind.between(layout_.model, branch, specs_)));
     matrices({last + ".weight"});
     communication(last);
-    if (branch.norm_behind) norm(branch.post_norm());
-    line(branch.beside ? "+  what the branch above gives, on the same rows" : "+  x of this half, on the same rows");
+  }
+
+  void draw(const arch::DrawnPart& part) {
+    using What = arch::DrawnPart::What;
+    if (part.what == What::kMatrices) return matrices(part.names);
+    for (const std::string& name : part.names) {
+      if (part.what == What::kCalls)
+        communication(name);
+      else
+        line("| " + name);
+    }
   }
 
   void norm(const std::string& name) {
     line(cat(name, "  ", shape_text(spec(name + ".weight").shape), "  whole on every rank"));
   }
 
-  // What the linear communicates, forward to the right, backward to the left.
+  // What a part communicates, forward to the right, backward to the left.
   void communication(std::string_view linear) {
     for (const arch::LayerCall& call : description_.calls) {
       if (call.part != linear) continue;
       const char* arrow = call.phase == CallPhase::kForward ? "|==> forward:  " : "<==| backward: ";
-      line(cat(arrow, collective_name(call.collective), of_what(call), ", ",
+      line(cat(arrow, collective_name(call.collective), of_what(call), ", ", call.at_run_time ? "about " : "",
                format_bytes(static_cast<double>(call.numel * call.element_size))));
     }
   }
 
-  static const char* of_what(const arch::LayerCall& call) {
+  static std::string of_what(const arch::LayerCall& call) {
+    const std::string part = call.part.substr(call.part.rfind('.') + 1);
+    if (part == "dispatch" || part == "combine" || part == "rows")  // backward the gradients go the same way
+      return cat(" (", part, ")", call.phase == CallPhase::kForward ? "" : part == "dispatch" ? " of dy" : " of dx");
+    if (part == "counts" || part == "scores") return cat(" of ", part);
     if (call.phase == CallPhase::kForward) return "";
     if (call.phase == CallPhase::kGather) return " of x, for the weight gradient";
     return call.collective == Collective::kAllGather ? " of dy" : " of dx";
@@ -103,7 +133,7 @@ class BlockDrawing {
   // A row of the matrix as drawn: per cell the rank that holds it.
   std::string drawn_row(const arch::ParamSpec& weight, int row) const {
     const bool by_columns = weight.cut == arch::TensorCut::kColumns;
-    const int parts = tp_ / weight.copies;
+    const int parts = weight.cut == arch::TensorCut::kNone ? 1 : (weight.expert >= 0 ? layout_.etp : tp_) / weight.copies;
     std::string cells;
     for (int column = 0; column < kColumns; ++column) {
       const int part = by_columns ? column * parts / kColumns : row * parts / kRows;
@@ -123,6 +153,11 @@ class BlockDrawing {
 
 }  // namespace
 
-std::string draw_block(const Layout& layout, int rank) { return BlockDrawing(layout, rank).text(); }
+std::string draw_block(const Layout& layout, int rank) {
+  std::string text;
+  for (const int layer : blocks_shown(layout.model))
+    text += cat(layer == 1 ? "" : cat("\nblock ", layer - 1, ", ", block_word(layout.model, layer), "\n\n"), BlockDrawing(layout, rank, layer).text());
+  return text;
+}
 
 }  // namespace lockstep::program

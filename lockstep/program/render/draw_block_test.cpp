@@ -4,6 +4,7 @@
 
 #include <sstream>
 
+#include "lockstep/base/text.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/render/render.h"
 
@@ -35,6 +36,27 @@ TEST(DrawBlock, FollowsTheListOfBranches) {
   EXPECT_THAT(joints(NormPlace::kBoth, BranchOrder::kParallelNorms),
               ElementsAre("attention_norm", "attention_post_norm", "+  x", "beside", "mlp_norm", "mlp_post_norm", "+  what"));
   EXPECT_THAT(joints(NormPlace::kBefore, BranchOrder::kParallel), ElementsAre("attention_norm", "+  x", "beside", "+  what"));
+}
+
+TEST(DrawBlock, ShowsWhatExpertsSendAndWhichAreHere) {
+  using ::testing::HasSubstr;
+  config::RunConfig config;
+  config.model.preset = "mixtral-test";
+  config.model.shared_experts = 1;
+  config.model.dense_layers = config::DenseLayers{.first = 1};
+  config.train.micro_batch = 1;
+  config.train.global_batch = 2;
+  config.train.seq_len = 16;
+  config.parallel.ep = 2;
+  const arch::ModelConfig model = arch::resolve_model(config.model);
+  const std::string text = draw_block(make_layout(config, model, 2), 1);
+  EXPECT_THAT(text, HasSubstr("block 1, with experts"));
+  EXPECT_THAT(text, HasSubstr(cat("| experts ", model.experts.count / 2, "..", model.experts.count - 1, " of ", model.experts.count)));
+  EXPECT_THAT(text, HasSubstr("|==> forward:  all_to_all (dispatch), about "));
+  EXPECT_THAT(text, HasSubstr("<==| backward: all_to_all (dispatch) of dy, about "));
+  EXPECT_THAT(text, HasSubstr("<==| backward: all_to_all (combine) of dx, about "));
+  EXPECT_LT(text.find("(dispatch)"), text.find("shared expert"));
+  EXPECT_LT(text.find("shared expert"), text.find("(combine)"));
 }
 
 }  // namespace

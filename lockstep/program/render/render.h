@@ -32,7 +32,7 @@ std::vector<std::string> folded_texts(const std::vector<Action>& actions, const 
 //                m0                m1
 //   rank 0 compute Fe F0 Fh Bh B0 Be Fe F0 Fh Bh B0 Be               NORM STEP
 //          network                                  Rh R0 Re   LOSS
-// e, 0, 1, .., h = embedding, blocks, head; 0r = the second parameter group of a block. Computing: F, B, I, W; f = RECOMPUTE,
+// e, 0, 1, .., h = embedding, blocks, head; 0r = the rows of a block, 0x = its experts (arch::ParameterGroup). Computing: F, B, I, W; f = RECOMPUTE,
 // U = STEP of one unit, G and O = GATHER_UPDATE and SCATTER_UPDATE; - = RESHARD or EVICT of parameters and S = SHARD_GRAD,
 // which take little time. On the network: + = UNSHARD, R = REDUCE_GRAD,
 // A = REDUCE_SHARD, > = PUSH, < = PULL of the bucket of these layers. A third lane where things are offloaded: + = FETCH
@@ -42,7 +42,8 @@ std::string draw_program(const Program& program, const Layout& layout, int max_r
 
 // One block as the ranks of a tp group hold it: its matrices [out, in], every cell marked with the rank that holds it (the
 // first of several), and where the block communicates, with the bytes of the whole tensor. Rows and heads are those of
-// `rank`. A matrix that is cut into more parts than are drawn shows some of them.
+// `rank`. A matrix that is cut into more parts than are drawn shows some of them. Of experts one that the rank has, marked with the ranks
+// of its etp group. With experts a block of each kind.
 std::string draw_block(const Layout& layout, int rank);
 
 // Who holds what, for `ranks`: coordinates, layers, sequences of the global batch, predicted bytes by category. Beyond

@@ -78,6 +78,14 @@ std::string traffic_table(const Program& program, const Layout& layout, const st
   return cat("\n", table(rows, 1, 3));
 }
 
+// "4..7 of 8"; of several ranks that share each "4..7 of 8, part 1 of 2".
+std::string experts_text(const Layout& layout, int rank) {
+  const arch::ExpertShard shard = layout.tensor_shard(rank).experts;
+  const int64_t each = layout.model.experts.count / shard.ep, first = each * shard.ep_rank;
+  return cat(first, "..", first + each - 1, " of ", layout.model.experts.count,
+             shard.etp > 1 ? cat(", part ", shard.etp_rank, " of ", shard.etp) : "");
+}
+
 }  // namespace
 
 std::string layers_text(const Layout& layout, int rank) {
@@ -94,6 +102,8 @@ std::string layout_table(const Program& program, const Layout& layout, const std
   if (stages) rows[0].emplace_back("stages");
   if (sharded) rows[0].emplace_back("shard");
   if (replicated) rows[0].emplace_back("same shard on");
+  const bool experts = layout.ep * layout.etp > 1;
+  if (experts) rows[0].emplace_back("experts");
   const size_t first_number = rows[0].size();
   for (MemoryCategory category : kCategories) rows[0].emplace_back(category_name(category));
   rows[0].emplace_back("peak");
@@ -110,6 +120,7 @@ std::string layout_table(const Program& program, const Layout& layout, const std
       row.push_back(cat(layout.shard(rank), " of ", layout.shards(), " on ranks ",
                         rank_list(layout.mesh.group(rank, domain.shard))));
     if (replicated) row.push_back(cat("ranks ", rank_list(layout.mesh.group(rank, domain.copies))));
+    if (experts) row.push_back(experts_text(layout, rank));
     const MemoryBytes& bytes = memory.of(rank);
     for (MemoryCategory category : kCategories) row.push_back(bytes_text(bytes[category]));
     row.push_back(bytes_text(bytes.peak));

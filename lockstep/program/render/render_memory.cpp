@@ -22,7 +22,7 @@ class MadeOf {
         timeline_(timeline),
         rank_(rank),
         parameters_(cat(layout.flat_layout(rank).numel, " parameters x ")),
-        part_(layout.shards() > 1 ? cat(" / ", layout.shards()) : "") {
+        part_(part_text(layout)) {
     for (const arch::ParamSpec& spec : layout.param_table(rank)) {
       auto known = std::ranges::find(optimizers_, spec.update.optimizer, &Part::optimizer);
       if (known == optimizers_.end()) known = optimizers_.insert(known, Part{.optimizer = spec.update.optimizer});
@@ -66,6 +66,12 @@ class MadeOf {
   }
 
  private:
+  // Experts have shards of their own.
+  static std::string part_text(const Layout& layout) {
+    const int dense = layout.shards(), experts = layout.model.has_experts() ? layout.shards(arch::ParameterGroup::kExperts) : dense;
+    if (experts != dense) return cat(" / ", dense, ", of experts / ", experts);
+    return dense > 1 ? cat(" / ", dense) : "";
+  }
   bool bf16() const { return layout_.precision == config::Precision::kBf16; }
   std::string slots_text() const {
     std::vector<std::string> parts;
@@ -100,6 +106,9 @@ std::string where_peak(const Program& program, const Layout& layout, int rank, c
   const auto action = static_cast<size_t>(most - timeline.points.begin());
   return cat("most of all together at one time: in ", action_text(program.list(rank)[action], program.buckets, layout.num_layers()));
 }
+
+constexpr std::string_view kWorstCase =
+    "experts: of the worst case, that all tokens of the ranks that share them come to one; with balanced routing they keep less\n";
 
 constexpr int kRows = 16, kColumns = 100;
 constexpr std::string_view kLetters = "pgoab";  // by category, from the bottom
@@ -185,22 +194,30 @@ std::string memory_table(const Program& program, const Layout& layout, int rank)
 
 std::string kept_table(const Layout& layout, int rank) {
   constexpr arch::Recompute kChoices[] = {arch::Recompute::kNone, arch::Recompute::kSelective, arch::Recompute::kFull};
-  std::vector<Row> rows = {{"a block keeps"}};
-  for (const arch::Recompute choice : kChoices) rows[0].push_back(config::name_of(choice));
-  int64_t sums[std::size(kChoices)] = {}, blocks[std::size(kChoices)] = {};
-  for (const arch::Value& part : arch::block_kept_parts(layout.model, layout.cost_input(rank))) {
-    Row& row = rows.emplace_back(Row{cat("  ", part.kept.as)});
-    for (size_t i = 0; i < std::size(kChoices); ++i) {
-      row.push_back(part.kept_by(kChoices[i]) ? bytes_text(part.bytes) : "again");
-      if (part.kept_by(kChoices[i])) sums[i] += part.bytes;
+  const std::vector<int> shown = blocks_shown(layout.model);
+  std::vector<Row> rows;
+  for (const int layer : shown) {
+    Row& title = rows.emplace_back(Row{shown.size() == 1 ? std::string("a block keeps") : cat("a block ", block_word(layout.model, layer), " keeps")});
+    for (const arch::Recompute choice : kChoices) title.push_back(config::name_of(choice));
+    int64_t sums[std::size(kChoices)] = {};
+    for (const arch::Value& part : arch::block_kept_parts(layout.model, layout.cost_input(rank), layer)) {
+      Row& row = rows.emplace_back(Row{cat("  ", part.kept.as)});
+      for (size_t i = 0; i < std::size(kChoices); ++i) {
+        row.push_back(part.kept_by(kChoices[i]) ? bytes_text(part.bytes) : "again");
+        if (part.kept_by(kChoices[i])) sums[i] += part.bytes;
+      }
     }
+    Row sum{"  in all"};
+    for (const int64_t bytes : sums) sum.push_back(bytes_text(bytes));
+    rows.push_back(std::move(sum));
   }
+  int64_t blocks[std::size(kChoices)] = {};
   for (int64_t i = 0; i < layout.model.layers; ++i)
     blocks[static_cast<size_t>(layout.recompute_of(static_cast<int>(i) + 1))] += 1;
-  Row sum{"  in all"}, count{"blocks of this layout"};
-  for (size_t i = 0; i < std::size(kChoices); ++i) sum.push_back(bytes_text(sums[i])), count.push_back(cat(blocks[i]));
-  rows.insert(rows.end(), {sum, count});
-  return table(rows, 1, std::size(kChoices));
+  Row count{"blocks of this layout"};
+  for (const int64_t of_choice : blocks) count.push_back(cat(of_choice));
+  rows.push_back(std::move(count));
+  return cat(table(rows, 1, std::size(kChoices)), layout.ep * layout.etp > 1 ? kWorstCase : "");
 }
 
 std::string draw_memory(const Program& program, const Layout& layout, int rank) {

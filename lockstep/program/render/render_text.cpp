@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "lockstep/arch/branch_kind.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 
@@ -78,6 +79,15 @@ std::string ranges_text(const std::vector<int>& numbers) {
     texts.push_back("... " + last);
   }
   return join(texts, ", ");
+}
+
+std::vector<int> blocks_shown(const arch::ModelConfig& model) {
+  return model.has_experts() ? arch::first_blocks(model) : std::vector<int>{1};
+}
+
+std::string block_word(const arch::ModelConfig& model, int layer) {
+  const arch::BlockSpec branches = arch::block_branches(model, layer);
+  return std::ranges::any_of(branches, [](const arch::Branch& branch) { return branch.kind == arch::kExperts; }) ? "with experts" : "without experts";
 }
 
 }  // namespace lockstep::program

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/arch/model_config.h"
+
 namespace lockstep::program {
 
 using Row = std::vector<std::string>;
@@ -24,5 +26,11 @@ std::string rank_list(const std::vector<int>& ranks);
 std::vector<std::string> stretches(const std::vector<int>& numbers, const std::function<std::string(int first, int last)>& text);
 // "0..1, 4..5"; of many stretches the first ones and the last: "..., ... 30..31".
 std::string ranges_text(const std::vector<int>& numbers);
+
+
+// Layers of blocks that stand for all on the pages of a block: the first, and with experts the first of each list of branches.
+std::vector<int> blocks_shown(const arch::ModelConfig& model);
+// "with experts", "without experts".
+std::string block_word(const arch::ModelConfig& model, int layer);
 
 }  // namespace lockstep::program

@@ -40,6 +40,7 @@ std::string numbers_text(const std::vector<int>& numbers, const char* one, const
 struct StageSends {
   std::vector<int> ranks;
   std::map<Purpose, int64_t> bytes{};
+  int64_t experts = 0;  // of layers, among the ranks that share their experts
   int64_t all = 0;
 };
 
@@ -55,9 +56,12 @@ std::vector<StageSends> stage_sends(const Program& program, const Layout& layout
     for (const RepeatedCalls& repeated : repeated_calls(layout, program, sends.ranks.front()))
       for (const CallOfRank& planned : repeated.calls) {
         const LedgerKey& key = planned.key;
-        const bool of_layers = key.axis == "tp" || key.axis == "kv";
+        const bool over_tp = key.axis == "tp" || key.axis == "kv";
         const int64_t sent = repeated.times * predicted_bytes(planned.call, planned.group_rank);
-        sends.bytes[of_layers ? Purpose::kLayer : key.id.purpose] += sent;
+        if (key.id.purpose == Purpose::kLayer && !over_tp)
+          sends.experts += sent;
+        else
+          sends.bytes[over_tp ? Purpose::kLayer : key.id.purpose] += sent;
         sends.all += sent;
       }
   return found;
@@ -146,6 +150,8 @@ std::string stages_table(const Program& program, const Layout& layout, const std
     if (std::any_of(stages.begin(), stages.end(), [&](StageSends& sends) { return sends.bytes[purpose] > 0; }))
       columns.push_back(purpose);
   for (const Purpose purpose : columns) rows[0].emplace_back(purpose_text(purpose));
+  const bool experts = std::ranges::any_of(stages, [](const StageSends& sends) { return sends.experts > 0; });
+  if (experts) rows[0].emplace_back("experts");
   rows[0].emplace_back("in all");
   for (StageSends& sends : stages) {
     const int rank = sends.ranks.front();
@@ -153,9 +159,10 @@ std::string stages_table(const Program& program, const Layout& layout, const std
                     layers_text(layout, rank), cat(parameters_of(layout, rank))});
     for (const Purpose purpose : columns)
       rows.back().push_back(sends.bytes[purpose] == 0 ? "" : decimal_bytes(sends.bytes[purpose]));
+    if (experts) rows.back().push_back(sends.experts == 0 ? "" : decimal_bytes(sends.experts));
     rows.back().push_back(decimal_bytes(sends.all));
   }
-  return cat("what a rank of each stage sends in a step\n", table(rows, 3, columns.size() + 2));
+  return cat("what a rank of each stage sends in a step\n", table(rows, 3, columns.size() + (experts ? 3 : 2)));
 }
 
 std::string traffic_summary(const Layout& layout, const std::vector<int>& ranks) {

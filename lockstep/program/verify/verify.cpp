@@ -121,7 +121,7 @@ class Verifier {
         end = std::max(end, unit.end);
         numel += unit.end - unit.begin;
       }
-      if (layout_.transient_gradients() && bucket.units.size() != 1)
+      if (layout_.transient_gradients(group_of(layout_, bucket)) && bucket.units.size() != 1)
         problem("buckets", cat(bucket.units.size(), " units in a bucket of gradients that are dropped unit by unit"));
       if (bucket.begin != begin || bucket.end != end || bucket.numel() != numel) {
         problem("buckets", cat("elements ", bucket.begin, " to ", bucket.end, ", its units are ", begin, " to ", end));
@@ -149,28 +149,39 @@ class Verifier {
   // Sends and receives of a group match if every member makes the same calls in the same order: lists are compared, not
   // ranks, each pair that stands in one group once.
   void check_same_communication() {
-    std::vector<mesh::Axis> axes;
-    for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kTp})
-      if (layout_.mesh.degree(axis) > 1) axes.push_back(axis);
+    std::vector<Compared> views;
+    const auto add = [&](const char* name, const mesh::View& view, bool in_layers) {
+      if (layout_.mesh.degree(view) > 1) views.push_back({.name = name, .view = view, .in_layers = in_layers});
+    };
+    add("dp_shard", mesh::Axis::kDpShard, false);
+    add("dp_replicate", mesh::Axis::kDpReplicate, false);
+    add("tp", mesh::Axis::kTp, true);
+    if (layout_.model.has_experts()) add("ep", layout_.expert_ranks(), true);
     const int of_stage = layout_.pipelines();
     for (int begin = 0; begin < layout_.mesh.world_size(); begin += of_stage) {
       const auto first = program_.list_of.begin() + begin, last = first + of_stage;
       if (std::all_of(first, last, [&](int32_t list) { return list == *first; })) continue;
       for (int rank = begin; rank < begin + of_stage; ++rank)
-        for (const mesh::Axis axis : axes) compare_with_first(rank, axis);
+        for (const Compared& view : views) compare_with_first(rank, view);
     }
   }
 
-  void compare_with_first(int rank, mesh::Axis axis) {
-    const int first = layout_.mesh.member(rank, axis, 0);
+  // Ranks whose lists are held against each other: what they communicate between layers, or, where layers do, all.
+  struct Compared {
+    const char* name = "";
+    mesh::View view{};
+    bool in_layers = false;
+  };
+
+  void compare_with_first(int rank, const Compared& group) {
+    const int first = layout_.mesh.member(rank, group.view, 0);
     const size_t list = program_.list_index(rank), of_first = program_.list_index(first);
-    if (list == of_first || !compared_.emplace(axis, of_first, list).second || program_.same_list(first, rank)) return;
-    // Layers communicate too over tp: the whole list counts.
-    if (axis == mesh::Axis::kTp)
-      problem("deadlock", cat("ranks ", first, " and ", rank, " of one tp group do not run the same list"));
+    if (list == of_first || !compared_.emplace(group.name, of_first, list).second || program_.same_list(first, rank)) return;
+    if (group.in_layers)
+      problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", group.name, " group do not run the same list"));
     else if (const std::vector<Action> ours = data_calls(first), theirs = data_calls(rank); ours != theirs) {
       const auto [one, other] = std::ranges::mismatch(ours, theirs);
-      problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", mesh::axis_name(axis), " group do not communicate in the same order: ",
+      problem("deadlock", cat("ranks ", first, " and ", rank, " of one ", group.name, " group do not communicate in the same order: ",
                               one == ours.end() ? "nothing" : text(*one), " there, ", other == theirs.end() ? "nothing" : text(*other), " here"));
     }
   }
@@ -198,7 +209,7 @@ class Verifier {
   std::vector<std::vector<arch::ParamSpec>> tables_;  // by coordinate on pp
   int rank_ = 0;
   bool indices_exist_ = true;  // of all actions
-  std::set<std::tuple<mesh::Axis, size_t, size_t>> compared_;  // two lists whose ranks an axis joins
+  std::set<std::tuple<std::string, size_t, size_t>> compared_;  // two lists whose ranks a group joins, by its name
   std::vector<std::string> problems_;
 };
 

@@ -25,7 +25,7 @@ namespace lockstep::program {
 //   [update]      LOSS behind all that computes, NORM behind LOSS
 //   [validate]    with post-validation one VALIDATE on every rank, ahead of all that adds to gradients; ahead of it only F,
 //                 transfers of activations and TOKENS, and no RECV_F whose SEND_F is behind the sender's; otherwise none
-//   [deadlock]    all ranks of a data group, and of a tp group, issue the same communication in the same order; the lists
+//   [deadlock]    all ranks of a data group, of a tp group and of a group of experts issue the same communication in the same order; the lists
 //                 of a pipeline all come to their end when run against each other, with Program::channel_depth tensors on
 //                 their way in every channel; else the actions that wait in a circle
 //   [life]        of what actions touch (effects.h): what is used is there, here, whole and summed; what is changed is not yet

@@ -81,7 +81,6 @@ class LifeCheck : RankCheck {
         indices_(static_cast<size_t>(std::max(layout.num_units(), 2 * layout.pipeline.stages())) + 1),
         rows_(kResources * indices_, -1),
         bytes_(static_cast<size_t>(layout.num_units()), -1),
-        elsewhere_(!layout.transient_parameters() ? 0 : layout.shards() > 1 ? kShardOnly : kAway),
         uses_(bytes_.size()) {
     for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) {
       units_.push_back(unit.id);
@@ -203,11 +202,16 @@ class LifeCheck : RankCheck {
         problem("reshard", cat(RankCheck::name(unit), " is dropped between ", text(static_cast<size_t>(use.last)), " and ", text(at_),
                                ", where this layout keeps it"));
       use = {.last = static_cast<int>(at_)};
-    } else if (touch.how == Access::kDrop && (touch.to & elsewhere_) != 0) {
+    } else if (touch.how == Access::kDrop && (touch.to & elsewhere(unit)) != 0) {
       use.dropped = computed_;
-    } else if ((touch.from & ~touch.to & elsewhere_) != 0 && use.dropped == computed_) {
+    } else if ((touch.from & ~touch.to & elsewhere(unit)) != 0 && use.dropped == computed_) {
       problem("reshard", cat(RankCheck::name(unit), " is dropped and gathered again at once"));
     }
+  }
+  // What dropped parameters of the unit lack: the shards of others, or with one shard what the host has; 0: it is never dropped.
+  State elsewhere(int unit) const {
+    if (!layout_.transient_parameters(layout_.group_of(unit))) return 0;
+    return layout_.shards_of_unit(unit) > 1 ? kShardOnly : kAway;
   }
   // Whether a unit that was read at `from` and is read here is to be kept in between.
   bool stays(int unit, size_t from) {
@@ -274,7 +278,6 @@ class LifeCheck : RankCheck {
   std::vector<size_t> sent_;  // cells of what is on its way
   std::vector<int64_t> bytes_;  // by unit, of its compute copy; -1: this rank has none
   std::vector<int> units_;
-  const State elsewhere_;   // what dropped parameters lack: the shards of others, or with one shard what the host has; 0: none is dropped
   std::vector<Use> uses_;   // by unit
   int computed_ = 0;        // actions so far
   int64_t bytes_ahead_ = 0;

@@ -1,0 +1,94 @@
+// Experts as a kind of branch: parameters and drawing.
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/arch/expert_branch.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::arch {
+namespace {
+
+// The router, the shared expert, then all gates and ups, and all downs, so that those of a rank are one matrix each.
+void expert_parameters(ParameterRows& rows, const Branch& branch) {
+  const ExpertSizes& sizes = rows.model.experts;
+  const int64_t hidden = rows.model.hidden, shared = sizes.shared * sizes.ffn;
+  rows.weight(branch.part("router"), sizes.count, hidden, TensorCut::kNone).of = config::ParameterClass::kRouter;
+  if (sizes.router_bias) {
+    ParamSpec& bias = rows.bias(branch.part("router"), sizes.count);
+    bias.update.optimizer = &optimizer_spec("balance");
+    bias.in_norm = false;
+  }
+  const auto fuse = [&](std::string_view part) { return rows.named(branch.part(part), "weight"); };
+  if (shared > 0) {
+    for (const char* part : {"shared.gate", "shared.up"})
+      rows.weight(branch.part(part), shared, hidden, TensorCut::kRows).fuse = fuse(kSharedFirst);
+    rows.weight(branch.part(kSharedLast), hidden, shared, TensorCut::kColumns, rows.output_std());
+  }
+  const auto expert = [&](int64_t e, const char* part, int64_t out, int64_t in, TensorCut cut, double init_std, std::string_view fused) {
+    ParamSpec& spec = rows.weight(branch.part(cat(e, ".", part)), out, in, cut, init_std);
+    spec.expert = static_cast<int>(e);
+    spec.fuse = fuse(fused);
+  };
+  for (int64_t e = rows.experts.begin; e < rows.experts.end; ++e)
+    for (const char* part : {"gate", "up"}) expert(e, part, sizes.ffn, hidden, TensorCut::kRows, ParameterRows::kInitStd, "gate_up");
+  for (int64_t e = rows.experts.begin; e < rows.experts.end; ++e)
+    expert(e, "down", hidden, sizes.ffn, TensorCut::kColumns, rows.output_std(), "down");
+}
+
+std::string choice_text(const ExpertSizes& sizes) {
+  const std::string groups = sizes.groups > 1 ? cat(", of the best ", sizes.top_groups, " of ", sizes.groups, " groups") : "";
+  switch (sizes.router) {
+    case config::Router::kSoftmax:
+      return cat("the ", sizes.per_token, " largest of softmax(x router)", groups);
+    case config::Router::kSoftmaxAfterTopk:
+      return cat("softmax over the ", sizes.per_token, " largest of x router", groups);
+    case config::Router::kSigmoid:
+      return cat("the ", sizes.per_token, " largest of sigmoid(x router)", sizes.router_bias ? " + bias" : "", groups);
+    case config::Router::kExpertChoice:
+      return cat("each expert takes the tokens with the largest softmax(x router), ", sizes.per_token, " experts for a token on average");
+  }
+  return "";
+}
+
+std::vector<DrawnPart> expert_drawing(const ModelConfig& m, const Branch& branch, const ParameterPieces& pieces) {
+  using What = DrawnPart::What;
+  int64_t first = m.experts.count, last = -1;  // of this rank
+  for (const auto& [name, piece] : pieces)
+    if (piece.expert >= 0) first = std::min<int64_t>(first, piece.expert), last = std::max<int64_t>(last, piece.expert);
+  const auto weight = [&](std::string_view part) { return branch.part(part) + ".weight"; };
+  std::vector<DrawnPart> parts = {{What::kMatrices, {weight("router")}},
+                                  {What::kCalls, {branch.part("scores")}},
+                                  {What::kText, {choice_text(m.experts)}},
+                                  {What::kCalls, {branch.part("counts")}},
+                                  {What::kCalls, {branch.part("dispatch")}}};
+  const auto add = [&](What what, std::vector<std::string> names) { parts.push_back({what, std::move(names)}); };
+  if (m.experts.shared > 0) {
+    add(What::kText, {"meanwhile the shared expert, on all tokens"});
+    add(What::kCalls, {branch.part(kSharedFirst)});
+    add(What::kMatrices, {weight("shared.gate"), weight("shared.up")});
+    add(What::kText, {"silu(gate) * up"});
+    add(What::kMatrices, {weight(kSharedLast)});
+    add(What::kCalls, {branch.part(kSharedLast)});
+  }
+  add(What::kText, {cat("experts ", first, "..", last, " of ", m.experts.count, " are here, each on the tokens that come to it; expert ", first, ":")});
+  add(What::kMatrices, {weight(cat(first, ".gate")), weight(cat(first, ".up"))});
+  add(What::kText, {"silu(gate) * up"});
+  add(What::kMatrices, {weight(cat(first, ".down"))});
+  add(What::kCalls, {branch.part("combine")});
+  add(What::kText, {"sum over a token's experts, with its weights"});
+  add(What::kCalls, {branch.part("rows")});
+  return parts;
+}
+
+}  // namespace
+
+const BranchKind& experts_kind() {
+  static const BranchKind kind{.id = kExperts,
+                               .sum = "sum after experts",
+                               .rows = expert_parameters,
+                               .describe_whole = new_experts_branch,
+                               .drawing = expert_drawing};
+  return kind;
+}
+
+}  // namespace lockstep::arch

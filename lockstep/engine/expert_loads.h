@@ -1,0 +1,30 @@
+// What a step tells of its layers with experts: how many rows each expert got, how many were dropped, and the losses that balance them.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/program/layout.h"
+
+namespace lockstep::engine {
+
+// Of one layer, sums over the microbatches and ranks of a step.
+struct ExpertLoad {
+  int layer = 0;                     // of the layer table
+  std::string name{};                // "blocks.3"
+  std::span<const double> routed{};  // assignments to each expert [E], before dropping
+  double dropped = 0;                // of them, beyond the capacity
+  double aux_sum = 0;                // over the valid tokens, without its coefficient
+  double z_sum = 0;
+
+  double total() const;           // assignments
+  // The largest of `routed` over their mean: 1 is balanced, E is one expert alone. 0 where nothing was routed.
+  double max_over_mean() const;
+};
+
+// Of every layer with experts, in their order; views into `loads` (StepResult::loads). InternalError where these have another length
+// than Layout::load_numbers.
+std::vector<ExpertLoad> expert_loads(const program::Layout& layout, std::span<const double> loads);
+
+}  // namespace lockstep::engine

@@ -1,0 +1,111 @@
+// Blocks whose MLP is a layer of experts: recomputation and split backward change no bit, and generation is what the whole text gives.
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/model/decode.h"
+#include "lockstep/model/model.h"
+#include "lockstep/nn/experts.h"
+#include "support/model_parameters.h"
+#include "support/recompute.h"
+
+namespace lockstep::model {
+namespace {
+
+using arch::Recompute;
+using testing::ModelParameters;
+using testing::WeightGradients;
+
+// Three blocks, the first one dense.
+arch::ModelConfig model_of(config::Router router, double dropout = 0) {
+  arch::ModelConfig model = testing::few_blocks(arch::Family::kLlama, 3, dropout);
+  model.experts = {.count = 6, .per_token = 2, .ffn = 16, .shared = 1, .router = router, .dense_layers = {0}};
+  return model;
+}
+
+struct Outcome {
+  double loss = 0;
+  std::vector<std::vector<double>> loads;  // by layer
+  std::vector<at::Tensor> gradients;
+};
+
+Outcome train(const arch::ModelConfig& model, const config::MoeSection& moe, Recompute choice, WeightGradients when) {
+  ModelParameters parameters(model, 1);
+  const auto layers = build_layers(model, parameters, {.seed = 1234, .moe = moe});
+  Outcome outcome;
+  for (int64_t i = 0; i < 2; ++i) {
+    nn::Microbatch microbatch = testing::random_microbatch(model, 3, 9, 5, cat("microbatch ", i));
+    microbatch.first_sample = i * 3;
+    microbatch.sequence_targets = nn::count_valid_of_sequences(microbatch.targets);
+    outcome.loss += testing::forward_backward(layers, microbatch, std::vector<Recompute>(3, choice), when);
+  }
+  for (const auto& layer : layers) outcome.loads.push_back(layer->take_loads());
+  for (const arch::ParamSpec& spec : parameters.table()) outcome.gradients.push_back(parameters.parameter(spec.name).grad.clone());
+  return outcome;
+}
+
+TEST(Experts, RecomputationAndSplitBackwardChangeNoBit) {
+  using config::Router;
+  for (const Router router : {Router::kSoftmaxAfterTopk, Router::kSoftmax, Router::kSigmoid, Router::kExpertChoice})
+    for (const double dropout : {0.0, 0.1}) {
+      const arch::ModelConfig model = model_of(router, dropout);
+      config::MoeSection moe{.z_coefficient = 0.01};
+      if (router == Router::kSoftmax) moe.capacity_factor = 1;
+      const Outcome expected = train(model, moe, Recompute::kNone, WeightGradients::kInB);
+      for (const Recompute choice : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
+        for (const WeightGradients when : {WeightGradients::kInB, WeightGradients::kAfterAllInputs}) {
+          SCOPED_TRACE(cat(static_cast<int>(router), " dropout ", dropout, " recompute ", static_cast<int>(choice)));
+          const Outcome outcome = train(model, moe, choice, when);
+          EXPECT_EQ(outcome.loss, expected.loss);
+          EXPECT_EQ(outcome.loads, expected.loads);
+          for (size_t i = 0; i < expected.gradients.size(); ++i)
+            EXPECT_TRUE(at::equal(outcome.gradients[i], expected.gradients[i])) << "gradient " << i;
+        }
+    }
+}
+
+// Embedding, a dense block, two of experts, head.
+TEST(Experts, TellWhatTheyHaveCounted) {
+  const Outcome outcome = train(model_of(config::Router::kSoftmaxAfterTopk), {}, Recompute::kNone, WeightGradients::kInB);
+  ASSERT_EQ(outcome.loads.size(), 5u);
+  for (const size_t none : {size_t{0}, size_t{1}, size_t{4}}) EXPECT_TRUE(outcome.loads[none].empty()) << none;
+  for (const size_t layer : {size_t{2}, size_t{3}}) {
+    const std::vector<double>& loads = outcome.loads[layer];
+    ASSERT_EQ(loads.size(), 6u + static_cast<size_t>(nn::kLoadExtras));
+    double routed = 0;
+    for (size_t expert = 0; expert < 6; ++expert) routed += loads[expert];
+    EXPECT_EQ(routed, 2 * 2 * 3 * 9) << layer;  // experts of a token, microbatches, tokens
+    EXPECT_EQ(loads[6], 0);
+    EXPECT_GT(loads[7], 0);
+  }
+}
+
+TEST(Experts, TokenByTokenGivesTheLogitsOfTheWholeText) {
+  for (const config::Router router : {config::Router::kSoftmaxAfterTopk, config::Router::kSigmoid}) {
+    const arch::ModelConfig model = model_of(router);
+    ModelParameters parameters(model, 1);
+    Decoder decoder(model, parameters);
+    const at::Tensor tokens = testing::random_microbatch(model, 2, 11).tokens;
+    const std::vector<int64_t> slots = {1, 0};
+    KvCache whole = decoder.new_cache(2, 11), step_by_step = decoder.new_cache(2, 11);
+    const at::Tensor expected = decoder.append(tokens, slots, whole);
+    at::Tensor logits = decoder.append(tokens.narrow(1, 0, 4), slots, step_by_step);
+    for (int64_t s = 4; s < 11; ++s) logits = decoder.append(tokens.narrow(1, s, 1), slots, step_by_step);
+    EXPECT_TRUE(at::allclose(logits, expected, /*rtol=*/1e-4, /*atol=*/1e-6));
+  }
+}
+
+TEST(Experts, ThatChooseTheirTokensDoNotGenerate) {
+  const arch::ModelConfig model = model_of(config::Router::kExpertChoice);
+  ModelParameters parameters(model, 1);
+  Decoder decoder(model, parameters);
+  KvCache cache = decoder.new_cache(1, 8);
+  EXPECT_THROW(decoder.append(testing::random_microbatch(model, 1, 4).tokens, std::vector<int64_t>{0}, cache), ConfigError);
+}
+
+}  // namespace
+}  // namespace lockstep::model

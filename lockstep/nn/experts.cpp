@@ -1,0 +1,245 @@
+#include "lockstep/nn/experts.h"
+
+#include <ATen/ops/tensor.h>
+
+#include <utility>
+
+#include "lockstep/arch/expert_branch.h"
+#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
+#include "lockstep/nn/accumulate.h"
+#include "lockstep/nn/gemm.h"
+#include "lockstep/nn/grouped.h"
+#include "lockstep/nn/permute.h"
+#include "lockstep/nn/router.h"
+
+namespace lockstep::nn {
+namespace {
+
+RoutingRules rules_of(const ExpertShape& shape) {
+  return {.experts = shape.sizes.count,
+          .per_token = shape.sizes.per_token,
+          .router = shape.sizes.router,
+          .groups = shape.sizes.groups,
+          .top_groups = shape.sizes.top_groups,
+          .routed_scale = shape.sizes.routed_scale,
+          .capacity_factor = shape.moe.capacity_factor,
+          .drop = shape.moe.drop};
+}
+
+}  // namespace
+
+Experts::Experts(ExpertShape shape, ExpertParameters parameters, std::unique_ptr<Branch> shared,
+                 std::shared_ptr<ExpertExchange> exchange)
+    : shape_(std::move(shape)), rules_(rules_of(shape_)), parameters_(std::move(parameters)), shared_(std::move(shared)),
+      exchange_(std::move(exchange)) {
+  const int64_t width = parameters_.router_weight.value.size(1), inner = parameters_.down.value.size(1);
+  local_experts_ = parameters_.down.value.size(0) / width;
+  LOCKSTEP_CHECK(exchange_ != nullptr);
+  LOCKSTEP_CHECK_EQ(parameters_.router_weight.value.size(0), rules_.experts, "rows of the router");
+  LOCKSTEP_CHECK_EQ(parameters_.down.value.size(0), local_experts_ * width, "rows of down");
+  LOCKSTEP_CHECK_EQ(parameters_.gate_up.value.size(0), local_experts_ * 2 * inner, "rows of gate and up");
+  LOCKSTEP_CHECK(local_experts_ >= 1 && rules_.experts % local_experts_ == 0, local_experts_, " of ", rules_.experts, " experts");
+}
+
+std::unique_ptr<Branch::Saved> Experts::new_saved() const {
+  auto saved = std::make_unique<Saved>();
+  if (shared_) saved->shared = shared_->new_saved();
+  return saved;
+}
+
+bool Experts::has_aux_loss() const {
+  return shape_.moe.balance == config::Balance::kAux && rules_.router != config::Router::kExpertChoice;
+}
+
+// The same in every pass but decode: who evaluates makes the calls of who trains.
+bool Experts::wants_all_rows(const Pass& pass) const {
+  return pass.drops && arch::routes_by_sequence(shape_.sizes, shape_.moe);
+}
+
+at::Tensor Experts::forward(const at::Tensor& x, Branch::Saved* saved, const Sequences& sequences) {
+  return run(x, static_cast<Saved*>(saved), {.sequences = sequences});
+}
+
+at::Tensor Experts::decode(const at::Tensor& x, const KvCacheLayer&, std::span<const CacheSpan>) {
+  if (rules_.router == config::Router::kExpertChoice)
+    throw ConfigError({.code = "LS1340",
+                       .what = "[model] router = \"expert_choice\" cannot generate: which experts a token gets depends on tokens that come after it",
+                       .way_out = "generate with a model whose tokens choose their experts"});
+  const Sequences sequences{.count = x.size(0), .length = x.size(1), .valid = {}};
+  return run(x, nullptr, {.sequences = sequences, .drops = false});
+}
+
+at::Tensor Experts::run(const at::Tensor& x, Saved* kept, const Pass& pass) {
+  at::Tensor of_shared;
+  const Product product = run_experts(x, kept, pass, [&] {
+    if (shared_) of_shared = shared_->forward(x, kept ? kept->shared.get() : nullptr, pass.sequences);
+  });
+  const at::Tensor own = sum_rows(product.outputs, *product.routing, /*weighted=*/true);
+  at::Tensor y = exchange_->give_all(own, x, pass.rows(), ExchangePhase::kForward)();
+  return of_shared.defined() ? y.add_(of_shared) : y;
+}
+
+void Experts::recompute(const at::Tensor& x, Branch::Saved& saved, const Sequences& sequences) {
+  auto& kept = static_cast<Saved&>(saved);
+  run_experts(x, &kept, {.sequences = sequences}, [&] {
+    if (shared_) shared_->recompute(x, *kept.shared, sequences);
+  });
+}
+
+Experts::Product Experts::run_experts(const at::Tensor& x, Saved* kept, const Pass& pass, const std::function<void()>& meanwhile) {
+  const at::Tensor own = exchange_->take_own(x, pass.rows());
+  const std::shared_ptr<const Routing> routing = route(own, kept, pass);
+  const std::shared_ptr<const ExpertExchange::Plan> plan = exchange_->plan(routing->counts);
+  Pending dispatched = exchange_->dispatch(permute_rows(own, *routing), *plan, ExchangePhase::kForward);
+  meanwhile();
+  const at::Tensor here = multiply_experts(std::exchange(dispatched, {})(), *plan, kept);
+  at::Tensor outputs = exchange_->combine(here, *plan, ExchangePhase::kForward)();
+  if (kept) {
+    kept->x = own;
+    kept->routing = routing;
+    kept->plan = plan;
+    kept->outputs = outputs;
+    kept->rows = pass.rows();
+  }
+  return {.outputs = std::move(outputs), .routing = routing};
+}
+
+at::Tensor Experts::multiply_experts(const at::Tensor& received, const ExpertExchange::Plan& plan, Saved* kept) const {
+  at::Tensor h = grouped_multiply(received, by_expert(parameters_.gate_up.value), plan.here);
+  const at::Tensor inner = activation_.forward(h);
+  if (kept) {
+    kept->received = received;
+    kept->h = h;
+    kept->inner = inner;
+  }
+  h.reset();
+  return grouped_multiply(inner, by_expert(parameters_.down.value), plan.here);
+}
+
+// x [T, D]
+std::shared_ptr<const Routing> Experts::route(const at::Tensor& x, Saved* kept, const Pass& pass) {
+  const int64_t rows = pass.rows(), length = pass.sequences.length;
+  const mesh::Range own = exchange_->own_rows(rows);
+  const bool all = wants_all_rows(pass);
+  at::Tensor logits = multiply(x.to(at::kFloat), router_weight().t());
+  if (all) logits = exchange_->gather_scores(logits, rows);
+  logits = logits.to(at::kCPU);
+  const at::Tensor scores = router_scores(logits, rules_.router);
+  const bool experts_choose = rules_.router == config::Router::kExpertChoice;
+  const at::Tensor bias = parameters_.router_bias.defined() ? parameters_.router_bias.value.to(at::kCPU, at::kFloat) : at::Tensor();
+  std::vector<Assignment> assignments =
+      experts_choose ? choose_tokens(scores, rules_, length) : choose_experts(scores, bias, rules_);
+  if (pass.drops && rules_.capacity_factor && !experts_choose) drop_beyond_capacity(assignments, rules_, length);
+
+  const mesh::Range here = all ? own : mesh::Range{.begin = 0, .end = own.size()};
+  auto routing = std::make_shared<Routing>(sort_by_expert(assignments, here, rules_.experts));
+  routing->begin = own.begin;
+  routing->length = length;
+  if (!kept) return routing;
+  kept->logits = logits.size(0) == own.size() ? logits : logits.narrow(0, own.begin, own.size()).clone();
+  if (pass.sequences.valid.defined()) add_losses(*routing, scores, assignments, kept->logits, pass.sequences);
+  return routing;
+}
+
+void Experts::add_losses(Routing& routing, const at::Tensor& scores, std::span<const Assignment> assignments,
+                         const at::Tensor& own_logits, const Sequences& sequences) const {
+  const at::Tensor valid = sequences.valid.to(at::kCPU, at::kDouble).contiguous();
+  LOCKSTEP_CHECK_EQ(valid.numel(), sequences.count, "counts of valid targets");
+  const std::span<const double> targets(valid.const_data_ptr<double>(), static_cast<size_t>(valid.numel()));
+  if (has_aux_loss())
+    add_aux_loss(routing, router_probabilities(scores, rules_.router), assignments, targets, shape_.moe.aux_coefficient);
+  if (shape_.moe.z_coefficient > 0) add_z_loss(routing, own_logits, targets, shape_.moe.z_coefficient);
+}
+
+at::Tensor Experts::backward_input(const at::Tensor& dy, Branch::Saved& saved) {
+  return input_gradient(dy, static_cast<Saved&>(saved), /*weights_follow=*/false)();
+}
+
+Pending Experts::start_backward_input(const at::Tensor& dy, Branch::Saved& saved) {
+  return input_gradient(dy, static_cast<Saved&>(saved), /*weights_follow=*/true);
+}
+
+Pending Experts::input_gradient(const at::Tensor& dy, Saved& kept, bool weights_follow) {
+  WeightedGradients gradients =
+      sum_rows_backward(exchange_->take_own(dy, kept.rows), std::exchange(kept.outputs, {}), *kept.routing);
+  Pending dispatched =
+      exchange_->dispatch(std::exchange(gradients.outputs, {}), *kept.plan, ExchangePhase::kBackward);
+  Pending of_shared;
+  if (shared_ && weights_follow) of_shared = shared_->start_backward_input(dy, *kept.shared);
+  if (shared_ && !weights_follow) of_shared = [dx = shared_->backward_input(dy, *kept.shared)] { return dx; };
+  const at::Tensor of_router = backward_router(gradients.weights, kept);
+  const at::Tensor here = backward_experts(std::exchange(dispatched, {})(), kept);
+  Pending combined = exchange_->combine(here, *kept.plan, ExchangePhase::kBackward);
+  count_loads(*kept.routing);
+  // By then `kept` may be empty.
+  return [this, dy, combined = std::move(combined), of_shared = std::move(of_shared), of_router, routing = kept.routing,
+          plan = kept.plan, rows = kept.rows] {
+    const at::Tensor own = sum_rows(combined(), *routing, /*weighted=*/false, of_router);
+    at::Tensor dx = exchange_->give_all(own, dy, rows, ExchangePhase::kBackward)();
+    return of_shared ? dx.add_(of_shared()) : dx;
+  };
+}
+
+// dy [R, D] of the outputs here -> dx [R, D]
+at::Tensor Experts::backward_experts(const at::Tensor& dy, Saved& kept) const {
+  const std::vector<int64_t>& sizes = kept.plan->here;
+  kept.dy = dy;
+  const at::Tensor dinner = grouped_multiply_input(dy, by_expert(parameters_.down.value), sizes);
+  kept.h = activation_.backward(dinner, std::exchange(kept.h, {}));
+  return grouped_multiply_input(kept.h, by_expert(parameters_.gate_up.value), sizes);
+}
+
+at::Tensor Experts::backward_router(const at::Tensor& dweights, Saved& kept) const {
+  router_backward(kept.logits, dweights.to(at::kCPU), *kept.routing, rules_);
+  return multiply(kept.logits.to(dweights.device()), router_weight());
+}
+
+void Experts::backward_weight(Branch::Saved& saved) {
+  auto& kept = static_cast<Saved&>(saved);
+  if (shared_) shared_->backward_weight(*kept.shared);
+  const std::vector<int64_t>& sizes = kept.plan->here;
+  accumulate_grouped(kept.dy, kept.inner, sizes, by_expert(parameters_.down.grad));
+  accumulate_grouped(kept.h, kept.received, sizes, by_expert(parameters_.gate_up.grad));
+  if (kept.x.size(0) > 0)
+    accumulate_matmul(parameters_.router_weight.grad, kept.logits.to(kept.x.device()).t(), kept.x.to(at::kFloat));
+  if (parameters_.router_bias.defined()) add_bias_gradient(*kept.routing);
+  kept = Saved();
+}
+
+void Experts::add_bias_gradient(const Routing& routing) const {
+  std::vector<float> gradient;
+  const auto sum = static_cast<int64_t>(routing.assignments.size());
+  for (const int64_t count : routing.routed) gradient.push_back(static_cast<float>(rules_.experts * count - sum));
+  const at::Tensor& grad = parameters_.router_bias.grad;
+  grad.add_(at::tensor(gradient).to(grad.device()));
+}
+
+void Experts::forget(Branch::Saved& saved) {
+  auto& kept = static_cast<Saved&>(saved);
+  kept.x.reset();
+  if (shared_) shared_->forget(*kept.shared);
+}
+
+void Experts::restore(const at::Tensor& x, Branch::Saved& saved) {
+  auto& kept = static_cast<Saved&>(saved);
+  kept.x = exchange_->take_own(x, kept.rows);
+  if (shared_) shared_->restore(x, *kept.shared);
+}
+
+void Experts::count_loads(const Routing& routing) {
+  loads_.resize(static_cast<size_t>(rules_.experts + kLoadExtras), 0.0);
+  for (size_t e = 0; e < routing.routed.size(); ++e) loads_[e] += static_cast<double>(routing.routed[e]);
+  double* const extras = loads_.data() + rules_.experts;
+  extras[0] += static_cast<double>(routing.dropped());
+  if (exchange_->tells_sums()) extras[1] += routing.aux_sum;
+  extras[2] += routing.z_sum;
+}
+
+std::vector<double> Experts::take_loads() {
+  std::vector<double> loads = std::exchange(loads_, {});
+  loads.resize(static_cast<size_t>(rules_.experts + kLoadExtras), 0.0);
+  return loads;
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,126 @@
+// A feed-forward branch of many gated MLPs, the experts, of which each token passes a few (Shazeer et al. 2017; Fedus et al., Switch
+// Transformer, 2021; Dai et al., DeepSeekMoE, 2024, for shared experts):
+//   y_t = sum over the experts e chosen for t of weight_te W_down,e (silu(W_gate,e x_t) * W_up,e x_t)  + shared(x_t)
+//
+// Shapes: T own rows of a microbatch of B S, E experts of all ranks, G here, F inner width here, N assignments of own rows that were
+// not dropped, R rows that come to the experts here. The router is fp32 and runs on the host (routing.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lockstep/arch/model_config.h"
+#include "lockstep/config/run_config.h"
+#include "lockstep/nn/activation.h"
+#include "lockstep/nn/branch.h"
+#include "lockstep/nn/expert_exchange.h"
+#include "lockstep/nn/layer.h"
+#include "lockstep/nn/routing.h"
+
+namespace lockstep::nn {
+
+// What take_loads of an experts branch gives: assignments of own rows to each expert before dropping [E], then the dropped ones, the sum
+// of the auxiliary loss and that of the z-loss, both without their coefficients.
+using arch::kLoadExtras;
+
+struct ExpertShape {
+  arch::ExpertSizes sizes{};  // of the whole layer
+  config::MoeSection moe{};
+};
+
+struct ExpertParameters {
+  Parameter router_weight;  // [E, D]
+  Parameter router_bias;    // [E], or undefined; only its sign is used: the gradient is E count_e - sum of counts
+  Parameter gate_up;        // [G 2F, D]: gate, then up of each expert
+  Parameter down;           // [G D, F]
+};
+
+class Experts : public Branch {
+ public:
+  // Kept by forward, but for the host's vectors of `routing`.
+  struct Saved : Branch::Saved {
+    at::Tensor x;         // [T, D]: a view of the branch's x
+    at::Tensor logits;    // [T, E] fp32 of the host. Backward puts its gradient here.
+    std::shared_ptr<const Routing> routing{};
+    std::shared_ptr<const ExpertExchange::Plan> plan{};
+    at::Tensor received;  // [R, D]
+    at::Tensor h;         // [R, 2F]: before the nonlinearity. Backward overwrites it with its gradient.
+    at::Tensor inner;     // [R, F]
+    at::Tensor outputs;   // [N, D], back at the source; backward_input releases it
+    at::Tensor dy;        // [R, D]: from backward_input, for backward_weight
+    int64_t rows = 0;     // B S
+    std::unique_ptr<Branch::Saved> shared{};
+  };
+
+  // `shared` may be null. `exchange` decides which rows and experts are here.
+  Experts(ExpertShape shape, ExpertParameters parameters, std::unique_ptr<Branch> shared, std::shared_ptr<ExpertExchange> exchange);
+
+  std::unique_ptr<Branch::Saved> new_saved() const override;
+  using Branch::forward;
+  // Auxiliary and z-loss are sums over valid targets, made where something is kept and sequences.valid is defined; they act on
+  // the gradient of the logits, and on take_loads, and not on the output.
+  at::Tensor forward(const at::Tensor& x, Branch::Saved* saved, const Sequences& sequences) override;
+  at::Tensor backward_input(const at::Tensor& dy, Branch::Saved& saved) override;
+  Pending start_backward_input(const at::Tensor& dy, Branch::Saved& saved) override;
+  void backward_weight(Branch::Saved& saved) override;
+
+  // Makes all calls of forward but the last, give_all: the gradient of the weights wants the outputs.
+  void recompute(const at::Tensor& x, Branch::Saved& saved, const Sequences& sequences) override;
+  // Only what the norm before the branch makes again is dropped, and what the shared expert drops.
+  void forget(Branch::Saved& saved) override;
+  void restore(const at::Tensor& x, Branch::Saved& saved) override;
+
+  std::vector<double> take_loads() override;
+
+  // Nothing is dropped, whatever the capacity. ConfigError LS1340 with expert choice, where a token's experts depend on tokens that come
+  // after it.
+  at::Tensor decode(const at::Tensor& x, const KvCacheLayer& cache, std::span<const CacheSpan> spans) override;
+
+ private:
+  // Outputs of the experts, back at the source.
+  struct Product {
+    at::Tensor outputs;  // [N, D]
+    std::shared_ptr<const Routing> routing;
+  };
+  // What a pass does beside giving the output: decode drops nothing.
+  struct Pass {
+    const Sequences& sequences;
+    bool drops = true;
+    int64_t rows() const { return sequences.count * sequences.length; }
+  };
+
+  at::Tensor run(const at::Tensor& x, Saved* kept, const Pass& pass);
+  // `meanwhile` runs while rows are on their way.
+  Product run_experts(const at::Tensor& x, Saved* kept, const Pass& pass, const std::function<void()>& meanwhile);
+  at::Tensor multiply_experts(const at::Tensor& received, const ExpertExchange::Plan& plan, Saved* kept) const;
+  std::shared_ptr<const Routing> route(const at::Tensor& x, Saved* kept, const Pass& pass);
+  void add_losses(Routing& routing, const at::Tensor& scores, std::span<const Assignment> assignments, const at::Tensor& own_logits,
+                  const Sequences& sequences) const;
+  bool wants_all_rows(const Pass& pass) const;
+  bool has_aux_loss() const;
+
+  Pending input_gradient(const at::Tensor& dy, Saved& kept, bool weights_follow);
+  at::Tensor backward_experts(const at::Tensor& dy, Saved& kept) const;
+  at::Tensor backward_router(const at::Tensor& dweights, Saved& kept) const;  // [T, D] fp32
+  void add_bias_gradient(const Routing& routing) const;
+  void count_loads(const Routing& routing);
+
+  at::Tensor by_expert(const at::Tensor& fused) const { return fused.view({local_experts_, -1, fused.size(1)}); }
+  at::Tensor router_weight() const { return parameters_.router_weight.value.to(at::kFloat); }
+
+  ExpertShape shape_;
+  RoutingRules rules_;
+  ExpertParameters parameters_;
+  int64_t local_experts_ = 0;  // G
+  SwiGlu activation_;
+  std::unique_ptr<Branch> shared_;
+  std::shared_ptr<ExpertExchange> exchange_;
+  std::vector<double> loads_;
+};
+
+}  // namespace lockstep::nn

@@ -1,0 +1,100 @@
+// A layer of experts over several ranks against the same layer on one: outputs, gradients of inputs and of every parameter.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+
+#include "lockstep/base/text.h"
+#include "lockstep/nn/experts.h"
+#include "lockstep/parallel/expert/exchange.h"
+#include "support/run_ranks.h"
+#include "support/tensors.h"
+
+namespace lockstep::parallel {
+namespace {
+
+using lockstep::testing::expect_close;
+using lockstep::testing::parameter;
+using lockstep::testing::random;
+using nn::Parameter;
+
+constexpr int64_t kExperts = 4, kModel = 6, kInner = 8, kBatch = 2, kSeq = 5;
+
+nn::ExpertShape shape(int64_t per_token) {
+  nn::ExpertShape result;
+  result.sizes.count = kExperts;
+  result.sizes.per_token = per_token;
+  result.sizes.ffn = kInner;
+  result.moe.balance = config::Balance::kNone;
+  return result;
+}
+
+nn::ExpertParameters whole() {
+  return {.router_weight = parameter("router", {kExperts, kModel}),
+          .router_bias = {},
+          .gate_up = parameter("gate_up", {kExperts * 2 * kInner, kModel}),
+          .down = parameter("down", {kExperts * kModel, kInner})};
+}
+
+// What a rank holds of the fused weights: its experts, and of each its part of the inner width.
+struct Cut {
+  mesh::Range experts, inner;
+  at::Tensor gate_up(const at::Tensor& all) const {
+    return all.view({kExperts, 2, kInner, kModel})
+        .narrow(0, experts.begin, experts.size())
+        .narrow(2, inner.begin, inner.size())
+        .reshape({experts.size() * 2 * inner.size(), kModel})
+        .clone();
+  }
+  at::Tensor down(const at::Tensor& all) const {
+    return all.view({kExperts, kModel, kInner})
+        .narrow(0, experts.begin, experts.size())
+        .narrow(2, inner.begin, inner.size())
+        .reshape({experts.size() * kModel, inner.size()})
+        .clone();
+  }
+};
+
+void check_rank(comm::Communicator& communicator, int ep, int etp, int64_t per_token) {
+  ExpertGroup group(communicator, ep, etp);
+  const Cut cut{.experts = group.experts_here(kExperts), .inner = mesh::shard_range(kInner, etp, group.etp_rank())};
+  const nn::ExpertParameters all = whole();
+  const nn::ExpertParameters here{.router_weight = {.value = all.router_weight.value, .grad = all.router_weight.grad.clone()},
+                                  .router_bias = {},
+                                  .gate_up = {.value = cut.gate_up(all.gate_up.value), .grad = cut.gate_up(all.gate_up.grad)},
+                                  .down = {.value = cut.down(all.down.value), .grad = cut.down(all.down.grad)}};
+  nn::Experts layer(shape(per_token), here, nullptr,
+                    std::make_shared<ShardedExchange>(&group, nullptr, program::named_call("block"), "experts"));
+  nn::Experts twin(shape(per_token), all, nullptr, std::make_shared<nn::ExpertExchange>());
+  for (int rank = 0; rank < communicator.size(); ++rank) {  // the twin takes the tokens of all
+    const at::Tensor x = random(cat("x", rank), {kBatch, kSeq, kModel}), dy = random(cat("dy", rank), {kBatch, kSeq, kModel});
+    const auto twin_saved = twin.new_saved();
+    const at::Tensor twin_y = twin.forward(x, twin_saved.get());
+    const at::Tensor twin_dx = twin.backward_input(dy, *twin_saved);
+    twin.backward_weight(*twin_saved);
+    if (rank != communicator.rank()) continue;
+    const auto saved = layer.new_saved();
+    expect_close(layer.forward(x, saved.get()), twin_y, "y");
+    expect_close(layer.backward_input(dy, *saved), twin_dx, "dx");
+    layer.backward_weight(*saved);
+  }
+  communicator.all_reduce(here.router_weight.grad, {.id = program::named_call("router")}).wait();
+  expect_close(here.router_weight.grad, all.router_weight.grad, "gradient of the router");
+  expect_close(here.gate_up.grad, cut.gate_up(all.gate_up.grad), "gradient of gate and up");
+  expect_close(here.down.grad, cut.down(all.down.grad), "gradient of down");
+}
+
+TEST(ExpertsOverRanks, AreThoseOfOneRank) {
+  for (const auto& [ep, etp] : {std::pair{2, 1}, std::pair{1, 2}, std::pair{2, 2}, std::pair{4, 1}})
+    for (const int64_t per_token : {int64_t{1}, int64_t{2}, kExperts}) {
+      SCOPED_TRACE(cat("ep ", ep, ", etp ", etp, ", ", per_token, " per token"));
+      const int degrees[] = {ep, etp};
+      lockstep::testing::run_ranks(ep * etp, [&](comm::World& world) {
+        const auto communicator = world.all_ranks("ep");
+        check_rank(*communicator, degrees[0], degrees[1], per_token);
+      });
+    }
+}
+
+}  // namespace
+}  // namespace lockstep::parallel

@@ -1,0 +1,289 @@
+// Experts under `verify`: every way to share them out computes what one rank computes, and what goes wrong with them is found.
+// No count of tokens, no loss and no capacity may depend on ranks or microbatches.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/text.h"
+#include "lockstep/train/test_verify.h"
+
+namespace lockstep::train {
+namespace {
+
+using engine::ExecutorOptions;
+using engine::ParameterStore;
+using program::Action;
+using program::ActionKind;
+using testing::expect_right;
+using testing::failures;
+using testing::verified;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+using Fields = std::vector<std::string>;
+
+Fields operator+(Fields a, const Fields& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+const Fields kMixtral = {"model.preset=mixtral-test", "model.layers=2", "model.experts=4", "model.experts_per_token=2",
+                         "moe.z_coefficient=0.01"};
+const Fields kSoftmax = {"model.router=softmax"};
+const Fields kDrops = {"moe.capacity_factor=0.75"};
+const Fields kDropsLast = {"model.router=softmax", "moe.capacity_factor=0.75", "moe.drop=position"};
+const Fields kSigmoid = {"model.router=sigmoid", "model.experts=8",      "model.router_groups=4",  "model.router_top_groups=2",
+                         "model.shared_experts=1", "model.dense_layers=1", "model.routed_scale=2.5"};
+const Fields kBias = kSigmoid + Fields{"moe.balance=bias"};
+const Fields kBiasDrops = kBias + kDrops;
+const Fields kChoice = {"model.router=expert_choice", "moe.balance=none", "moe.capacity_factor=0.75"};
+
+const Fields kTp = {"parallel.tp=2"}, kPlainTp = {"parallel.tp=2", "parallel.sequence_parallel=false"};
+
+Fields ep(int ranks, int etp = 1) { return {cat("parallel.ep=", ranks), cat("parallel.etp=", etp)}; }
+Fields zero(int stage) { return {cat("parallel.zero=", stage)}; }
+Fields micro(int sequences) { return {cat("train.micro_batch=", sequences)}; }
+Fields pp(const char* schedule) { return {"parallel.pp=2", cat("parallel.schedule=", schedule), "model.layers=4"}; }
+
+struct Case {
+  int ranks = 2;
+  Fields fields{};
+};
+
+// Two steps: the second begins with slots, and with a bias that has moved.
+void expect_all_right(const std::vector<Case>& cases) {
+  for (const Case& one : cases) {
+    SCOPED_TRACE(cat(one.ranks, " ranks ", join(one.fields, " ")));
+    expect_right({.ranks = one.ranks, .fields = kMixtral + one.fields, .options = {.steps = 2, .free = 0}});
+  }
+}
+
+// dp = ep, or several times that; microbatches of 1, 2 and 4 sequences.
+TEST(VerifyExperts, OverDataParallelRanks) {
+  expect_all_right({{2, ep(2)},
+                    {2, ep(2) + kSoftmax + micro(2)},
+                    {2, ep(2) + kDrops + micro(4)},
+                    {2, ep(2) + kDropsLast},
+                    {2, ep(2) + kSigmoid + micro(2)},
+                    {2, ep(2) + kBias},
+                    {2, ep(2) + kBiasDrops + micro(4)},
+                    {2, ep(2) + kChoice + micro(2)},
+                    {4, ep(4)},
+                    {4, ep(4) + kBias + micro(2)},
+                    {4, ep(2) + kDrops},
+                    {3, ep(1) + Fields{"train.global_batch=9"}}});
+}
+
+// Each routes its own rows, or with sequence parallelism off its share of what all have.
+TEST(VerifyExperts, OverTensorParallelRanks) {
+  expect_all_right({{2, kTp + ep(2)},
+                    {2, kPlainTp + ep(2) + kDrops + micro(4)},
+                    {2, kTp + ep(2) + kBias + micro(2)},
+                    {2, kPlainTp + ep(1) + kBias},
+                    {2, kTp + ep(1) + kChoice},
+                    {4, kTp + ep(2) + kChoice},
+                    {4, kTp + ep(4) + kDropsLast + micro(2)},
+                    {4, kTp + ep(2) + Fields{"parallel.row_groups=true", "parallel.zero=1"}},
+                    {2, kTp + ep(2) + Fields{"train.seq_len=15", "train.micro_batch=1"}}});  // 15 rows, cut in 8 and 7
+}
+
+// etp other than tp, in both directions.
+TEST(VerifyExperts, CutOverRanks) {
+  expect_all_right({{2, kTp + ep(1, 2)},
+                    {2, kPlainTp + ep(1, 2) + kDropsLast},
+                    {2, ep(1, 2) + kDrops + micro(2)},
+                    {4, ep(2, 2) + kBias},
+                    {4, kTp + ep(2, 2) + kBiasDrops},
+                    {4, kTp + ep(1, 4) + micro(4)},
+                    {4, kTp + ep(1, 2) + zero(1) + kChoice}});
+}
+
+TEST(VerifyExperts, WithStatesSharedOut) {
+  const Fields hsdp = {"parallel.dp_replicate=2", "parallel.dp_shard=2"};
+  expect_all_right({{4, ep(2) + zero(1)},
+                    {4, ep(2) + zero(2) + kDrops},
+                    {4, ep(2) + zero(3) + kBias + micro(2)},
+                    {4, ep(4) + zero(3)},  // each expert on one rank: dense parameters have four shards, experts one
+                    {4, ep(2) + zero(3) + hsdp},
+                    {8, ep(2) + zero(3) + Fields{"parallel.dp_replicate=2", "parallel.dp_shard=4"} + kDropsLast},
+                    {4, kTp + ep(1, 2) + zero(3) + kBias},
+                    {4, kTp + ep(4) + zero(2)}});
+}
+
+TEST(VerifyExperts, InStages) {
+  expect_all_right({{4, pp("1f1b") + ep(2)},
+                    {4, pp("gpipe") + ep(2) + kDrops + micro(2)},
+                    {4, pp("interleaved") + ep(2) + kBias},
+                    {4, pp("zb-h1") + ep(2) + kDropsLast},
+                    {4, pp("zb-v") + ep(2) + kChoice},
+                    {4, pp("dualpipe-v") + ep(2) + kBiasDrops},
+                    {4, pp("naive") + ep(2) + kSoftmax + micro(4)},
+                    {4, pp("zb-h2") + ep(2) + Fields{"parallel.post_validation=on", "optimizer.max_grad_norm=0.05"}},
+                    {4, pp("1f1b") + kTp + ep(2)},
+                    {4, pp("zb-h1") + kPlainTp + ep(1, 2) + kBias},
+                    {4, pp("1f1b") + ep(2) + zero(2) + kDrops}});
+}
+
+TEST(VerifyExperts, OverEightRanks) {
+  expect_all_right({{8, pp("1f1b") + kTp + ep(4)},
+                    {8, pp("zb-h1") + kTp + ep(2, 2) + zero(1) + kBias},
+                    {8, pp("interleaved") + kTp + ep(2) + zero(3) + kDrops},
+                    {8, pp("zb-v") + kPlainTp + ep(4) + zero(1) + kBiasDrops}});
+}
+
+TEST(VerifyExperts, WithLessOnTheDevice) {
+  expect_all_right({{2, ep(2) + kDrops + Fields{"memory.recompute=full"}},
+                    {2, kTp + ep(2) + kBias + Fields{"memory.recompute=full"}},
+                    {2, kPlainTp + ep(2) + kBiasDrops + Fields{"memory.recompute=selective"}},
+                    {2, ep(2) + zero(1) + Fields{"memory.offload=optimizer"}},
+                    {4, ep(2) + zero(3) + kBias + Fields{"memory.offload=optimizer,parameters,activations", "memory.recompute=full"}}});
+}
+
+// Whole matrices: experts stand whole on a rank.
+TEST(VerifyExperts, WithMuon) {
+  const Fields muon = {"optimizer.kind=muon", "optimizer.ns_precision=fp32"};
+  expect_all_right({{2, ep(2) + muon}, {2, kTp + ep(2) + kBias + muon}, {4, pp("1f1b") + ep(2) + muon}});
+}
+
+// More experts than assignments of a sequence: most have a gradient of zero, and take part in everything.
+TEST(VerifyExperts, WithoutTokens) {
+  const Fields few = {"model.experts=32", "model.experts_per_token=1", "model.router=softmax", "train.seq_len=4", "train.global_batch=4"};
+  expect_all_right({{4, ep(4) + few}, {4, kTp + ep(2) + zero(3) + few}});
+}
+
+TEST(VerifyExperts, LeftAlone) {
+  for (const Fields& router : {Fields{}, kDrops, kBias})
+    expect_right({.ranks = 4, .fields = kMixtral + ep(2) + router, .options = {.steps = 4, .free = 3}});
+}
+
+// --- What goes wrong.
+
+using Change = std::function<void(ExecutorOptions&)>;
+
+VerifyReport broken(int ranks, const Fields& fields, const Change& change) {
+  VerifyReport report = verified({.ranks = ranks, .fields = kMixtral + fields, .options = {.steps = 1, .free = 0, .change_layout = change}});
+  EXPECT_FALSE(report.ok);
+  EXPECT_EQ(report.steps.size(), 1U);
+  return report;
+}
+
+// Every gradient of that name, once it has been summed.
+Change of_gradients(const std::string& name, const std::function<void(const at::Tensor&)>& change) {
+  return [=](ExecutorOptions& options) {
+    options.before_action = [=](const Action& action, ParameterStore& store) {
+      if (action.kind != ActionKind::kNorm) return;
+      for (size_t row = 0; row < store.table().size(); ++row)
+        if (store.table()[row].name.find(name) != std::string::npos) change(store.grad(static_cast<int>(row)));
+    };
+  };
+}
+
+// This rank's gradients of all its experts.
+std::vector<at::Tensor> expert_gradients(ParameterStore& store) {
+  std::vector<at::Tensor> gradients;
+  for (size_t unit = 0; unit < store.layout().units.size(); ++unit)
+    if (store.layout().units[unit].group == arch::ParameterGroup::kExperts) gradients.push_back(store.grad_part(unit));
+  return gradients;
+}
+
+// Makes a tensor of each rank, which is a thread, the sum of all.
+class SumOfRanks {
+ public:
+  explicit SumOfRanks(int ranks) : all_(ranks) {}
+  void operator()(const at::Tensor& mine) {
+    {
+      const std::lock_guard lock(mutex_);
+      sum_ = sum_.defined() ? sum_.add(mine) : mine.clone();
+    }
+    all_.arrive_and_wait();
+    mine.copy_(sum_);
+    all_.arrive_and_wait();
+    {
+      const std::lock_guard lock(mutex_);
+      sum_ = at::Tensor();
+    }
+    all_.arrive_and_wait();
+  }
+
+ private:
+  std::barrier<> all_;
+  std::mutex mutex_;
+  at::Tensor sum_;
+};
+
+// Over dp, whose ranks hold other experts, instead of edp.
+TEST(VerifyExperts, ExpertGradientsSummedOverOtherExperts) {
+  SumOfRanks sum(2);
+  const auto over_dp = [&](ExecutorOptions& options) {
+    options.before_action = [&](const Action& action, ParameterStore& store) {
+      if (action.kind != ActionKind::kNorm) return;
+      for (const at::Tensor& gradient : expert_gradients(store)) sum(gradient);
+    };
+  };
+  const VerifyReport report = broken(2, ep(2), over_dp);
+  EXPECT_THAT(report.steps[0].worst_gradient, HasSubstr(".experts."));
+}
+
+TEST(VerifyExperts, AuxiliaryLossDividedByRanks) {
+  const VerifyReport report =
+      broken(2, ep(2), [](ExecutorOptions& options) { options.layout.moe.aux_coefficient /= 2; });
+  EXPECT_GT(report.steps[0].max_gradient_error, report.tolerances.gradient);
+  EXPECT_NEAR(report.steps[0].loss, report.steps[0].reference_loss, 1e-5) << "no loss has it";
+}
+
+TEST(VerifyExperts, ZLossDividedByMicrobatches) {
+  const VerifyReport report = broken(2, ep(2), [](ExecutorOptions& options) { options.layout.moe.z_coefficient /= 4; });
+  EXPECT_GT(report.steps[0].max_gradient_error, report.tolerances.gradient);
+}
+
+TEST(VerifyExperts, RouterWithoutAGradient) {
+  const VerifyReport report = broken(2, ep(2) + kDrops, of_gradients(".experts.router.weight", [](const at::Tensor& gradient) { gradient.zero_(); }));
+  EXPECT_THAT(report.steps[0].worst_gradient, HasSubstr(".experts.router.weight"));
+  EXPECT_NEAR(report.steps[0].max_gradient_error, 1, 1e-6);
+}
+
+// Zeros while the norm is made.
+TEST(VerifyExperts, ExpertsLeftOutOfTheNorm) {
+  const auto left_out = [](ExecutorOptions& options) {
+    options.before_action = [kept = std::vector<at::Tensor>()](const Action& action, ParameterStore& store) mutable {
+      if (action.kind != ActionKind::kNorm && kept.empty()) return;
+      const std::vector<at::Tensor> gradients = expert_gradients(store);
+      if (action.kind == ActionKind::kNorm) {
+        for (const at::Tensor& gradient : gradients) {
+          kept.push_back(gradient.clone());
+          gradient.zero_();
+        }
+      } else {
+        for (size_t i = 0; i < gradients.size(); ++i) gradients[i].copy_(kept[i]);
+        kept.clear();
+      }
+    };
+  };
+  const VerifyReport report = broken(2, ep(2), left_out);
+  EXPECT_LE(report.steps[0].max_gradient_error, report.tolerances.gradient);
+  EXPECT_THAT(failures(report), Contains(HasSubstr("gradient norm, against that of the layout's own gradients")));
+}
+
+// One token too many for the first expert.
+TEST(VerifyExperts, CountsOffByOne) {
+  const VerifyReport report = broken(2, ep(2) + kBias, of_gradients(".experts.router.bias", [](const at::Tensor& gradient) {
+                                       gradient.sub_(1);
+                                       gradient.select(0, 0).add_(gradient.size(0));
+                                     }));
+  EXPECT_THAT(report.steps[0].worst_gradient, HasSubstr(".experts.router.bias"));
+}
+
+// Twice as fast as is configured: the gradient is right, its update is not.
+TEST(VerifyExperts, BiasThatMovesTooFar) {
+  const VerifyReport report = broken(2, ep(2) + kBias, [](ExecutorOptions& options) { options.layout.optimizer.bias_rate *= 2; });
+  EXPECT_THAT(report.steps[0].worst_update, HasSubstr(".experts.router.bias, value, "));
+  EXPECT_LE(report.steps[0].max_gradient_error, report.tolerances.gradient);
+}
+
+}  // namespace
+}  // namespace lockstep::train

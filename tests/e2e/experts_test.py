@@ -1,0 +1,184 @@
+"""Experts through the program: a small Mixtral on real text, its metrics, checkpoints that go on over other ranks, generation, and
+what is refused. experts_test.py BUILD_FOLDER
+
+lockstep/train/verify_experts_test.cpp holds gradients and updates of many more layouts against one rank."""
+import support
+
+MODEL = ("--model.preset=mixtral-test", "--model.layers=2")  # 8 experts, 2 of a token
+BIAS = ("--model.router=sigmoid", "--model.router_groups=4", "--model.router_top_groups=2", "--model.shared_experts=1",
+        "--moe.balance=bias")
+DROPS = ("--moe.capacity_factor=0.75",)
+CLOSE = 1e-4  # over steps, in which a token between two experts may go to the other one
+
+
+def axes(**degrees):
+    return [f"--parallel.{axis}={value}" for axis, value in degrees.items()]
+
+
+class ExpertsTestCase(support.LockstepTest):
+    @classmethod
+    def experts(cls, name, ranks, *arguments, **degrees):
+        return cls.train(name, *MODEL, "--moe.z_coefficient=0.001", *arguments, *axes(**degrees), ranks=ranks)
+
+
+class TrainTest(ExpertsTestCase):
+    STEPS = ("--train.steps=12", "--optimizer.lr=5e-3", "--data.validation=held", "--train.eval_every=6", "--train.eval_samples=6")
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.experts("alone", 1, *cls.STEPS)
+
+    def check(self, name, ranks, **degrees):
+        result = self.experts(name, ranks, *self.STEPS, **degrees)
+        losses, evaluations = self.losses(name), self.evaluations(name)
+        self.assertLess(losses[12], losses[1] - 0.3, "it has learned")
+        self.assertLess(evaluations[12], losses[1] - 0.3)
+        self.assert_close(losses, self.losses("alone"), CLOSE)
+        self.assert_close(evaluations, self.evaluations("alone"), CLOSE)
+        return result
+
+    def evaluations(self, name):
+        return {event["step"]: event["validation/loss"] for event in self.metrics(name)[1] if event["event"] == "eval"}
+
+    def test_over_data_parallel_ranks(self):
+        self.check("data", 4, ep=2)  # two ranks hold the same experts
+
+    def test_in_stages(self):
+        self.check("stages", 4, pp=2, ep=2)
+
+    def test_loads(self):
+        self.experts("drops", 2, "--train.steps=2", *DROPS, ep=2)
+        self.experts("dropless", 2, "--train.steps=2", ep=2)
+        for name in ("drops", "dropless"):
+            steps, events = self.metrics(name)
+            for row in steps:
+                self.assertGreaterEqual(row["train/aux_loss"], 0.9 * 2)  # 1 a block where the load is even
+                self.assertGreater(row["train/z_loss"], 0)
+                for block in ("blocks.0", "blocks.1"):
+                    self.assertEqual(row[f"experts/{block}/routed"], 8 * 32 * 2)
+                    self.assertEqual(row[f"experts/{block}/dropped"] > 0, name == "drops")
+                    self.assertTrue(1 <= row[f"experts/{block}/max_over_mean"] <= 4)
+            loads = [event for event in events if event["event"] == "expert_load"]
+            self.assertEqual([event["step"] for event in loads], [1, 2])
+            for event in loads:
+                numbers = list(map(int, event["blocks.1"].split()))
+                self.assertEqual((len(numbers), sum(numbers)), (8, 8 * 32 * 2))
+
+    def test_neither_ranks_nor_microbatches_change_the_losses(self):
+        for router, words in (("aux", DROPS), ("bias", BIAS)):
+            self.experts(router, 1, "--train.steps=3", *words)
+            alone = {row["step"]: row["train/aux_loss"] for row in self.metrics(router)[0]}
+            for number, (ranks, more) in enumerate(((2, axes(ep=2)), (2, axes(ep=2) + ["--train.micro_batch=4"]),
+                                                    (4, axes(tp=2, ep=4)), (2, axes(tp=2, etp=2)))):
+                name = f"{router}{number}"
+                self.experts(name, ranks, "--train.steps=3", *words, *more)
+                self.assert_close(self.losses(name), self.losses(router), CLOSE)
+                self.assert_close({row["step"]: row["train/aux_loss"] for row in self.metrics(name)[0]}, alone, CLOSE)
+
+    def test_twice_gives_the_same_bits(self):
+        for name in ("once", "twice"):
+            self.experts(name, 4, "--train.steps=2", *BIAS, *DROPS, tp=2, ep=2)
+        self.assertEqual(self.losses("once"), self.losses("twice"))
+        self.assertEqual(self.tensors("once", 2), self.tensors("twice", 2))
+
+    def test_verify(self):
+        result = self.lockstep("verify", "run.toml", "-n", 4, "--json", *MODEL, *BIAS, *DROPS, *axes(ep=4, zero=3))
+        self.assertEqual(result.code, 0, result)
+        report = result.json()
+        self.assertTrue(report["ok"])
+        self.assertIn("ep 4", report["layout"])
+
+
+class CheckpointTest(ExpertsTestCase):
+    def test_a_run_goes_on_over_other_ranks(self):
+        common = ("--model.dropout=0.1", "--checkpoint.every=2", *BIAS)
+        self.experts("whole", 1, "--train.steps=8", *common)
+        for number, (ranks, degrees) in enumerate(((4, dict(ep=4)), (1, {}), (2, dict(ep=2, zero=3)), (4, dict(tp=2, ep=2)))):
+            result = self.experts("moved", ranks, f"--train.steps={2 * number + 2}", *common, **degrees)
+            if number:
+                self.assertIn(f"at step {2 * number}\n", result.err)
+        self.assert_close(self.losses("moved"), self.losses("whole"), CLOSE)
+
+    def test_experts_that_are_cut_go_on_whole(self):
+        self.experts("uncut", 1, "--train.steps=4")
+        self.experts("cut", 2, "--train.steps=2", tp=2, etp=2)
+        self.experts("cut", 2, "--train.steps=4", ep=2)
+        self.assert_close(self.losses("cut"), self.losses("uncut"), CLOSE)
+        self.do("checkpoint", "verify", "runs/cut")
+
+    def test_the_same_layout_goes_on_with_the_same_bits(self):
+        for name, stops in (("once", (4,)), ("stopped", (2, 4))):
+            for steps in stops:
+                self.experts(name, 4, f"--train.steps={steps}", *BIAS, pp=2, ep=2)
+        self.assertEqual(self.tensors("stopped", 4), self.tensors("once", 4))
+
+
+class GenerateTest(ExpertsTestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.experts("text", 2, "--train.steps=20", "--optimizer.lr=3e-3", *DROPS, ep=2)
+
+    def generate(self, *arguments):
+        return self.do("generate", "runs/text", "--json", *arguments).json()["ids"]
+
+    def test_the_cache_changes_nothing(self):
+        options = ["--temperature", 1, "--seed", 7]
+        cached = self.generate("--prompt", "Anne had been", "--max-new-tokens", 12, *options)
+        for length in range(len(cached) - 12, len(cached), 4):
+            ids = ",".join(map(str, cached[:length]))
+            self.assertEqual(self.generate("--prompt-ids", ids, "--max-new-tokens", 1, *options), cached[:length + 1])
+
+    def test_ranks_change_nothing(self):
+        options = ["--prompt", "Anne had been", "--max-new-tokens", 12]
+        alone = self.generate(*options)
+        self.assertEqual(self.generate(*options, "-n", 2), alone)
+
+    def test_experts_that_choose_tokens_do_not_generate(self):
+        self.experts("choice", 2, "--train.steps=1", "--model.router=expert_choice", "--moe.balance=none", ep=2)
+        result = self.lockstep("generate", "runs/choice", "--prompt", "Anne", "--max-new-tokens", 2)
+        self.assertEqual(result.code, 2, result)
+        self.assertIn("expert_choice", result.err)
+
+
+class RefusalTest(ExpertsTestCase):
+    def refused(self, code, words, ranks, *arguments, **degrees):
+        """One message with all of `words`, and nothing has been written."""
+        for verb in ("train", "verify"):
+            result = self.lockstep(verb, "run.toml", "--run.name=refused", "-n", ranks, *arguments, *axes(**degrees))
+            self.assertEqual(result.code, 2, result)
+            self.assertIn(code, result.err)
+            for word in words:
+                self.assertIn(word, result.err)
+            self.assertFalse(self.run_folder("refused").exists())
+
+    def test_ranks_that_do_not_fit(self):
+        self.refused("LS1101", ["model.experts(8) % ep(3) = 2"], 3, *MODEL, "--train.global_batch=6", ep=3)
+        self.refused("LS1101", ["2 ranks of a stage % ep(4) = 2"], 2, *MODEL, ep=4)
+        self.refused("LS1101", ["model.expert_ffn(96) % etp(5) = 1"], 5, *MODEL, "--model.expert_ffn=96", "--train.global_batch=10", etp=5)
+
+    def test_a_model_without_experts(self):
+        self.refused("LS1101", ["ep(2) ranks share out experts, but the model has none"], 2, ep=2)
+        self.refused("LS1101", ["moe.balance", "is of experts, but the model has none"], 1, "--moe.balance=bias")
+
+    def test_what_does_not_go_together(self):
+        self.refused("LS1101", ["with router expert_choice every expert has the same load"], 1, *MODEL, "--model.router=expert_choice")
+        self.refused("LS1101", ["beyond capacity_factor, which is not set"], 1, *MODEL, "--moe.drop=position")
+        self.refused("LS1101", ["bias_rate(0.01) beside balance = \"aux\""], 1, *MODEL, "--moe.bias_rate=0.01")
+        self.refused("LS1101", ["a parameter server updates all parameters"], 2, *MODEL, "--parallel.data_parallel=parameter_server", ep=2)
+        self.refused("LS1101", ["Muon updates whole matrices"], 2, *MODEL, "--optimizer.kind=muon", "--model.expert_ffn=96", tp=2, etp=2)
+
+    def test_sizes(self):
+        self.refused("LS1110", ["experts_per_token(9) > experts(8)"], 1, *MODEL, "--model.experts_per_token=9")
+        self.refused("LS1110", ["experts(8) % router_groups(3) = 2"], 1, *MODEL, "--model.router_groups=3")
+        self.refused("LS1110", ["experts are gated, but family gpt2"], 1, "--model.experts=4")
+
+    def test_values(self):
+        self.refused("LS1045", ["none of softmax, softmax_after_topk, sigmoid, expert_choice"], 1, *MODEL, "--model.router=topk")
+        self.refused("LS1044", ["moe.capacity_factor"], 1, *MODEL, "--moe.capacity_factor=0")
+        self.refused("LS1047", ["moe.scope is not built yet"], 1, *MODEL, "--moe.scope=last_step")
+
+
+if __name__ == "__main__":
+    support.main()
