@@ -29,7 +29,7 @@ std::string remainder_text(const char* what, int64_t a, const char* by, int64_t 
 // An upper bound of the model's parameters, in numbers that do not overflow.
 double rough_parameters(const ModelConfig& model) {
   const double attention = 2 * number(model.head_size) * (number(model.heads) + number(model.kv_heads));
-  const double experts = model.has_experts() ? number(model.experts.count + model.experts.shared) * (3 * number(model.experts.ffn) + 1) : 0;
+  const double experts = model.has_experts() ? (number(model.experts.count) + number(model.experts.shared)) * (3 * number(model.experts.ffn) + 1) : 0;
   const double block = number(model.hidden) * (attention + 3 * number(model.ffn) + experts);
   return number(model.layers) * block +
          number(model.hidden) * (2 * number(model.vocab_size) + number(model.max_seq_len));

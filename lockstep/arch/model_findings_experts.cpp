@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/arch/model_findings.h"
+#include "lockstep/base/checked.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/check_parts.h"
 #include "lockstep/config/fields.h"
@@ -96,7 +97,7 @@ std::vector<LayoutProblem> expert_contradictions(const ModelConfig& model, bool 
                 [] { return values_of("model.family", {"mixtral", "llama"}) + std::vector{left_out("model.experts")}; });
   judge_groups(experts, judged);
   judge_dense_layers(model, judged);
-  const int64_t all = model.layers * experts.count;
+  const int64_t all = saturating_mul(model.layers, experts.count);
   judged.expect(all <= kMostExperts, "model.experts",
                 cat("layers(", model.layers, ") x experts(", experts.count, ") = ", all, ", more than ", kMostExperts), [&] {
                   return config::powers_below("model.experts", std::max<int64_t>(1, kMostExperts / model.layers)) +

@@ -46,7 +46,7 @@ double bytes_of(const RunConfig& config, const arch::ModelConfig& model, int wor
   const double tokens = number(config.train.micro_batch) * (number(config.train.seq_len) + 48);
   const double scratch = number(std::max(1, config.train.threads)) * 64 * (number(config.train.seq_len) + 500) *
                          (number(model.head_size) + 64);
-  const double of_experts = model.has_experts() ? number(experts.count + experts.shared) * (3 * expert + 1) : 0;
+  const double of_experts = model.has_experts() ? (number(experts.count) + number(experts.shared)) * (3 * expert + 1) : 0;
   const double parameters = layers * hidden * (heads * number(model.head_size) + hidden + 3 * number(model.ffn) + of_experts + 16) +
                             hidden * (2 * vocabulary + number(model.max_seq_len));
   const double logits = 1024 * vocabulary;
