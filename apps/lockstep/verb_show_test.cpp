@@ -44,6 +44,17 @@ TEST(Show, WorksWithAPresetAlone) {
   }
 }
 
+// Of a rank of another stage too, with and without --json.
+TEST(Show, BlockOfRanksOfEveryStage) {
+  const std::string pipeline = "block -n 2 --model.preset=llama-test --train.micro_batch=1 --train.global_batch=4 --parallel.pp=2";
+  const Outcome outcome = show(pipeline + " --json");
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  const Json json = parse_json(outcome.output, "block");
+  ASSERT_EQ(json["ranks"].size(), 2U);
+  EXPECT_EQ(json["ranks"][0]["block"], json["ranks"][1]["block"]);
+  EXPECT_THAT(show(pipeline + " --rank=1").output, HasSubstr("block 0 on rank 1"));
+}
+
 // A plan for the CPU is one for this host, as for `train`; one for GPUs is held against a limit alone.
 TEST(Show, MemoryThatDoesNotFitIsSaidWithTheWaysOut) {
   const std::string large = "memory -n 2 --model.preset=gpt-100b --train.seq_len=64";

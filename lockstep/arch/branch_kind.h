@@ -15,6 +15,7 @@
 namespace lockstep::arch {
 
 inline constexpr std::string_view kExperts = "experts";  // kind and name of the branch that stands for an MLP
+inline constexpr std::string_view kLatentAttention = "latent_attention";  // kind of the branch that stands for attention, and keeps its name
 
 struct BranchKind;
 
@@ -124,7 +125,8 @@ struct BranchKind {
   std::unique_ptr<WholeBranch> (*describe_whole)(LayerBuilder&, const Branch&) = nullptr;
   std::vector<DrawnPart> (*drawing)(const ModelConfig&, const Branch&, const ParameterPieces&) = nullptr;
 };
-const BranchKind& experts_kind();  // expert_kind.cpp
+const BranchKind& experts_kind();           // expert_kind.cpp
+const BranchKind& latent_attention_kind();  // latent_kind.cpp
 
 // InternalError where the id is there already, or is not there. Kinds are added before the first model that has them is made.
 void add_branch_kind(const BranchKind& kind);

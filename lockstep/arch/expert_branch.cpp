@@ -2,6 +2,7 @@
 #include "lockstep/arch/expert_branch.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace lockstep::arch {
@@ -31,7 +32,7 @@ class ExpertsBranch : public WholeBranch {
   ExpertsBranch(LayerBuilder& b, const Branch& branch)
       : s_(b.s), rows_(s_.model, s_.input), shard_(s_.input.tensor.experts), hidden_(s_.model.hidden), experts_(s_.model.experts.count),
         ffn_(mesh::shard_range(s_.model.experts.ffn, shard_.etp, shard_.etp_rank).size()), alone_(shard_.ep * shard_.etp == 1),
-        gathers_(s_.input.tensor.size > 1 && !s_.sequence) {
+        by_token_(sends_tokens(s_.input)), gathers_(s_.input.tensor.size > 1 && !s_.sequence) {
     make_values(b);
     make_calls(b, branch);
     if (s_.model.experts.shared == 0) return;
@@ -46,6 +47,7 @@ class ExpertsBranch : public WholeBranch {
 
   void forward(LayerBuilder& b, const BranchEnds& ends, PhaseSet outputs) const override {
     route(b);
+    if (by_token_) return forward_by_token(b, ends, outputs);
     const int sorted = alone_ ? received_ : sent_;
     b.take(kForwards, sorted);
     b.kernel(kForwards, 0, 2 * bytes(rows_.balanced, hidden_));
@@ -59,21 +61,8 @@ class ExpertsBranch : public WholeBranch {
   }
 
   void backward_input(LayerBuilder& b, const BranchEnds& ends) const override {
-    const int dsorted = alone_ ? dhere_ : dsent_;
-    b.take(kInputs, dsorted), b.take(kInputs, dweights_);
-    b.kernel(kInputs, 0);
-    b.drop(kInputs, outputs_);
-    if (!alone_) b.take(kInputs, dhere_);
-    b.start(kInputs, dispatch_.backward);
-    if (shared_) {
-      shared_->backward_input(b, shared_ends(ends));
-      shared_->finish_input(b, shared_ends(ends), kInTurn);
-    }
-    b.take(kInputs, of_router_);
-    product(b, kInputs, kRouter, Product::Role::kInputGradient,
-            fp32_copy(experts_ * hidden_) + product_scratch(in_fp32(), rows_.own, experts_, hidden_));
-    b.join(kInputs, dispatch_.backward);
-    if (!alone_) b.kernel(kInputs, by_expert()), b.drop(kInputs, dsent_);
+    b.take(kInputs, of_rounds_);
+    by_token_ ? gradients_by_token(b, ends) : gradients_by_row(b, ends);
     b.take(kInputs, dinner_);
     product(b, kInputs, kDown, Product::Role::kInputGradient, grouped_scratch(hidden_, ffn_));
     b.kernel(kInputs, 0);  // of the nonlinearity: the gradient of gate and up takes their place
@@ -81,13 +70,15 @@ class ExpertsBranch : public WholeBranch {
     product(b, kInputs, kGateUp, Product::Role::kInputGradient, grouped_scratch(2 * ffn_, hidden_));
     b.drop(kInputs, dinner_);
     b.take(kInputs, dback_);
-    b.start(kInputs, combine_.backward, combine_scratch());
+    if (by_token_) b.kernel(kInputs, 0), b.drop(kInputs, dx_here_);
+    b.communicate(kInputs, inside_node_.combine_backward, hop_scratch());
+    b.start(kInputs, combine_.backward, by_token_ ? hop_scratch() : combine_scratch());
     b.drop(kInputs, dweights_);
   }
 
   void finish_input(LayerBuilder& b, const BranchEnds& ends, PhaseSet phases) const override {
     b.join(phases, combine_.backward);
-    if (!alone_) b.drop(phases, dx_here_);
+    if (!alone_ && !by_token_) b.drop(phases, dx_here_);
     give_rows(b, phases, own_dx_, ends.dx, rows_call_.backward, alone_ ? dx_here_ : dback_);
     if (shared_) {
       shared_->finish_input(b, shared_ends(ends), Phase::kOverlapped);
@@ -102,13 +93,18 @@ class ExpertsBranch : public WholeBranch {
     product(b, kWeights, kDown, Product::Role::kWeightGradient, grouped_weight_scratch(hidden_, ffn_));
     product(b, kWeights, kGateUp, Product::Role::kWeightGradient, grouped_weight_scratch(2 * ffn_, hidden_));
     product(b, kWeights, kRouter, Product::Role::kWeightGradient, fp32_copy(rows_.own * hidden_));
-    if (s_.model.experts.router_bias) b.kernel(kWeights, 4 * experts_);
-    for (const int value : {dhere_, inner_, h_, received_, slopes_, logits_, ends.x}) b.drop(kWeights, value);
+    if (s_.model.experts.router_bias && s_.input.moe.balance == config::Balance::kBias) b.kernel(kWeights, 4 * experts_);
+    for (const int value : {dhere_, inner_, h_, received_, slopes_, logits_, of_rounds_, ends.x}) b.drop(kWeights, value);
   }
 
  private:
   struct Calls {
     int forward = LayerBuilder::kNoCall, backward = LayerBuilder::kNoCall;
+  };
+  // Of a hierarchical dispatcher, beside those over nodes.
+  struct NodeCalls {
+    int dispatch_forward = LayerBuilder::kNoCall, dispatch_backward = LayerBuilder::kNoCall;
+    int combine_forward = LayerBuilder::kNoCall, combine_backward = LayerBuilder::kNoCall;
   };
   enum Of { kRouter, kGateUp, kDown };
 
@@ -124,40 +120,137 @@ class ExpertsBranch : public WholeBranch {
     received_ = b.value(here, kept("expert inputs"));
     h_ = b.value(bytes(rows_.received, 2 * ffn_), kept("expert gate and up"));
     inner_ = b.value(bytes(rows_.received, ffn_), kept("expert activation"));
-    outputs_ = b.value(back, kept("expert outputs"));
+    outputs_ = b.value(by_token_ ? here : back, kept("expert outputs"));
     dhere_ = b.value(here), dx_here_ = b.value(here), dinner_ = b.value(bytes(rows_.received, ffn_));
     dweights_ = b.value(4 * rows_.sent), of_router_ = b.value(4 * rows_.own * hidden_);
-    if (!alone_) {  // every rank of etp gets a copy of what is sent
-      const int64_t sent = shard_.etp > 1 ? back * (1 + shard_.etp) : back;
+    if (by_token_) {
+      const int64_t tokens = bytes(rows_.tokens, hidden_);
+      sent_ = b.value(tokens), dsent_ = b.value(tokens), made_here_ = b.value(tokens), dback_ = b.value(tokens);
+    } else if (!alone_) {  // every rank of etp gets a copy of what is sent
+      const int64_t sent = rows_.slots > 0 ? back + bytes(rows_.balanced, hidden_) : shard_.etp > 1 ? back * (1 + shard_.etp) : back;
       sent_ = b.value(sent), dsent_ = b.value(sent), made_here_ = b.value(here), dback_ = b.value(back);
     }
+    if (rows_.limit > 0) of_rounds_ = b.value(own + 4 * rows_.own * hidden_);  // dy for W, and sums over rounds
     if (gathers_) own_y_ = b.value(own), own_dx_ = b.value(own);
   }
 
   void make_calls(LayerBuilder& b, const Branch& branch) {
-    const int64_t ranks = int64_t{shard_.ep} * shard_.etp, of_tp = s_.input.tensor.size;
+    const int64_t of_tp = s_.input.tensor.size;
     const auto gather = [&](const char* part, CallPhase phase, CallGroup over, int64_t numel, int64_t element_size) {
       return b.call({.part = branch.part(part), .phase = phase, .collective = Collective::kAllGather, .numel = numel,
                      .element_size = element_size, .over = over});
     };
-    const auto exchange = [&](const char* part, CallPhase phase) {
-      return b.call({.part = branch.part(part), .phase = phase, .collective = Collective::kAllToAll,
-                     .numel = rounded_up(rows_.balanced, ranks) * hidden_, .element_size = s_.input.element_size,
-                     .over = CallGroup::kExperts, .at_run_time = true});
-    };
     if (routes_by_sequence(s_.model.experts, s_.input.moe))
       scores_ = gather("scores", CallPhase::kForward, CallGroup::kTensor, rows_.own * of_tp * experts_, 4);
-    counts_ = gather("counts", CallPhase::kForward, CallGroup::kExperts, ranks * experts_, 8);
-    for (const auto& [calls, part] : {std::pair(&dispatch_, "dispatch"), std::pair(&combine_, "combine")}) {
-      calls->forward = exchange(part, CallPhase::kForward);
-      calls->backward = exchange(part, CallPhase::kBackward);
-    }
+    // A sender of tokens tells how many rows it has too.
+    if (rows_.slots == 0) counts_ = gather("counts", CallPhase::kForward, CallGroup::kExperts, ranks() * (experts_ + (by_token_ ? 1 : 0)), 8);
+    if (by_token_) make_token_calls(b, branch);
+    make_exchanges(b, branch);
     if (!gathers_) return;
     const auto rows = [&](CallPhase phase) {
       return gather("rows", phase, CallGroup::kTensor, rows_.own * of_tp * hidden_, s_.input.element_size);
     };
     rows_call_.forward = rows(CallPhase::kForward);
     rows_call_.backward = rows(CallPhase::kBackward);
+  }
+
+  int64_t ranks() const { return int64_t{shard_.ep} * shard_.etp; }
+
+  // Which token each assignment is of and its weight; and back the gradient of that. As many as the rank with most has.
+  void make_token_calls(LayerBuilder& b, const Branch& branch) {
+    tokens_call_ = b.call({.part = branch.part("tokens"), .phase = CallPhase::kForward, .collective = Collective::kAllGather,
+                           .numel = ranks() * rows_.balanced / shard_.etp * 2, .element_size = 8, .over = CallGroup::kExperts,
+                           .at_run_time = true, .direct = true});
+    weights_call_ = b.call({.part = branch.part("weights"), .phase = CallPhase::kBackward, .collective = Collective::kReduceScatter,
+                            .numel = ranks() * rows_.balanced / shard_.etp, .element_size = 4, .over = CallGroup::kExperts,
+                            .at_run_time = true, .direct = true});
+  }
+
+  // There and back, forward and backward.
+  void make_exchanges(LayerBuilder& b, const Branch& branch) {
+    const bool hierarchical = by_token_ && s_.input.dispatcher == config::Dispatcher::kHierarchical;
+    const bool gathered = by_token_ && !hierarchical, limited = rows_.limit > 0;
+    const auto exchange = [&](const char* part, CallPhase phase, Collective collective, CallGroup over, int64_t rows) {
+      return b.call({.part = branch.part(part), .phase = phase, .collective = collective,
+                     .numel = rounded_up(rows, b.ranks_of(over)) * hidden_, .element_size = s_.input.element_size, .over = over,
+                     .at_run_time = limited || (!gathered && rows_.slots == 0), .direct = true});
+    };
+    const CallGroup over = hierarchical ? CallGroup::kExpertNodes : CallGroup::kExperts;
+    const int64_t to_nodes = rows_.own * rows_.nodes_of_token;
+    const int64_t rows = hierarchical ? to_nodes : gathered ? rows_.tokens : rows_.balanced;
+    for (const auto& [calls, part, collective] :
+         {std::tuple(&dispatch_, "dispatch", gathered ? Collective::kAllGather : Collective::kAllToAll),
+          std::tuple(&combine_, "combine", gathered ? Collective::kReduceScatter : Collective::kAllToAll)}) {
+      calls->forward = exchange(part, CallPhase::kForward, collective, over, rows);
+      calls->backward = exchange(part, CallPhase::kBackward, collective, over, rows);
+    }
+    if (!hierarchical) return;
+    // Of a token's experts those on one node, if its nodes have as many each.
+    const int64_t on_node = (s_.model.experts.per_token + rows_.nodes_of_token - 1) / rows_.nodes_of_token * shard_.etp;
+    const int64_t forwarded = to_nodes * std::min<int64_t>(on_node, s_.input.node_ranks);
+    const auto inside = [&](const char* part, CallPhase phase) {
+      return exchange(part, phase, Collective::kAllToAll, CallGroup::kExpertNode, forwarded);
+    };
+    inside_node_ = {.dispatch_forward = inside("dispatch.node", CallPhase::kForward),
+                    .dispatch_backward = inside("dispatch.node", CallPhase::kBackward),
+                    .combine_forward = inside("combine.node", CallPhase::kForward),
+                    .combine_backward = inside("combine.node", CallPhase::kBackward)};
+  }
+
+  // Tokens come, and each is put where its experts here are.
+  void forward_by_token(LayerBuilder& b, const BranchEnds& ends, PhaseSet outputs) const {
+    b.take(kForwards, sent_);
+    b.start(kForwards, dispatch_.forward, hop_scratch());
+    if (shared_) shared_->forward(b, {.y = shared_y_}, outputs);
+    b.join(kForwards, dispatch_.forward);
+    b.communicate(kForwards, inside_node_.dispatch_forward, hop_scratch());
+    b.take(kForwards, received_);
+    b.kernel(kForwards, 0, 2 * bytes(rows_.balanced, hidden_));
+    b.drop(kForwards, sent_);
+    multiply(b);
+    b.take(outputs, made_here_);
+    b.kernel(outputs, 0, bytes(rows_.balanced, hidden_));
+    b.communicate(outputs, inside_node_.combine_forward, hop_scratch());
+    b.communicate(outputs, combine_.forward, hop_scratch());
+    b.drop(outputs, made_here_);
+    give_back(b, ends, outputs);
+  }
+
+  // To the outputs here, of rows that come one by one ...
+  void gradients_by_row(LayerBuilder& b, const BranchEnds& ends) const {
+    const int dsorted = alone_ ? dhere_ : dsent_;
+    b.take(kInputs, dsorted), b.take(kInputs, dweights_);
+    b.kernel(kInputs, 0);
+    b.drop(kInputs, outputs_);
+    if (!alone_) b.take(kInputs, dhere_);
+    b.start(kInputs, dispatch_.backward);
+    shared_backward(b, ends);
+    router_backward(b);
+    b.join(kInputs, dispatch_.backward);
+    if (!alone_) b.kernel(kInputs, by_expert()), b.drop(kInputs, dsent_);
+  }
+  // ... or of tokens, weighted here: the weights' gradients are known here alone.
+  void gradients_by_token(LayerBuilder& b, const BranchEnds& ends) const {
+    b.take(kInputs, dsent_);
+    b.start(kInputs, dispatch_.backward, hop_scratch());
+    shared_backward(b, ends);
+    b.join(kInputs, dispatch_.backward);
+    b.communicate(kInputs, inside_node_.dispatch_backward, hop_scratch());
+    b.take(kInputs, dhere_), b.take(kInputs, dweights_);
+    b.kernel(kInputs, 0);
+    b.drop(kInputs, outputs_), b.drop(kInputs, dsent_);
+    b.communicate(kInputs, weights_call_, 4 * (ranks() + 1) * rows_.sent + 4 * rows_.received);
+    router_backward(b);
+  }
+  void shared_backward(LayerBuilder& b, const BranchEnds& ends) const {
+    if (!shared_) return;
+    shared_->backward_input(b, shared_ends(ends));
+    shared_->finish_input(b, shared_ends(ends), kInTurn);
+  }
+  void router_backward(LayerBuilder& b) const {
+    b.take(kInputs, of_router_);
+    product(b, kInputs, kRouter, Product::Role::kInputGradient,
+            fp32_copy(experts_ * hidden_) + product_scratch(in_fp32(), rows_.own, experts_, hidden_));
   }
 
   // Logits, and who goes where.
@@ -172,12 +265,15 @@ class ExpertsBranch : public WholeBranch {
     b.communicate(kForwards, scores_, scored);
     // Scores are a copy of logits, and so are the probabilities of a loss.
     const int64_t scores = router == Router::kSoftmaxAfterTopk ? 0 : scored;
-    const int64_t probabilities = router == Router::kSoftmaxAfterTopk || router == Router::kSigmoid ? scored : 0;
+    const bool own_alone = s_.input.moe.scope == config::MoeScope::kLastStep;  // whatever was gathered for a capacity
+    const int64_t judged = own_alone ? 4 * experts_ * rows_.own : scored;
+    const int64_t probabilities = router == Router::kSoftmaxAfterTopk || router == Router::kSigmoid ? judged : 0;
     b.kernel(kForwards, (all ? scored : 0) + scores, 2 * scored);
     if (slopes_ != kNoValue) b.kernel(kTrains, (all ? scored : 0) + scores + probabilities);
     b.take(kTrains, slopes_);
     b.drop(kLose, logits_);
-    b.communicate(kForwards, counts_, 8 * experts_ * (shard_.ep * shard_.etp + 1));
+    b.communicate(kForwards, counts_, 8 * (experts_ + (by_token_ ? 1 : 0)) * (ranks() + 1));
+    b.communicate(kForwards, tokens_call_, 16 * rows_.sent * (ranks() + 1));
   }
 
   // From the rows that came to the outputs, back at the source.
@@ -187,10 +283,11 @@ class ExpertsBranch : public WholeBranch {
     b.take(kForwards, inner_);
     b.kernel(kForwards, 0, bytes(rows_.balanced, 3 * ffn_));
     b.drop(kLose, h_);
-    b.take(kForwards, alone_ ? outputs_ : made_here_);
+    const bool stays = alone_ || by_token_;
+    b.take(kForwards, stays ? outputs_ : made_here_);
     product(b, kForwards, kDown, Product::Role::kOutput, grouped_scratch(ffn_));
     b.drop(kLose, inner_), b.drop(kLose, received_);
-    if (alone_) return;
+    if (stays) return;
     b.take(kForwards, outputs_);
     b.communicate(kForwards, combine_.forward, combine_scratch());
     b.drop(kForwards, made_here_);
@@ -255,7 +352,14 @@ class ExpertsBranch : public WholeBranch {
   // of what all of them sent.
   int64_t by_expert() const { return experts_ / shard_.ep > 1 ? bytes(rows_.received, hidden_) : 0; }
   int64_t combine_scratch() const {
-    return alone_ ? 0 : by_expert() + (shard_.etp > 1 ? bytes(rows_.sent, hidden_) * shard_.etp : 0);
+    if (alone_) return 0;
+    if (rows_.slots > 0) return by_expert() + bytes(rows_.balanced, hidden_);
+    return by_expert() + (shard_.etp > 1 ? bytes(rows_.sent, hidden_) * shard_.etp : 0);
+  }
+  // What is sent and what comes, over nodes and inside one; an all_gather and its inverse go without.
+  int64_t hop_scratch() const {
+    if (!by_token_ || s_.input.dispatcher == config::Dispatcher::kAllGather) return 0;
+    return bytes(rows_.own * rows_.nodes_of_token + rows_.to_node + rows_.to_node * s_.input.node_ranks, hidden_);
   }
 
   static constexpr int64_t kTile = 512;  // rows and columns
@@ -265,14 +369,17 @@ class ExpertsBranch : public WholeBranch {
   const ExpertShard shard_;
   const int64_t hidden_, experts_, ffn_;  // D, E, F here
   const bool alone_;                      // this rank has all experts, whole
+  const bool by_token_;                   // sends_tokens: sent_ to dback_ are rows of tokens that are here
   const bool gathers_;                    // it routes a part of the rows that it has
   std::unique_ptr<WholeBranch> shared_{};
   int logits_ = kNoValue, slopes_ = kNoValue, received_ = kNoValue, h_ = kNoValue, inner_ = kNoValue, outputs_ = kNoValue;
   int sent_ = kNoValue, made_here_ = kNoValue, own_y_ = kNoValue, shared_y_ = kNoValue;
   int dsent_ = kNoValue, dhere_ = kNoValue, dweights_ = kNoValue, dinner_ = kNoValue, dx_here_ = kNoValue, dback_ = kNoValue,
-      of_router_ = kNoValue, own_dx_ = kNoValue, shared_dx_ = kNoValue;
-  int scores_ = LayerBuilder::kNoCall, counts_ = LayerBuilder::kNoCall;
+      of_rounds_ = kNoValue, of_router_ = kNoValue, own_dx_ = kNoValue, shared_dx_ = kNoValue;
+  int scores_ = LayerBuilder::kNoCall, counts_ = LayerBuilder::kNoCall, tokens_call_ = LayerBuilder::kNoCall,
+      weights_call_ = LayerBuilder::kNoCall;
   Calls dispatch_, combine_, rows_call_;
+  NodeCalls inside_node_;
 };
 
 }  // namespace

@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "lockstep/arch/layer_description.h"
 #include "lockstep/base/text.h"
@@ -25,9 +28,11 @@ ModelConfig model_of(config::Router router = config::Router::kSoftmaxAfterTopk, 
 
 std::vector<CostInput> inputs() {
   std::vector<CostInput> inputs;
-  std::vector<config::MoeSection> sections(3);
+  std::vector<config::MoeSection> sections(5);
   sections[1].balance = config::Balance::kNone;
   sections[2].capacity_factor = 0.5, sections[2].z_coefficient = 0.001;
+  sections[3].imbalance_limit = 1.5;
+  sections[4].static_buffers = true;
   for (const int64_t element_size : {4, 2})
     for (const TensorShard& tensor : {TensorShard{}, TensorShard{.size = 2}, TensorShard{.size = 2, .rank = 1, .sequence_parallel = true}})
       for (const ExpertShard& experts : {ExpertShard{}, ExpertShard{.ep = 2}, ExpertShard{.etp = 2}, ExpertShard{.ep = 4, .etp = 2}})
@@ -35,7 +40,19 @@ std::vector<CostInput> inputs() {
           CostInput& input = inputs.emplace_back(CostInput{.batch = 3, .seq_len = 7, .element_size = element_size, .tensor = tensor});
           input.tensor.experts = experts;
           input.moe = moe;
+          if (experts.ep < 4 || moe.static_buffers) continue;
+          for (const config::Dispatcher dispatcher : {config::Dispatcher::kAllGather, config::Dispatcher::kHierarchical}) {
+            CostInput other = input;
+            other.dispatcher = dispatcher;
+            other.node_ranks = dispatcher == config::Dispatcher::kHierarchical ? 4 : 1;
+            inputs.push_back(other);
+          }
         }
+  for (size_t i = 0, count = inputs.size(); i < count; ++i) {
+    CostInput by_last_step = inputs[i];
+    by_last_step.moe.scope = config::MoeScope::kLastStep;
+    inputs.push_back(by_last_step);
+  }
   return inputs;
 }
 
@@ -143,6 +160,10 @@ TEST(ExpertRowsOfARank, AreTheWorstCase) {
   EXPECT_EQ(shared.balanced, 2 * 3 * 7 * 2);
   input.moe.capacity_factor = 1;  // ceil(2 x 7 / 8) tokens of a sequence
   EXPECT_EQ(ExpertRows(model, input).received, 16 * 3 * 2);
+  input.moe.scope = config::MoeScope::kLastStep;  // what an expert had then says nothing of what it gets now
+  EXPECT_EQ(ExpertRows(model, input).received, shared.received);
+  EXPECT_EQ(ExpertRows(model, input).sent, shared.sent);
+  input.moe.scope = config::MoeScope::kSequence;
   EXPECT_EQ(expert_capacity(model.experts, 0.5, 7), 1);
   EXPECT_EQ(expert_capacity(model.experts, 100, 7), 7);
   EXPECT_EQ(ExpertRows(model_of(config::Router::kExpertChoice), input).sent, 8 * 3 * 2);
@@ -161,8 +182,71 @@ TEST(ExpertBranch, CallsOverBothGroups) {
   EXPECT_THAT(found, UnorderedElementsAre("scores F 176 tp", "counts F 16 ep", "dispatch F 528 ep", "dispatch B 528 ep", "combine F 528 ep",
                                           "combine B 528 ep", "rows F 528 tp", "rows B 528 tp", "shared.down F 504 tp",
                                           "shared.gate_up B 504 tp"));
+  // The counts of a whole batch are known: no rank asks for the scores of others, but for a capacity.
+  const auto gathers_scores = [&] {
+    return std::ranges::any_of(describe_layer(model, layer_spec(model, 3), input).calls,
+                               [](const LayerCall& call) { return call.part == "experts.scores"; });
+  };
+  EXPECT_TRUE(gathers_scores());
+  input.moe.scope = config::MoeScope::kLastStep;
+  EXPECT_FALSE(gathers_scores());
+  input.moe.capacity_factor = 1;
+  EXPECT_TRUE(gathers_scores());
   input.tensor = {};
   EXPECT_TRUE(describe_layer(model, layer_spec(model, 3), input).calls.empty());
+}
+
+std::vector<std::string> exchanges(const CostInput& input) {
+  const ModelConfig model = model_of();
+  std::vector<std::string> found;
+  constexpr std::string_view kOver[] = {"tp", "ep", "nodes", "node"};
+  for (const LayerCall& call : describe_layer(model, layer_spec(model, 3), input).calls)
+    if (call.over != CallGroup::kTensor)
+      found.push_back(cat(call.part.substr(8), call.phase == CallPhase::kForward ? " F " : " B ", call.numel, call.at_run_time ? " about " : " ",
+                          kOver[static_cast<size_t>(call.over)]));
+  return found;
+}
+
+// 21 rows of 24, 2 of 8 experts each, over 8 ranks: as many rows to all; each row to all; each to at most both nodes, and there to one rank
+// of 4, twice for its two parts of an expert. With slots every expert may get all 21.
+TEST(ExpertBranch, CallsOfEveryDispatcher) {
+  CostInput input{.batch = 3, .seq_len = 7};
+  input.tensor.experts = {.ep = 4, .etp = 2};
+  EXPECT_THAT(exchanges(input), UnorderedElementsAre("counts F 64 ep", "dispatch F 2112 about ep", "dispatch B 2112 about ep",
+                                                     "combine F 2112 about ep", "combine B 2112 about ep"));
+  CostInput gathered = input;
+  gathered.dispatcher = config::Dispatcher::kAllGather;
+  EXPECT_THAT(exchanges(gathered),
+              UnorderedElementsAre("counts F 72 ep", "tokens F 672 about ep", "weights B 336 about ep", "dispatch F 4032 ep", "dispatch B 4032 ep",
+                                   "combine F 4032 ep", "combine B 4032 ep"));
+  CostInput nodes = input;
+  nodes.dispatcher = config::Dispatcher::kHierarchical;
+  nodes.node_ranks = 4;
+  EXPECT_THAT(exchanges(nodes),
+              UnorderedElementsAre("counts F 72 ep", "tokens F 672 about ep", "weights B 336 about ep", "dispatch F 1008 about nodes",
+                                   "dispatch B 1008 about nodes", "combine F 1008 about nodes", "combine B 1008 about nodes",
+                                   "dispatch.node F 2016 about node", "dispatch.node B 2016 about node", "combine.node F 2016 about node",
+                                   "combine.node B 2016 about node"));
+  CostInput slots = input;
+  slots.moe.static_buffers = true;
+  EXPECT_THAT(exchanges(slots), UnorderedElementsAre("dispatch F 8064 ep", "dispatch B 8064 ep", "combine F 8064 ep", "combine B 8064 ep"));
+}
+
+TEST(ExpertRowsOfARank, AreAtMostTheLimit) {
+  CostInput input{.batch = 3, .seq_len = 7};
+  input.tensor.experts = {.ep = 4};
+  input.moe.imbalance_limit = 1.5;
+  const ExpertRows rows(model_of(), input);
+  EXPECT_EQ(rows.limit, 63);  // of 42
+  EXPECT_EQ(rows.received, 63);
+  input.moe.imbalance_limit = 100;
+  EXPECT_EQ(ExpertRows(model_of(), input).received, 4 * 21 * 2);
+  input.moe.imbalance_limit.reset();
+  input.moe.static_buffers = true;
+  EXPECT_EQ(ExpertRows(model_of(), input).slots, 21);
+  EXPECT_EQ(ExpertRows(model_of(), input).received, 4 * 2 * 21);
+  input.moe.capacity_factor = 1;  // 2 tokens of each of 3 sequences
+  EXPECT_EQ(ExpertRows(model_of(), input).slots, 6);
 }
 
 // Dispatch is on its way while the shared expert is computed.

@@ -60,7 +60,10 @@ std::vector<DrawnPart> expert_drawing(const ModelConfig& m, const Branch& branch
                                   {What::kCalls, {branch.part("scores")}},
                                   {What::kText, {choice_text(m.experts)}},
                                   {What::kCalls, {branch.part("counts")}},
-                                  {What::kCalls, {branch.part("dispatch")}}};
+                                  {What::kCalls, {branch.part("tokens")}},
+                                  {What::kCalls, {branch.part("weights")}},
+                                  {What::kCalls, {branch.part("dispatch")}},
+                                  {What::kCalls, {branch.part("dispatch.node")}}};
   const auto add = [&](What what, std::vector<std::string> names) { parts.push_back({what, std::move(names)}); };
   if (m.experts.shared > 0) {
     add(What::kText, {"meanwhile the shared expert, on all tokens"});
@@ -74,6 +77,7 @@ std::vector<DrawnPart> expert_drawing(const ModelConfig& m, const Branch& branch
   add(What::kMatrices, {weight(cat(first, ".gate")), weight(cat(first, ".up"))});
   add(What::kText, {"silu(gate) * up"});
   add(What::kMatrices, {weight(cat(first, ".down"))});
+  add(What::kCalls, {branch.part("combine.node")});
   add(What::kCalls, {branch.part("combine")});
   add(What::kText, {"sum over a token's experts, with its weights"});
   add(What::kCalls, {branch.part("rows")});

@@ -49,7 +49,8 @@ void place(const ModelConfig& model, const TensorShard& shard, ParamSpec& spec) 
   if (shard.size == 1) return;
   if (spec.cut == TensorCut::kNone) {
     spec.partial = shard.sequence_parallel || always_partial(spec);
-    if (spec.partial && shard.row_groups && spec.layer > 0) {  // an embedding is one unit: two stages may hold it
+    // An embedding is one unit: two stages may hold it. A matrix stays with the others, whose optimizer has ranks to update it whole.
+    if (spec.partial && shard.row_groups && spec.layer > 0 && spec.of != config::ParameterClass::kMatrix) {
       spec.group = ParameterGroup::kRows;
       spec.unit += num_layers(model);
       spec.partial = false;  // its domain sums them, and knows the copies

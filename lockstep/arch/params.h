@@ -57,7 +57,7 @@ struct TensorShard {
 // which ranks. A layer has one group or more.
 enum class ParameterGroup : uint8_t {
   kDense,
-  kRows,     // whole on every rank of tp, each with its own rows or heads: their gradients are summed over tp too
+  kRows,     // whole on every rank of tp, each with its own rows or heads, and no matrix: their gradients are summed over tp too
   kExperts,  // of a rank's own experts: their gradients are summed over the ranks that hold the same ones
 };
 inline constexpr std::array<ParameterGroup, 3> kParameterGroups = {ParameterGroup::kDense, ParameterGroup::kRows,
@@ -106,6 +106,8 @@ struct ParamSpec {
 // others: no positions, no bias of a norm, k and v [KV*K, D], blocks.i.mlp.{gate,up}.weight [F, D] (fused gate_up), mlp.down;
 //        biases of linears as ModelConfig says (those of gate and up fused too), with qk_norm
 //        blocks.i.attention.{q,k}_norm.weight [K].
+// with latent attention, for q, k and v: blocks.i.attention.q_a.weight [Q, D] and kv_a.weight [C + R, D] (fused qkv_a), q_a_norm.weight [Q],
+//        kv_a_norm.weight [C], q_b.weight [H (N + R), Q], kv_b.weight [H (N + V), C] (of each head its keys, then its values); out [D, H V].
 // with experts, for blocks.i.mlp_norm and blocks.i.mlp of a block that is not dense: blocks.i.experts_norm.weight,
 //        blocks.i.experts.router.weight [E, D] and, with router_bias, router.bias [E]; with shared experts
 //        blocks.i.experts.shared.{gate,up}.weight [Fs, D] (fused gate_up), shared.down.weight [D, Fs], Fs = shared * F; then of each

@@ -32,7 +32,7 @@ using arch::Family;
 namespace fs = std::filesystem;
 
 constexpr Family kFamilies[] = {Family::kGpt2,  Family::kLlama, Family::kMistral, Family::kQwen2,
-                                Family::kQwen3, Family::kMixtral, Family::kQwen3Moe};
+                                Family::kQwen3, Family::kMixtral, Family::kQwen3Moe, Family::kDeepseekV3};
 
 // A directory of such a model, with config.json.
 fs::path model_folder(const std::string& name, const arch::ModelConfig& model, const Values& ours) {

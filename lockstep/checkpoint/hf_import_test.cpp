@@ -25,7 +25,7 @@ using arch::Family;
 namespace fs = std::filesystem;
 
 constexpr Family kFamilies[] = {Family::kGpt2,  Family::kLlama, Family::kMistral, Family::kQwen2,
-                                Family::kQwen3, Family::kMixtral, Family::kQwen3Moe};
+                                Family::kQwen3, Family::kMixtral, Family::kQwen3Moe, Family::kDeepseekV3};
 
 fs::path model_folder(const std::string& name, const Values& theirs) {
   const fs::path folder = fresh_folder(name);
@@ -116,7 +116,7 @@ TEST(BoxReader, AStackOfMatricesIsOneOfAllTheirRows) {
 }
 
 TEST(HfImport, StackedExpertsToo) {
-  for (const Family family : {Family::kMixtral, Family::kQwen3Moe}) {
+  for (const Family family : {Family::kMixtral, Family::kQwen3Moe, Family::kDeepseekV3}) {
     const arch::ModelConfig model = tiny_model(family);
     const Values ours = random_values(model);
     const fs::path folder = model_folder("stacked", hf_values(model, ours, arch::HfForm::kStacked));

@@ -75,7 +75,7 @@ HfModel::HfModel(const fs::path& directory, const arch::ModelConfig& model) : di
   for (const auto& [name, place] : directory_.tensors()) {
     std::string canonical = arch::canonical_hf_name(model.family, name);
     if (arch::is_stacked_hf_name(canonical)) form = arch::HfForm::kStacked;
-    if (arch::is_ignored_hf_name(model.family, canonical)) continue;
+    if (arch::is_ignored_hf_name(model.family, canonical) || arch::is_further_hf_layer(model, canonical)) continue;
     if (!stored.emplace(std::move(canonical), place).second) findings.unexpected(cat(name, "   stored under two names"));
   }
   for (const arch::HfTensor& tensor : arch::hf_tensors(model, form)) {

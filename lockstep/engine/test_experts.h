@@ -36,6 +36,7 @@ inline Case twin_of(const Case& c) {
           .dropout = c.dropout,
           .blocks = c.blocks,
           .optimizer = c.optimizer,
+          .ns_precision = c.ns_precision,
           .moe = c.moe,
           .router = c.router,
           .shared_experts = c.shared_experts};
@@ -82,6 +83,7 @@ inline const Outcome& trained_twin(const Case& c) {
   const std::string key = cat(config::name_of(c.precision), " ", c.seq_len, " ", c.dropout, " ", c.blocks, " ",
                               c.router ? config::name_of(*c.router) : "", " ", c.shared_experts.value_or(-1), " ",
                               moe.capacity_factor.value_or(-1), " ", config::name_of(moe.drop), " ", config::name_of(moe.balance), " ",
+                              config::name_of(moe.scope), " ",
                               moe.aux_coefficient, " ", moe.z_coefficient);
   const auto [twin, fresh] = known.try_emplace(key);
   if (fresh) twin->second = train_layout(layout_for(twin_of(c), kExpertBatch), {});

@@ -44,6 +44,11 @@ std::vector<Assignment> choose_experts(const at::Tensor& scores, const at::Tenso
 // Marks what an expert has no room for in each sequence of `length` rows; whole sequences, assignments by row.
 void drop_beyond_capacity(std::span<Assignment> assignments, const RoutingRules& rules, int64_t length);
 
+// The same by the load of the step before: `last` [E] are its assignments before dropping, of all ranks. An expert whose load was
+// beyond capacity_factor times the mean keeps, of each sequence, that share of its assignments that would have brought it there, rounded
+// up; any other keeps all.
+void drop_beyond_last_load(std::span<Assignment> assignments, const RoutingRules& rules, int64_t length, std::span<const double> last);
+
 // Choice by experts (Zhou et al. 2022): in each sequence of `length` rows an expert takes its best min(capacity, length) ones by
 // `scores` [rows, E]. By row, then by expert.
 std::vector<Assignment> choose_tokens(const at::Tensor& scores, const RoutingRules& rules, int64_t length);
@@ -75,5 +80,8 @@ struct Routing {
 
 // Of `assignments` of a microbatch, by row, those of the rows in `own`.
 Routing sort_by_expert(std::span<const Assignment> assignments, mesh::Range own, int64_t experts);
+
+// Makes `first` and `sent` of a Routing whose rows, of `count` in all, are set.
+void index_rows(Routing& routing, int64_t count);
 
 }  // namespace lockstep::nn

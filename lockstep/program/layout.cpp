@@ -54,6 +54,9 @@ mesh::ExpertDegrees Layout::expert_degrees() const {
 
 mesh::View Layout::expert_ranks() const { return {mesh::expert_fold(expert_degrees()), mesh::Axis::kEp | mesh::Axis::kEtp}; }
 
+mesh::View Layout::expert_nodes() const { return {mesh::expert_node_fold(expert_degrees(), node_ranks), mesh::Axis::kEpNodes}; }
+mesh::View Layout::expert_node() const { return {mesh::expert_node_fold(expert_degrees(), node_ranks), mesh::Axis::kEpNode}; }
+
 Domain Layout::domain(arch::ParameterGroup group) const {
   if (group == arch::ParameterGroup::kExperts) {
     if (folds_experts(*this)) return expert_domain(*this);
@@ -92,6 +95,8 @@ arch::CostInput Layout::cost_input(int rank, arch::Recompute choice) const {
                         .recompute = choice,
                         .overlap = overlap};
   input.moe = moe;
+  input.dispatcher = dispatcher;
+  input.node_ranks = node_ranks;
   return input;
 }
 
@@ -169,7 +174,7 @@ int64_t Layout::load_numbers() const { return model.has_experts() ? load_offset(
 int64_t Layout::load_offset(int layer) const {
   int64_t blocks = 0;
   for (int below = 1; below < layer; ++below) blocks += is_expert_block(below) ? 1 : 0;
-  return blocks * (model.experts.count + kLoadExtras);
+  return blocks * (model.experts.count + arch::load_extras(moe));
 }
 
 std::vector<arch::LayerCost> layer_costs(const Layout& layout, int rank) {
@@ -194,6 +199,8 @@ Layout reference_layout(const Layout& layout) {
   reference.device_limit = 0;
   reference.data_parallel = config::DataParallel::kRing;
   reference.ep = reference.etp = 1;
+  reference.dispatcher = config::Dispatcher::kAllToAll;
+  reference.node_ranks = 1;
   return reference;
 }
 
@@ -219,7 +226,9 @@ std::string describe(const Layout& layout) {
   std::vector<std::string> experts;
   if (layout.ep > 1) experts.push_back(cat("ep ", layout.ep));
   if (layout.etp > 1) experts.push_back(cat("etp ", layout.etp));
-  return cat(axes.empty() ? "1 rank" : join(axes, " x "), ", ", experts.empty() ? "" : "experts over " + join(experts, " x ") + ", ",
+  const char* dispatched = layout.dispatcher == config::Dispatcher::kAllGather ? " (all_gather)" : "";
+  const std::string nodes = layout.dispatches_by_node() ? cat(" (hierarchical, nodes of ", layout.node_ranks, ")") : dispatched;
+  return cat(axes.empty() ? "1 rank" : join(axes, " x "), ", ", experts.empty() ? "" : "experts over " + join(experts, " x ") + nodes + (layout.overlap_experts ? " in turns, " : ", "),
              several(layout.num_microbatches(), "microbatch", "microbatches"), " x ",
              several(layout.micro_batch, "sequence", "sequences"), " x ", several(layout.seq_len, "token", "tokens"),
              ", ", layout.precision == config::Precision::kBf16 ? "bf16" : "fp32", recompute_text(layout.recompute));

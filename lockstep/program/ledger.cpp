@@ -57,9 +57,9 @@ std::string text_of(const LedgerEntry& entry) {
              links.empty() ? "nothing" : join(links, ", "));
 }
 
-// As far as the data does not make it.
+// As far as the data does not make it: beyond moe.imbalance_limit a layer makes a call several times.
 bool agree(const LedgerEntry& predicted, const LedgerEntry& recorded) {
-  return predicted.at_run_time ? predicted.count == recorded.count : predicted == recorded;
+  return predicted.at_run_time ? recorded.count >= predicted.count : predicted == recorded;
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ class Ledger {
   // With the text of each call, in the order of the texts: for pages.
   std::vector<std::tuple<std::string, LedgerKey, LedgerEntry>> printed() const;
   bool operator==(const Ledger&) const = default;
-  // Lines that say where the two differ; empty where they agree. Of what is known at run time alone the numbers of calls count.
+  // Lines that say where the two differ; empty where they agree. Of what is known at run time there are as many calls, or more.
   static std::vector<std::string> difference(const Ledger& predicted, const Ledger& recorded);
 
  private:

@@ -27,8 +27,8 @@ namespace lockstep::program {
 //                          partial_gradients() counts
 //   norm                   all_reduce over the model group, with several shards or scattered experts over all ranks, direct
 //                          (Layout::norm_ranks): 1 fp64; parameter server: broadcast from the server, direct
-//   gather_update blocks.3   send and recv over the domain's shard view and tp, direct, in the type of the iteration: a piece of a
-//   scatter_update blocks.3  matrix to its owner and back (matrices.h)
+//   gather_update blocks.3   send and recv over the domain's shard view and tp, of experts etp, direct, in the type of the iteration: a
+//   scatter_update blocks.3  piece of a matrix to its owner and back (matrices.h)
 // and those of sharded layers, tensor_calls().
 class CallTable::Planner {
  public:
@@ -148,13 +148,14 @@ class CallTable::Planner {
     const bool gathers = action.kind == ActionKind::kGatherUpdate;
     const CallId id = id_of_unit(gathers ? Purpose::kGatherUpdate : Purpose::kScatterUpdate, action);
     for (const MatrixMessage& message : matrices_->messages(action.unit, gathers)) {
-      const bool sends = message.from == matrices_->member();
-      if (!sends && message.to != matrices_->member()) continue;
-      add(matrices_->group(), {.id = id,
-                               .collective = sends ? Collective::kSend : Collective::kRecv,
-                               .root = sends ? message.to : message.from,
-                               .numel = matrices_->of(action.unit)[message.matrix].pieces[message.piece].numel,
-                               .element_size = matrices_->element_size()});
+      const int here = matrices_->member(action.unit);
+      const bool sends = message.from == here;
+      if (!sends && message.to != here) continue;
+      add(matrices_->group(action.unit), {.id = id,
+                                          .collective = sends ? Collective::kSend : Collective::kRecv,
+                                          .root = sends ? message.to : message.from,
+                                          .numel = matrices_->of(action.unit)[message.matrix].pieces[message.piece].numel,
+                                          .element_size = matrices_->element_size()});
     }
   }
 

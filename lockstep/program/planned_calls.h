@@ -70,8 +70,8 @@ PartialGradients partial_gradients(const Layout& layout, int rank);
 // calls and the planner read it here, the layers of parallel/tensor and parallel/expert make these calls, and a test asserts that both
 // are the same.
 
-// Of one F, RECOMPUTE, B, I or W of a layer, in the order of the forward pass, each with its group: tp, or with arch::CallGroup::kExperts
-// Layout::expert_ranks() on their channel. Nothing over a group of one rank.
+// Of one F, RECOMPUTE, B, I or W of a layer, or of a divided one those of the action's part, of DISPATCH_* and COMBINE_* what these move;
+// in the order of the forward pass, each with its group: tp, or with arch::CallGroup::kExperts Layout::expert_ranks() on their channel. Nothing over a group of one rank.
 // M = B S rows, padded to a multiple of tp:
 //   without sequence parallelism, a block    F: all_reduce [M, D] after attention.out and after mlp.down
 //                                            I: all_reduce [M, D] of dx of attention.qkv and of mlp's first linear

@@ -68,8 +68,8 @@ void judge_loads(const engine::StepResult& result, const engine::StepResult& exp
                                     found[i], ", on one rank ", reference[i]));
     bound(cat("auxiliary loss of block ", block), relative(found[experts + 1], reference[experts + 1]), tolerances.grad_norm, step);
     bound(cat("z-loss of block ", block), relative(found[experts + 2], reference[experts + 2]), tolerances.grad_norm, step);
-    found += experts + nn::kLoadExtras;
-    reference += experts + nn::kLoadExtras;
+    found += experts + arch::load_extras(layout.moe);
+    reference += experts + arch::load_extras(layout.moe);
   }
 }
 
@@ -99,6 +99,7 @@ class Reference {
   void leave_alone() {
     reordered_ = std::make_unique<Twin>(reordered(executor_options(config_, layout_), tolerances_));
     reordered_->adopt(twin_.state());
+    reordered_->executor().set_last_loads(twin_.executor().last_loads());
   }
   // The step that the layout has made, and what follows from it for `step`. `whole`: the layout's, after it.
   void compare(const WholeState& whole, const engine::StepResult& result, const StepPosition& position, VerifyStep& step) {

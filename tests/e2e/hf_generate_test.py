@@ -19,6 +19,11 @@ CONFIGS = {
     "mixtral": transformers.MixtralConfig(**SIZES, **NO_TOKENS, num_local_experts=8, num_experts_per_tok=2),
     "qwen3_moe": transformers.Qwen3MoeConfig(**SIZES, **NO_TOKENS, head_dim=16, num_experts=6, num_experts_per_tok=3,
                                              moe_intermediate_size=32, mlp_only_layers=[0], norm_topk_prob=True),
+    "deepseek_v3": transformers.DeepseekV3Config(
+        **{**SIZES, "num_key_value_heads": 8}, **NO_TOKENS, q_lora_rank=24, kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=16,
+        n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=32, first_k_dense_replace=1,
+        num_nextn_predict_layers=0, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0,
+                                                     "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}),
 }
 PROMPTS = [[1], [5, 6, 7, 8, 9, 10, 11], [100, 3, 400], list(range(30, 60))]
 COUNT = 24
@@ -57,7 +62,7 @@ class HfGenerateTest(support.LockstepTest):
                     self.assertEqual(answer["ids"], expected)
 
     def test_two_and_four_ranks_say_the_same(self):
-        for family in ("gpt2", "llama", "qwen3", "mixtral", "qwen3_moe"):
+        for family in ("gpt2", "llama", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3"):
             alone = self.ours(family)["results"]
             for ranks in (2, 4):
                 with self.subTest(family=family, ranks=ranks):

@@ -55,8 +55,11 @@ struct Cut {
   }
 };
 
-void check_rank(comm::Communicator& communicator, int ep, int etp, int64_t per_token) {
-  ExpertGroup group(communicator, ep, etp);
+// Backward as B makes it, or as I and W.
+enum class Backward { kWhole, kApart };
+
+void check_rank(comm::Communicator& communicator, int ep, int etp, const DispatchOptions& options, int64_t per_token, Backward backward) {
+  ExpertGroup group(communicator, ep, etp, options);
   const Cut cut{.experts = group.experts_here(kExperts), .inner = mesh::shard_range(kInner, etp, group.etp_rank())};
   const nn::ExpertParameters all = whole();
   const nn::ExpertParameters here{.router_weight = {.value = all.router_weight.value, .grad = all.router_weight.grad.clone()},
@@ -75,8 +78,14 @@ void check_rank(comm::Communicator& communicator, int ep, int etp, int64_t per_t
     if (rank != communicator.rank()) continue;
     const auto saved = layer.new_saved();
     expect_close(layer.forward(x, saved.get()), twin_y, "y");
-    expect_close(layer.backward_input(dy, *saved), twin_dx, "dx");
+    if (backward == Backward::kApart) {
+      expect_close(layer.backward_input(dy, *saved), twin_dx, "dx");
+      layer.backward_weight(*saved);
+      continue;
+    }
+    nn::Pending dx = layer.start_backward_input(dy, *saved);
     layer.backward_weight(*saved);
+    expect_close(dx(), twin_dx, "dx");
   }
   communicator.all_reduce(here.router_weight.grad, {.id = program::named_call("router")}).wait();
   expect_close(here.router_weight.grad, all.router_weight.grad, "gradient of the router");
@@ -91,9 +100,37 @@ TEST(ExpertsOverRanks, AreThoseOfOneRank) {
       const int degrees[] = {ep, etp};
       lockstep::testing::run_ranks(ep * etp, [&](comm::World& world) {
         const auto communicator = world.all_ranks("ep");
-        check_rank(*communicator, degrees[0], degrees[1], per_token);
+        check_rank(*communicator, degrees[0], degrees[1], {}, per_token, Backward::kApart);
       });
     }
+}
+
+// 2 x 5 rows of each of four ranks: all may come to one.
+TEST(ExpertsOverRanks, AreThoseOfOneRankHoweverTokensTravel) {
+  using config::Dispatcher;
+  const DispatchOptions ways[] = {{.limit = 7},
+                                  {.limit = 1000},
+                                  {.slots = 10},
+                                  {.dispatcher = Dispatcher::kAllGather},
+                                  {.dispatcher = Dispatcher::kAllGather, .limit = 9},
+                                  {.dispatcher = Dispatcher::kHierarchical},
+                                  {.overlap = false, .dispatcher = Dispatcher::kHierarchical, .limit = 9}};
+  for (const DispatchOptions& way : ways)
+    for (const int etp : {1, 2})
+      for (const int64_t per_token : {int64_t{2}, kExperts})
+        for (const Backward backward : {Backward::kWhole, Backward::kApart}) {
+          SCOPED_TRACE(cat("dispatcher ", static_cast<int>(way.dispatcher), " limit ", way.limit, ", etp ", etp, ", ", per_token, " per token"));
+          lockstep::testing::run_ranks(4, [&](comm::World& world) {
+            const auto communicator = world.all_ranks("ep");
+            const int rank = world.rank();
+            const auto nodes = world.communicator({rank % 2, rank % 2 + 2}, "ep_nodes");
+            const auto node = world.communicator({rank / 2 * 2, rank / 2 * 2 + 1}, "ep_node");
+            DispatchOptions options = way;
+            options.nodes = nodes.get();
+            options.node = node.get();
+            check_rank(*communicator, 4 / etp, etp, options, per_token, backward);
+          });
+        }
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ class MemoryWalk {
     stage(effects, action);
     MemoryPoint point{.within = before, .after = live_};
     for (size_t i = 0; i < kNumMemoryCategories; ++i) point.within[i] = std::max(before[i], live_[i]);
-    if (goes_back(action.kind)) {  // dx joins dy and all that was kept
+    if (goes_back(action.kind) && action.part < 0) {  // dx joins dy and all that was kept
       int64_t& within = point.within[static_cast<size_t>(MemoryCategory::kActivations)];
       within = before[static_cast<size_t>(MemoryCategory::kActivations)] + (action.layer > 0 ? cost(action.layer - 1).output : 0);
     }
@@ -170,6 +170,10 @@ class MemoryWalk {
       add(bytes, MemoryCategory::kActivations, cost(index - 1).output);
     } else if (what == Resource::kOutputGrad) {
       add(bytes, MemoryCategory::kActivations, cost(index).output);
+    } else if (what == Resource::kForwardParts || what == Resource::kBackwardParts) {
+      const arch::LayerCost& of = cost(index);  // I holds the same between its parts as B
+      const auto& between = (what == Resource::kForwardParts ? of.forward_parts : of.backward_parts).between;
+      add(bytes, MemoryCategory::kActivations, between[(state & (kForExperts | kAtExperts)) != 0 ? 0 : 1]);
     } else {
       const bool whole = (state & kIncomplete) == 0 && layout_.recompute_of(index) != arch::Recompute::kNone;
       const int64_t saved = (state & kForWeights) != 0 ? cost(index).held : cost(index).kept + (whole ? cost(index).restored : 0);
@@ -220,7 +224,15 @@ class MemoryWalk {
     reducing_.start(effects, action, action.bucket);
   }
 
+  int64_t part_workspace(const Action& action) const {
+    const arch::LayerCost& of = cost(action.layer);
+    const bool forward = work_of(action.kind) == Work::kForward;
+    const arch::PartCost& parts = forward ? of.forward_parts : adds_to_weights(action.kind) ? of.backward_parts : of.input_parts;
+    return parts.workspace[static_cast<size_t>(action.part)];
+  }
+
   int64_t workspace(const Effects& effects, const Action& action) const {
+    if (action.part >= 0) return part_workspace(action);
     switch (work_of(action.kind)) {
       case Work::kForward:
         return cost(action.layer).forward_workspace;

@@ -156,6 +156,7 @@ std::vector<std::vector<StageTraffic>> sharding_traffic(const Layout& layout, co
     Layout staged = layout;
     staged.zero = zero;
     staged.offload.parameters = layout.offload.parameters && zero == 3;
+    staged.overlap_experts = false;  // the same calls in another order
     const Program program = make_program(staged);
     for (size_t i = 0; i < ranks.size(); ++i) {
       const double share = gathered_share(layout, ranks[i]);

@@ -27,7 +27,7 @@ std::string letter(const Action& action) {
 
 std::string cell_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers) {
   const std::string text = letter(action);
-  if (action.layer >= 0) return text + short_label(action.layer, num_layers);
+  if (action.layer >= 0) return text + short_label(action.layer, num_layers) + part_letter(action);
   if (action.unit >= 0) return text + short_label(action.unit, num_layers);
   if (action.bucket < 0) return text;
   const std::vector<int>& layers = buckets.at(static_cast<size_t>(action.bucket)).units;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "lockstep/arch/expert_branch.h"
 #include "lockstep/arch/layer_description.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/text.h"
@@ -110,6 +111,17 @@ std::string where_peak(const Program& program, const Layout& layout, int rank, c
 constexpr std::string_view kWorstCase =
     "experts: of the worst case, that all tokens of the ranks that share them come to one; with balanced routing they keep less\n";
 
+// What the bytes of experts are a bound of.
+std::string bound_text(const Layout& layout) {
+  if (layout.ep * layout.etp == 1) return "";
+  const arch::ExpertRows rows(layout.model, layout.cost_input(0));
+  if (rows.slots > 0)
+    return cat("experts: of messages with ", rows.slots, " rows of each rank for each expert, as moe.static_buffers has them whatever the routing\n");
+  if (rows.limit == 0) return std::string(kWorstCase);
+  return cat("experts: room for ", rows.received, " rows, moe.imbalance_limit ", number_text(*layout.moe.imbalance_limit),
+             " x balanced routing: a bound. Where more come to a rank the layer runs in rounds that keep nothing\n");
+}
+
 constexpr int kRows = 16, kColumns = 100;
 constexpr std::string_view kLetters = "pgoab";  // by category, from the bottom
 
@@ -217,7 +229,7 @@ std::string kept_table(const Layout& layout, int rank) {
   Row count{"blocks of this layout"};
   for (const int64_t of_choice : blocks) count.push_back(cat(of_choice));
   rows.push_back(std::move(count));
-  return cat(table(rows, 1, std::size(kChoices)), layout.ep * layout.etp > 1 ? kWorstCase : "");
+  return cat(table(rows, 1, std::size(kChoices)), bound_text(layout));
 }
 
 std::string draw_memory(const Program& program, const Layout& layout, int rank) {

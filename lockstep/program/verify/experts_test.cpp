@@ -35,7 +35,9 @@ constexpr ExpertLayout kGrids[] = {{.replicate = 4, .ep = 2},
                                    {.shard = 4, .ep = 4, .zero = 3},
                                    {.replicate = 2, .shard = 2, .ep = 2, .zero = 3},
                                    {.replicate = 2, .shard = 2, .ep = 2, .zero = 2},
-                                   {.tp = 4, .ep = 2, .zero = 3}};
+                                   {.tp = 4, .ep = 2, .zero = 3},
+                                   {.replicate = 4, .ep = 4, .dispatcher = config::Dispatcher::kAllGather},
+                                   {.replicate = 4, .ep = 4, .dispatcher = config::Dispatcher::kHierarchical, .node = 2}};
 
 std::vector<Layout> all_layouts() {
   std::vector<Layout> layouts;

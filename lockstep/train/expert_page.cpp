@@ -1,0 +1,49 @@
+#include "lockstep/train/expert_page.h"
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/file.h"
+#include "lockstep/base/text.h"
+#include "lockstep/engine/expert_loads.h"
+#include "lockstep/plan/drawing.h"
+
+namespace lockstep::train {
+
+ExpertPage::ExpertPage(const RunDirectory& directory, const program::Layout& layout, RunOutput& output, bool writes)
+    : directory_(directory), layout_(layout), output_(output) {
+  if (!writes || layout.load_numbers() == 0) return;
+  const std::vector<double> none(static_cast<size_t>(layout.load_numbers()), 0.0);
+  std::vector<std::string> names;
+  for (const engine::ExpertLoad& load : engine::expert_loads(layout, none)) names.push_back(load.name);
+  history_.emplace(std::move(names), layout.model.experts.count);
+}
+
+void ExpertPage::known(const StepRecord& record, const RunPosition&) {
+  if (!history_) return;
+  std::vector<double> routed;
+  for (const engine::ExpertLoad& load : engine::expert_loads(layout_, record.result.loads))
+    routed.insert(routed.end(), load.routed.begin(), load.routed.end());
+  if (!routed.empty()) history_->add(record.step, routed);
+}
+
+void ExpertPage::resume(int64_t step) {
+  if (history_) plan::read_loads(directory_.metrics(), step, *history_);
+}
+
+void ExpertPage::write() const {
+  if (!history_) return;
+  const std::string section = plan::expert_section(*history_);
+  if (section.empty()) return;
+  try {
+    const std::filesystem::path page = directory_.report();
+    std::string text = std::filesystem::exists(page) ? read_file(page) : plan::page_html(directory_.root().filename().string(), layout_, "");
+    write_file(page, plan::with_section(std::move(text), "experts", section));
+  } catch (const Error& error) {
+    output_.warn(cat("the load of experts is not drawn: ", error.what()));
+  }
+}
+
+}  // namespace lockstep::train
