@@ -87,6 +87,9 @@ void expert_problems(const RunConfig& config, int world_size, const Expect& expe
   const ParallelSection& parallel = config.parallel;
   grid_problems(config, world_size, expect);
   balance_problems(config, expect);
+  expect(parallel.data_parallel == DataParallel::kRing || parallel.tp == 1 || parallel.ep > 1 || parallel.etp > 1, "parallel.data_parallel",
+         cat("a parameter server sums over dp alone, but with tp(", parallel.tp, ") gradients of experts are parts of a sum over tp too"),
+         {{.changes = {{"parallel.data_parallel", "ring"}}}, {.changes = {{"parallel.tp", "1"}}}});
   expect(parallel.data_parallel == DataParallel::kRing || (parallel.ep == 1 && parallel.etp == 1), "parallel.data_parallel",
          cat("a parameter server updates all parameters, but with ep(", parallel.ep, ") x etp(", parallel.etp,
              ") no rank has all experts"),

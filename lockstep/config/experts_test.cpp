@@ -160,5 +160,13 @@ TEST(ExpertConfig, WhatNobodyWouldReadIsRefused) {
                     "moe.capacity_factor = 2 is of experts, but the model has none\nmoe.balance = \"none\" is of experts, but the model has none");
 }
 
+// Ranks of tp hold the same experts and see other rows.
+TEST(ExpertConfig, AParameterServerSumsNoExpertsOverTp) {
+  const std::string model = "[model]\nexperts = 8\nexpert_ffn = 96\nheads = 4\n[parallel]\ntp = 2\n";
+  const std::string server = model + "data_parallel = \"parameter_server\"";
+  expect_refused_alone({server.c_str(), 4, "run.toml:7", "with tp(2) gradients of experts are parts of a sum over tp too", "use data_parallel ring"});
+  EXPECT_EQ(layout_refusal(model, 4), "accepted");
+}
+
 }  // namespace
 }  // namespace lockstep::config
