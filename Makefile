@@ -27,7 +27,7 @@ asan tsan: setup
 	@.venv/bin/python tests/sanitizers/run.py $@
 
 bench bench-page: build
-	@bash scripts/build.sh bench_adamw bench_collectives bench_replicas bench_tokenize
+	@bash scripts/build.sh bench_adamw bench_collectives bench_imbalance bench_replicas bench_tokenize
 	@.venv/bin/python bench/bench.py $(BUILD) $(if $(filter bench-page,$@),--page docs/benchmarks.md) $(BENCH)
 
 build: setup

@@ -20,6 +20,7 @@ from statistics import median, quantiles
 import adamw
 import collectives
 import generate
+import imbalance
 import pages
 import replicas
 import tokenizer
@@ -32,7 +33,7 @@ from token_files import write_random_tokens
 from training import Measurements, Rounds, against_theory, case_row, comparison, measure
 
 CORES = 2  # one rank with two threads, or several ranks with one
-PROGRAMS = {"adamw": "bench_adamw", "collectives": "bench_collectives", "replicas": "bench_replicas", "tokenizer": "bench_tokenize"}  # that a group needs beside `lockstep`
+PROGRAMS = {"adamw": "bench_adamw", "collectives": "bench_collectives", "imbalance": "bench_imbalance", "replicas": "bench_replicas", "tokenizer": "bench_tokenize"}  # that a group needs beside `lockstep`
 
 
 def parse_arguments():
@@ -148,6 +149,7 @@ def measure_all(arguments, setting, write):
     found = tokenizer.measure(setting, rounds) if "tokenizer" in arguments.groups else None
     report["tokenizer"] = tokenizer.rows(found) if found else []
     report["adamw"] = adamw.measure(setting, rounds) if "adamw" in arguments.groups else []
+    report["imbalance"] = imbalance.measure(setting, rounds) if "imbalance" in arguments.groups else []
     report["replicas"] = replicas.measure(setting, rounds) if "replicas" in arguments.groups else []
     report["pages"] = pages.measure(setting, rounds) if "pages" in arguments.groups else []
     found = generate.measure(setting, rounds) if "generate" in arguments.groups else None

@@ -192,6 +192,14 @@ def experts(report):
     return table(["work", "ranks", "ms", "of our own 1x2", "mark", "waiting", "busiest rank's links"], rows)
 
 
+def imbalance(report):
+    rows = [
+        [str(row["ranks"]), row["what"], f"{row['of_rank']:.2f}", f"{row['of_expert']:.2f}", number(1e3 * row["seconds"]), ratio(row["slower"])]
+        for row in report["imbalance"]
+    ]
+    return table(["ranks", "bias of the choice", "busiest rank / mean", "busiest expert / mean", "step ms", "over the even load"], rows)
+
+
 def memory(report):
     heads = ["work", "ranks", "zero", "one rank MiB", "largest rank MiB", "predicted MiB", "off by", "PyTorch", "MiB"]
     rows = []
@@ -349,6 +357,7 @@ PARTS = (
     ("Pipelines against theory", theory),
     ("States shared out", zero),
     ("Experts shared out over several ranks of one thread", experts),
+    ("What an uneven load of experts costs", imbalance),
     ("What a rank has allocated at most", memory),
     ("Blocks that keep less for their backward", recompute),
     ("What its ranks wait for", exposed),

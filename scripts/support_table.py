@@ -67,11 +67,14 @@ ROWS = (
     row("memory", "predicted and measured by category and at its peak; `memory.device_limit` is kept", "",
         "engine.memory_test", "program_predict.memory_test", "plan.ways_out_test", "e2e.memory_limit_test"),
     row("experts, expert parallel", "softmax, sigmoid and expert-choice routers, groups, shared experts; dropless or with a capacity; balanced by a loss or a bias; "
-        "`ep` and `etp` over the ranks of dp x tp, with any of the above", "one dispatcher, all-to-all; `moe.capacity_factor` or the worst case bounds memory",
-        "train.verify_experts_test", "e2e.experts_test"),
+        "`ep` and `etp` over the ranks of dp x tp, with any of the above; `overlap_experts`: rows travel beside another microbatch; "
+        "`static_buffers`: messages of one size",
+        "three dispatchers, `overlap_experts` and `static_buffers` with all_to_all alone; `moe.imbalance_limit`, `moe.capacity_factor` or the worst case bounds memory",
+        "train.verify_experts_test", "e2e.experts_test", "parallel_expert.exchange_test", "engine.expert_overlap_test", "engine.balance_test",
+        "e2e.deepseek_test"),
     row("other parallelism", "", "planned: context; asking for `cp` is an error (LS1047)",
         "config.config_test"),
-    row("models", "GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE: presets, sizes or a `config.json`; norms before or behind attention and MLP, "
+    row("models", "GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, DeepSeek-V3: presets, sizes or a `config.json`; norms before or behind attention and MLP, "
         "one after the other or beside each other; gradients against autograd",
         "", "hf_reference_test", "model.model_test", "arch.hf_config_test"),
     row("Hugging Face directories", "in and out for all of these, from and into any layout; transformers gives the same loss",

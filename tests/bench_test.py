@@ -10,6 +10,7 @@ SOURCE_DIR = Path(sys.argv.pop(1) if len(sys.argv) > 1 else ".").resolve()
 sys.path[:0] = [str(SOURCE_DIR / "bench"), str(SOURCE_DIR / "bench/peers")]
 
 import bench  # noqa: E402
+import imbalance  # noqa: E402
 import page  # noqa: E402
 import pages  # noqa: E402
 import tables  # noqa: E402
@@ -65,6 +66,16 @@ class BenchTest(unittest.TestCase):
         self.assertIn("reached", text)
 
 
+class ImbalanceTest(unittest.TestCase):
+    def test_loads_against_the_even_one_of_their_round(self):
+        rounds = [[{"ranks": 2, "what": what, "of_rank": load, "of_expert": load, "seconds": load * scale} for what, load in (("even", 1), ("all", 2))]
+                  for scale in (1, 3, 2)]
+        even, all_to_one = imbalance.merged(rounds)
+        self.assertEqual((even["seconds"], even["slower"]), (2, spread([1.0, 1.0, 1.0])))
+        self.assertEqual((all_to_one["what"], all_to_one["of_rank"], all_to_one["slower"]["ratio"]), ("all", 2, 2))
+        self.assertIn("2.00 (2.00..2.00)", tables.imbalance({"imbalance": [even, all_to_one]}))
+
+
 def whole_report(rounds):
     """Of every group, from made-up measurements: steps of 1 s for us and of 2 s for the others, which reaches every mark of a ratio."""
     rows = training_rows(DEFAULT_GROUPS, False)
@@ -86,6 +97,8 @@ def whole_report(rounds):
     report["adamw"] = [{"elements": 1e6, "threads": 1, "lockstep_seconds": 1, "torch_seconds": 2, "times_as_fast": spread([0.8, 0.9, 1.1])}]
     report["replicas"] = [{"model": "gpt2-124m", "ranks": 2, "every": 100, "step_seconds": 1, "comparison_seconds": 0.1,
                            "share": spread([0.0008, 0.001, 0.0012])}]
+    report["imbalance"] = [{"ranks": 2, "what": "rank 0's experts +1", "of_rank": 2.0, "of_expert": 2.5, "seconds": 0.5,
+                            "slower": spread([1.4, 1.5, 1.7])}]
     report["pages"] = [{"page": "memory", "ranks": ranks, "ms": spread([80.0, 90.0, 120.0]), "mb": 50.0} for ranks in pages.LIMITS]
     report["tokenizer"] = [{"style": "gpt2", "direction": "encode", "megabytes": 1.0, "lockstep_mb_per_s": 2.0, "peer_mb_per_s": 1.0,
                             "peer": "gpt2: encode", "times_as_fast": twice}]

@@ -33,6 +33,11 @@ MIXTRAL = {**LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_w
 QWEN3_MOE = {**LLAMA, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 
 
+DEEPSEEK = {**LLAMA, "num_key_value_heads": 4, "num_hidden_layers": 3, "q_lora_rank": 10, "kv_lora_rank": 12, "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+            "moe_intermediate_size": 20, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
+
+
 def rope(theta, **scaling):
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **scaling}}
 
@@ -40,6 +45,9 @@ def rope(theta, **scaling):
 # With head_dim 16 and theta 500 the wavelengths are 6 to 1400 tokens: kept, between and stretched.
 LLAMA3 = rope(500.0, rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
+
+# Wavelengths of 8 elements at theta 100: 6 to 200 tokens, of which 64 are the original length.
+YARN = rope(100.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=8.0, beta_slow=1.0)
 
 # name: (class of the configuration, its values, batch and length[, "v4": with rope_theta and rope_scaling[, coefficient of our
 # auxiliary loss]])
@@ -72,6 +80,14 @@ CASES = {
                                                         "attention_bias": True, **rope(1e6)}, (2, 11), "v4", 0.3),
     "qwen3_moe of one layer with experts": ("Qwen3Moe", {**QWEN3_MOE, "decoder_sparse_step": 2, "norm_topk_prob": True, **rope(1e6)},
                                             (1, 17), "v5", 0.4),
+    "llama yarn": ("Llama", {**LLAMA, "head_dim": 16, **YARN}, (2, 40), "v4"),
+    "deepseek_v3": ("DeepseekV3", {**DEEPSEEK, **rope(1e4)}, (2, 13)),
+    "deepseek_v3 yarn, that is balanced": (
+        "DeepseekV3", {**DEEPSEEK, **YARN, "rope_parameters": {**YARN["rope_parameters"], "mscale": 1.0, "mscale_all_dim": 0.7}},
+        (3, 24), "v4", 0.3),
+    "deepseek_v3 of all groups, values wider than keys": (
+        "DeepseekV3", {**DEEPSEEK, **YARN, "v_head_dim": 20, "topk_group": 4, "routed_scaling_factor": 1.0, "n_shared_experts": 2,
+                       "first_k_dense_replace": 0, "rope_interleave": False, "tie_word_embeddings": True}, (2, 17), "v5", 0.2),
 }
 
 
@@ -119,6 +135,11 @@ LLAMA_PARTS = {"input_layernorm": ["attention_norm"], "post_attention_layernorm"
                "self_attn.o_proj": ["attention.out"], "self_attn.q_norm": ["attention.q_norm"],
                "self_attn.k_norm": ["attention.k_norm"], "mlp.gate_proj": ["mlp.gate"], "mlp.up_proj": ["mlp.up"],
                "mlp.down_proj": ["mlp.down"], "mlp.gate": ["experts.router"]}
+DEEPSEEK_PARTS = {"self_attn.q_a_proj": ["attention.q_a"], "self_attn.q_a_layernorm": ["attention.q_a_norm"],
+                  "self_attn.q_b_proj": ["attention.q_b"], "self_attn.kv_a_proj_with_mqa": ["attention.kv_a"],
+                  "self_attn.kv_a_layernorm": ["attention.kv_a_norm"], "self_attn.kv_b_proj": ["attention.kv_b"],
+                  "mlp.shared_experts.gate_proj": ["experts.shared.gate"], "mlp.shared_experts.up_proj": ["experts.shared.up"],
+                  "mlp.shared_experts.down_proj": ["experts.shared.down"]}
 # Of all experts in one parameter of theirs, one after the other.
 STACKED_PARTS = {"mlp.experts.gate_up_proj": ["gate", "up"], "mlp.experts.down_proj": ["down"]}
 ENDS = {"transformer.wte": "embed.tokens", "transformer.wpe": "embed.positions", "transformer.ln_f": "head.norm",
@@ -132,13 +153,15 @@ def our_names(theirs, ours):
         return [f"{ENDS[module]}.{kind}"]
     _, _, index, part = theirs.split(".", 3)
     block = f"blocks.{index}"
+    if kind == "e_score_correction_bias":
+        return [f"{block}.experts.router.bias"]
     if part in STACKED_PARTS:
-        count = sum(name.startswith(f"value/{block}.experts.") and name.endswith(".down.weight") for name in ours)
+        count = sum(name.startswith(f"value/{block}.experts.") and name.endswith(".down.weight") and ".shared." not in name for name in ours)
         return [f"{block}.experts.{expert}.{name}.weight" for expert in range(count) for name in STACKED_PARTS[part]]
     part = part.removesuffix("." + kind)
     if part == "post_attention_layernorm" and f"value/{block}.experts_norm.weight" in ours:
         return [f"{block}.experts_norm.weight"]
-    return [f"{block}.{name}.{kind}" for name in {**GPT2_PARTS, **LLAMA_PARTS}[part]]
+    return [f"{block}.{name}.{kind}" for name in {**GPT2_PARTS, **LLAMA_PARTS, **DEEPSEEK_PARTS}[part]]
 
 
 def in_their_form(tensors, prefix, theirs, shape):
@@ -155,6 +178,14 @@ def aux_loss(router_logits, targets, config):
                for layer in router_logits for b, weight in enumerate(valid))
 
 
+def sigmoid_aux_loss(logits, chosen, targets):
+    """Of one layer of deepseek_v3, for which transformers has none: DeepSeek-AI 2024, equations 17 to 20, summed as ours."""
+    (count, length), experts, k = targets.shape, logits.shape[1], chosen.shape[1]
+    shares = logits.sigmoid() / logits.sigmoid().sum(1, keepdim=True)
+    sent = torch.stack([torch.bincount(one.flatten(), minlength=experts) for one in chosen.view(count, -1)]) / (length * k)
+    return experts * ((targets != -100).sum(1) * (sent * shares.view(count, length, experts).mean(1)).sum(1)).sum()
+
+
 class HuggingFaceReference(unittest.TestCase):
     def expect_close(self, ours, theirs, what):
         self.assertEqual(tuple(ours.shape), tuple(theirs.shape), what)
@@ -166,18 +197,25 @@ class HuggingFaceReference(unittest.TestCase):
         ours, exported = run_ours(config, *size, spelling, aux)
         model = their_model(config)
         parameters = dict(model.named_parameters())
-        self.assertEqual({n for theirs in parameters for n in our_names(theirs, ours)},
+        biases = {name: bias for name, bias in model.named_buffers() if name.endswith("e_score_correction_bias")}
+        self.assertEqual({n for theirs in {**parameters, **biases} for n in our_names(theirs, ours)},
                          {n.removeprefix("value/") for n in ours if n.startswith("value/")},
                          "every parameter has its counterpart")
         with torch.no_grad():
-            for theirs, parameter in parameters.items():
+            for theirs, parameter in {**parameters, **biases}.items():
                 parameter.copy_(in_their_form(ours, "value/", theirs, parameter.shape))
 
-        out = model(input_ids=ours["tokens"].long(), **({"output_router_logits": True} if hasattr(config, "num_experts_per_tok") else {}))
+        routed = []  # logits, weights and experts of each layer
+        for module in model.modules():
+            if type(module).__name__ == "DeepseekV3TopkRouter":
+                module.register_forward_hook(lambda _module, _x, result: routed.append(result))
+        softmax = hasattr(config, "num_experts_per_tok") and not biases
+        out = model(input_ids=ours["tokens"].long(), **({"output_router_logits": True} if softmax else {}))
         logits = out.logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ours["targets"].long().flatten(), ignore_index=-100,
                                                  reduction="sum")
-        (loss + self.experts(model, ours, out.router_logits, loss, aux) if hasattr(out, "router_logits") else loss).backward()
+        more = self.experts(model, ours, out.router_logits, loss, aux) if softmax else self.sigmoid_experts(ours, routed, aux)
+        (loss + more).backward()
         self.expect_close(ours["logits"], logits.detach(), "logits")
         self.expect_close(ours["loss"], loss.detach(), "loss")
         self.same_model_from(exported, model, ours["tokens"].long(), logits)
@@ -205,6 +243,17 @@ class HuggingFaceReference(unittest.TestCase):
             model.router_aux_loss_coef = aux / model.config.num_experts_per_tok
             whole = model(input_ids=ours["tokens"].long(), labels=targets, shift_labels=targets, output_router_logits=True).loss
             self.expect_close((ours["loss"] + aux * loads[0][-2]) / (targets != -100).sum(), whole.detach(), "their whole loss")
+        return aux * theirs
+
+    def sigmoid_experts(self, ours, routed, aux):
+        loads = [ours[name] for name in sorted(ours) if name.startswith("loads/")]
+        self.assertEqual(len(loads), len(routed))
+        for (logits, _, chosen), load in zip(routed, loads):
+            self.assertEqual(load[:-3].tolist(), torch.bincount(chosen.flatten(), minlength=logits.shape[1]).tolist())
+        if not aux:
+            return 0
+        theirs = sum(sigmoid_aux_loss(logits, chosen, ours["targets"].long()) for logits, _, chosen in routed)
+        self.expect_close(sum(load[-2] for load in loads), theirs.detach(), "auxiliary loss")
         return aux * theirs
 
     def same_model_from(self, exported, model, tokens, logits):

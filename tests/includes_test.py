@@ -22,7 +22,7 @@ INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)[>"]')
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 LOGGING = re.compile(r"(fmt|spdlog)/")
 WHOLE_TORCH = {"torch/torch.h", "torch/all.h", "torch/extension.h", "ATen/ATen.h", "ATen/Functions.h", "ATen/NativeFunctions.h"}
-PARALLEL = re.compile(r"(?i)(?<![a-z])(tp|ranks?|shards?|sharded|tensor.parallel\w*|sequence.parallel\w*)(?![a-z])")  # no words of nn
+PARALLEL = re.compile(r"(?i)(?<![a-z])(?<!\bq_)(?<!\bkv_)(tp|ranks?|shards?|sharded|tensor.parallel\w*|sequence.parallel\w*)(?![a-z])")  # no words of nn
 COMMENTS_AND_STRINGS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 

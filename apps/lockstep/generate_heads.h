@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "lockstep/arch/model_config.h"
@@ -16,9 +17,9 @@ inline bool ranks_can_hold(const arch::ModelConfig& model, int64_t ranks) {
   return model.heads % ranks == 0 && (model.kv_heads % ranks == 0 || ranks % model.kv_heads == 0);
 }
 
-// RefusedConfig LS1007 where they cannot, with numbers near it that can. `key`: what says the number.
-inline void check_heads(const arch::ModelConfig& model, int64_t ranks, const std::string& key = config::kRanks) {
-  if (ranks_can_hold(model, ranks)) return;
+// Where they cannot: why, with all numbers that can, the nearest first. `key`: what says the number.
+inline std::optional<config::LayoutProblem> heads_problem(const arch::ModelConfig& model, int64_t ranks, const std::string& key) {
+  if (ranks_can_hold(model, ranks)) return std::nullopt;
   config::LayoutProblem problem{
       .key = key,
       .what = model.heads % ranks != 0
@@ -26,8 +27,15 @@ inline void check_heads(const arch::ModelConfig& model, int64_t ranks, const std
                   : cat("neither of kv_heads(", model.kv_heads, ") and tp(", ranks, ") divides the other"),
       .ways = config::divisors_near(key, model.heads, ranks)};
   std::erase_if(problem.ways, [&](const config::Suggestion& way) { return !ranks_can_hold(model, std::stoll(*way.changes[0].value)); });
-  problem.ways.resize(std::min<size_t>(2, problem.ways.size()));
-  config::refuse({}, "LS1007", "", {problem});
+  return problem;
+}
+
+// RefusedConfig LS1007 where they cannot, with two numbers that can.
+inline void check_heads(const arch::ModelConfig& model, int64_t ranks, const std::string& key = config::kRanks) {
+  std::optional<config::LayoutProblem> problem = heads_problem(model, ranks, key);
+  if (!problem) return;
+  problem->ways.resize(std::min<size_t>(2, problem->ways.size()));
+  config::refuse({}, "LS1007", "", {*problem});
 }
 
 }  // namespace lockstep::apps

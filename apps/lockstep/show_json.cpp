@@ -1,10 +1,13 @@
 #include "apps/lockstep/show_json.h"
 
+#include <algorithm>
+
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/predict/rank_map.h"
 #include "lockstep/program/predict/traffic.h"
+#include "lockstep/program/render/draw_tokens.h"
 #include "lockstep/program/render/render.h"
 
 namespace lockstep::apps {
@@ -43,6 +46,29 @@ OrderedJson timeline_json(const Shown& shown, int rank) {
   return json;
 }
 
+// What draw_tokens() draws. "rows" of a call: by sender, by receiver, in the order of "ranks".
+OrderedJson tokens_json(const Layout& layout, const program::TokenRoutes& routes) {
+  const int shown = std::min(program::kDrawnRanks, static_cast<int>(routes.ranks.size()));
+  OrderedJson json = {{"of_ranks", routes.ranks.size()}, {"own_rows", routes.own}, {"assignments", routes.assignments}};
+  if (routes.slots > 0) json["slots"] = routes.slots;
+  json["at_experts"] = routes.at_experts;
+  for (int member = 0; member < shown; ++member) {
+    const mesh::Range experts = program::experts_of(layout, routes, member);
+    json["ranks"].push_back({{"rank", routes.ranks[static_cast<size_t>(member)]}, {"experts", {experts.begin, experts.end}}});
+  }
+  for (const program::TokenHop& hop : routes.hops) {
+    OrderedJson rows = OrderedJson::array();
+    for (int from = 0; from < shown; ++from) {
+      OrderedJson sent = OrderedJson::array();
+      for (int to = 0; to < shown; ++to) sent.push_back(hop.sent(from, to));
+      rows.push_back(sent);
+    }
+    json["calls"].push_back({{"part", hop.part}, {"collective", program::collective_name(hop.collective)}, {"axis", hop.over},
+                             {"of_a_rank", hop.of_a_rank()}, {"decided_by_tokens", hop.decided_by_tokens}, {"rows", rows}});
+  }
+  return json;
+}
+
 OrderedJson rank_json(const Shown& shown, program::RankMemory& memory, int rank, const std::string& what) {
   const Layout& layout = shown.layout;
   OrderedJson json = {{"rank", rank}};
@@ -74,7 +100,10 @@ OrderedJson rank_json(const Shown& shown, program::RankMemory& memory, int rank,
     if (shown.layout.device_limit > 0) json["device_limit"] = shown.layout.device_limit;
     if (shown.timeline) json["timeline"] = timeline_json(shown, rank);
   }
-  if (what == "block") json["block"] = split(program::draw_block(layout, rank), '\n');
+  if (what == "block") {
+    json["block"] = split(program::draw_block(layout, rank), '\n');
+    if (const program::TokenRoutes routes = program::token_routes(layout, rank); !routes.ranks.empty()) json["tokens"] = tokens_json(layout, routes);
+  }
   if (what != "traffic") return json;
   json["parameters"] = program::parameters_of(layout, rank);
   json["calls"] = OrderedJson::array();

@@ -2,7 +2,7 @@
 // compare first what they were told, and judge then (runtime/loaded_model.h).
 #include <algorithm>
 
-#include "apps/lockstep/generate_heads.h"
+#include "apps/lockstep/generate_ranks.h"
 #include "apps/lockstep/ranks.h"
 #include "apps/lockstep/verbs.h"
 #include "lockstep/arch/hf_config.h"
@@ -15,24 +15,6 @@ namespace lockstep::apps {
 namespace {
 
 namespace fs = std::filesystem;
-
-// --parallel.tp, or -n; both say the same.
-int wanted_ranks(const CommandLine& command_line) {
-  std::optional<int> tp;
-  for (const config::Override& change : command_line.overrides) {
-    if (change.key != "parallel.tp") continue;
-    tp = parse_number<int>(change.value);
-    if (tp.value_or(0) < 1 || *tp > 1024)
-      reject("LS1005", cat("--parallel.tp ", change.value, ": 1 to 1024 is needed"));
-  }
-  const int ranks = command_line.ranks.value_or(tp.value_or(1));
-  if (tp && *tp != ranks)
-    config::refuse({}, "LS1007", "",
-                   {{.key = "parallel.tp",
-                     .what = cat("parallel.tp(", *tp, ") != -n ", ranks, ": the ranks of lockstep generate hold one model"),
-                     .ways = {{.changes = {{.key = "parallel.tp"}}, .text = "give one of the two"}}}});
-  return ranks;
-}
 
 // The newest step of a run that says what its model is; nothing where there is none to be seen from here.
 std::optional<arch::ModelConfig> model_of_step(const fs::path& step) {
@@ -70,15 +52,21 @@ std::optional<arch::ModelConfig> model_of(const CommandLine& command_line) {
   return model_of_run(names[0]);
 }
 
+int judged_ranks(const CommandLine& command_line) {
+  const GenerateDegrees degrees = generate_degrees(command_line);
+  const int ranks = command_line.ranks.value_or(degrees.ranks());
+  check_degree(degrees, ranks);
+  if (ranks == 1 && !degrees.share_experts()) return ranks;
+  const bool by_key = degrees.tp && !command_line.ranks;
+  if (const auto model = model_of(command_line)) check_ranks(*model, degrees, ranks, by_key ? "parallel.tp" : config::kRanks);
+  return ranks;
+}
+
 }  // namespace
 
 int verb_generate(const CommandLine& command_line) {
   config::RunConfig config;
-  config.parallel.tp = is_rank(command_line) ? command_line.identity.world_size : wanted_ranks(command_line);
-  if (!is_rank(command_line) && config.parallel.tp > 1) {
-    if (const auto model = model_of(command_line))
-      check_heads(*model, config.parallel.tp, command_line.ranks ? config::kRanks : "parallel.tp");
-  }
+  config.parallel.tp = is_rank(command_line) ? command_line.identity.world_size : judged_ranks(command_line);
   return run_on_ranks(command_line, config, {.ranks = config.parallel.tp});
 }
 

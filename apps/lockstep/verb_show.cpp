@@ -14,6 +14,7 @@
 #include "lockstep/program/predict/memory.h"
 #include "lockstep/program/predict/moves.h"
 #include "lockstep/program/predict/rank_map.h"
+#include "lockstep/program/render/draw_tokens.h"
 #include "lockstep/program/render/render.h"
 #include "lockstep/program/verify/verify.h"
 
@@ -77,7 +78,8 @@ std::string ranks_text(int first, int last) {
 }
 
 std::string block_page(const Shown& shown, const CommandLine&) {
-  return cat("block 0 on rank ", shown.ranks[0], "\n\n", program::draw_block(shown.layout, shown.ranks[0]));
+  const std::string tokens = program::draw_tokens(shown.layout, shown.ranks[0]);
+  return cat("block 0 on rank ", shown.ranks[0], "\n\n", program::draw_block(shown.layout, shown.ranks[0]), tokens.empty() ? "" : "\n", tokens);
 }
 
 std::string bucket_list(const Shown& shown, bool full) {

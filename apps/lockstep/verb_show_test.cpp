@@ -44,6 +44,32 @@ TEST(Show, WorksWithAPresetAlone) {
   }
 }
 
+// Of a rank of another stage too, with and without --json.
+TEST(Show, BlockOfRanksOfEveryStage) {
+  const std::string pipeline = "block -n 2 --model.preset=llama-test --train.micro_batch=1 --train.global_batch=4 --parallel.pp=2";
+  const Outcome outcome = show(pipeline + " --json");
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  const Json json = parse_json(outcome.output, "block");
+  ASSERT_EQ(json["ranks"].size(), 2U);
+  EXPECT_EQ(json["ranks"][0]["block"], json["ranks"][1]["block"]);
+  EXPECT_THAT(show(pipeline + " --rank=1").output, HasSubstr("block 0 on rank 1"));
+}
+
+// Rows of experts on several ranks beside the block, of the group of each rank; of others the page is the block alone.
+TEST(Show, BlockDrawsTheWayOfTokens) {
+  const std::string block = "block -n 4 --model.preset=mixtral-test --train.seq_len=16 --train.micro_batch=1 --train.global_batch=4";
+  const std::string shared = block + " --parallel.ep=2";
+  EXPECT_THAT(show(block).output, Not(HasSubstr("from rank to rank")));
+  EXPECT_THAT(show(shared + " --rank=2").output, HasSubstr("\n  to rank 3"));
+  const Json json = parse_json(show(shared + " --json").output, "block");
+  const Json& tokens = json["ranks"][3]["tokens"];
+  EXPECT_EQ(tokens["ranks"], Json::parse(R"([{"rank": 2, "experts": [0, 4]}, {"rank": 3, "experts": [4, 8]}])"));
+  EXPECT_EQ(tokens["assignments"], 32);  // 16 rows x 2
+  ASSERT_EQ(tokens["calls"].size(), 2U);
+  EXPECT_EQ(tokens["calls"][0]["rows"], Json::parse("[[16, 16], [16, 16]]"));
+  EXPECT_FALSE(parse_json(show(block + " --json").output, "block")["ranks"][0].contains("tokens"));
+}
+
 // A plan for the CPU is one for this host, as for `train`; one for GPUs is held against a limit alone.
 TEST(Show, MemoryThatDoesNotFitIsSaidWithTheWaysOut) {
   const std::string large = "memory -n 2 --model.preset=gpt-100b --train.seq_len=64";

@@ -15,6 +15,7 @@
 namespace lockstep::arch {
 
 inline constexpr std::string_view kExperts = "experts";  // kind and name of the branch that stands for an MLP
+inline constexpr std::string_view kLatentAttention = "latent_attention";  // kind of the branch that stands for attention, and keeps its name
 
 struct BranchKind;
 
@@ -92,9 +93,24 @@ class WholeBranch {
   virtual void finish_input(LayerBuilder& b, const BranchEnds& ends, PhaseSet phases) const = 0;
 };
 
-// Of two linears (linear_branch.cpp).
-std::unique_ptr<WholeBranch> new_linear_branch(LayerBuilder& b, const Branch& branch, const BranchLinears& linears,
-                                               std::unique_ptr<BranchDescription> inside);
+// Of two linears (linear_branch.cpp); each pass in halves too, with one of them each.
+class LinearPair : public WholeBranch {
+ public:
+  void forward(LayerBuilder& b, const BranchEnds& ends, PhaseSet outputs) const override {
+    forward_first(b);
+    forward_last(b, ends, outputs);
+  }
+  void backward_input(LayerBuilder& b, const BranchEnds& ends) const override {
+    backward_last(b);
+    backward_first(b, ends);
+  }
+  virtual void forward_first(LayerBuilder& b) const = 0;  // to what the last linear takes
+  virtual void forward_last(LayerBuilder& b, const BranchEnds& ends, PhaseSet outputs) const = 0;
+  virtual void backward_last(LayerBuilder& b) const = 0;  // to the gradient of what the first linear makes, in its place
+  virtual void backward_first(LayerBuilder& b, const BranchEnds& ends) const = 0;
+};
+std::unique_ptr<LinearPair> new_linear_branch(LayerBuilder& b, const Branch& branch, const BranchLinears& linears,
+                                              std::unique_ptr<BranchDescription> inside);
 
 // A stretch of the drawing of a branch.
 struct DrawnPart {
@@ -124,7 +140,8 @@ struct BranchKind {
   std::unique_ptr<WholeBranch> (*describe_whole)(LayerBuilder&, const Branch&) = nullptr;
   std::vector<DrawnPart> (*drawing)(const ModelConfig&, const Branch&, const ParameterPieces&) = nullptr;
 };
-const BranchKind& experts_kind();  // expert_kind.cpp
+const BranchKind& experts_kind();           // expert_kind.cpp
+const BranchKind& latent_attention_kind();  // latent_kind.cpp
 
 // InternalError where the id is there already, or is not there. Kinds are added before the first model that has them is made.
 void add_branch_kind(const BranchKind& kind);

@@ -11,13 +11,6 @@
 namespace lockstep::arch {
 namespace {
 
-// What nn/attention_cpu packs, per thread: of a head `sequences` (keys and values, backward their gradients too), some `blocks` of 48
-// rows, and two of scores.
-int64_t attention_scratch(const Sizes& s, int64_t sequences, int64_t blocks) {
-  const int64_t rows = sequences * rounded_up(s.input.seq_len, 48) + blocks * 48;
-  return s.input.threads * 4 * (rows * rounded_up(s.model.head_size, 16) + 2 * 48 * 48);
-}
-
 BranchLinears attention_linears(const ModelConfig& m) {
   const int64_t q = m.heads * m.head_size, kv = m.kv_heads * m.head_size;
   return {.first = {.name = "qkv", .in = m.hidden, .out = q + 2 * kv, .has_bias = m.qkv_bias},
@@ -56,14 +49,14 @@ class AttentionDescription : public BranchDescription {
     const int64_t turned = s.activations((m.heads + m.kv_heads) * m.head_size);
     if (!m.traits().learned_positions) b.kernel(m.qk_norm ? kAgain : kForwards, 0, 2 * turned);
     b.take(kForwards, inner), b.take(kForwards, logsumexp_);
-    b.kernel(kForwards, attention_scratch(s, /*sequences=*/2, /*blocks=*/3), b.bytes(projected) + b.bytes(inner));
+    b.kernel(kForwards, attention_scratch(s, m.head_size, /*sequences=*/2, /*blocks=*/3), b.bytes(projected) + b.bytes(inner));
     for (const char* name : {"scores", "mix"}) core_product(b, kForwards, name);
     b.drop(kLose, logsumexp_);
   }
 
   void backward_input(LayerBuilder& b) const override {
     // dq, dk, dv take the place of q, k, v.
-    b.kernel(kInputs, attention_scratch(b.s, /*sequences=*/4, /*blocks=*/5));
+    b.kernel(kInputs, attention_scratch(b.s, b.s.model.head_size, /*sequences=*/4, /*blocks=*/5));
     for (const char* name : {"scores.again", "scores.dq", "scores.dk", "mix.dp", "mix.dv"}) core_product(b, kInputs, name);
     b.drop(kInputs, logsumexp_);
     for (const LayerBuilder::Norm& norm : norms_) {  // the gradients of what came in go back to their place
@@ -147,6 +140,7 @@ std::deque<BranchKind>& kinds() {
        .between = [](const ModelConfig& m, const Branch&, const ParameterPieces&) -> std::string {
          return m.traits().gated_mlp ? "silu(gate) * up" : "gelu";
        }},
+      latent_attention_kind(),
       experts_kind()};
   return all;
 }

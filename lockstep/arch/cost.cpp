@@ -72,6 +72,65 @@ void add_backward_bytes(const LayerDescription& layer, bool overlapped, LayerCos
   cost.backward_workspace = (overlapped ? walk(layer, begin, Phase::kOverlapped) : in_turn()).peak - begin - dx;
 }
 
+// One pass of a layer on its way through its parts.
+class PartWalk {
+ public:
+  // `beside`: bytes that somebody else counts while the pass is between two parts.
+  PartWalk(const LayerDescription& layer, int64_t now, int64_t beside) : layer_(layer), beside_(beside), begin_(now), bytes_{now, now} {}
+
+  // Its steps of a phase that are also in `part`.
+  void walk(Phase phase, Phase part) {
+    for (const Step& step : layer_.steps) {
+      if (!step.phases.has(phase) || !step.phases.has(part)) continue;
+      if (step.what == Step::What::kStart && leaves(rows_way(layer_.calls[static_cast<size_t>(step.index)]))) end_part(step.scratch);
+      if (step.what == Step::What::kTake) bytes_.now += layer_.bytes(step.index);
+      if (step.what == Step::What::kDrop) bytes_.now -= layer_.bytes(step.index);
+      bytes_.peak = std::max(bytes_.peak, bytes_.now + step.scratch);
+      if (step.what == Step::What::kProduct) cost_.flops[at_] += layer_.products[static_cast<size_t>(step.index)].flops();
+    }
+  }
+
+  // `left`: bytes alive behind the last part.
+  PartCost end(int64_t left) {
+    if (at_ != 2) return {};
+    cost_.workspace[at_] = std::max<int64_t>(0, bytes_.peak - std::max(begin_, left));
+    return cost_;
+  }
+
+ private:
+  bool leaves(RowsWay way) const { return (way == RowsWay::kToExperts && at_ == 0) || (way == RowsWay::kBack && at_ == 1); }
+  void end_part(int64_t scratch) {
+    const int64_t alive = bytes_.now + scratch;
+    cost_.workspace[at_] = std::max<int64_t>(0, bytes_.peak - std::max(begin_, alive));
+    cost_.between[at_++] = alive - beside_;
+    begin_ = alive;
+    bytes_.peak = alive;
+  }
+
+  const LayerDescription& layer_;
+  const int64_t beside_;
+  int64_t begin_;  // alive where the part at hand begins
+  Bytes bytes_;
+  size_t at_ = 0;  // part
+  PartCost cost_;
+};
+
+void add_parts(const LayerDescription& layer, Recompute choice, LayerCost& cost) {
+  const auto leaves = [](const LayerCall& call) { return rows_way(call) != RowsWay::kNone; };
+  if (std::ranges::none_of(layer.calls, leaves)) return;
+  const Phase forward = choice == Recompute::kFull ? Phase::kEvaluate : Phase::kForward;
+  PartWalk of_forward(layer, layer.bytes(layer.input), 0);
+  of_forward.walk(forward, forward);
+  cost.forward_parts = of_forward.end(cost.kept + cost.output);
+  const int64_t all = kept_by(layer, Recompute::kNone), dx = layer.bytes(layer.input);
+  PartWalk of_input(layer, all + cost.output, all), of_both(layer, all + cost.output, all);
+  of_input.walk(Phase::kInput, Phase::kInput);
+  cost.input_parts = of_input.end(cost.held + dx);
+  of_both.walk(Phase::kBackward, Phase::kInput);
+  of_both.walk(Phase::kBackward, Phase::kWeight);
+  cost.backward_parts = of_both.end(dx);
+}
+
 // In sequences of so many, an even number: the products round an odd one's causal half up to whole keys.
 double model_flops_of_token(const ModelConfig& model, const LayerSpec& layer, int64_t seq_len) {
   const LayerCost cost = layer_cost(model, layer, {.seq_len = seq_len});
@@ -92,6 +151,7 @@ LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const Cos
   add_work(description, cost);
   add_forward_bytes(description, input.recompute, cost);
   add_backward_bytes(description, input.tensor.size > 1 && input.overlap, cost);
+  add_parts(description, input.recompute, cost);
   return cost;
 }
 

@@ -2,12 +2,20 @@
 // hold it against what the running layer does.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "lockstep/arch/params.h"
 #include "lockstep/config/run_config.h"
 
 namespace lockstep::arch {
+
+// F, B or I of a block whose experts lie on several ranks, divided where rows leave for the experts and where they come back.
+struct PartCost {
+  std::array<double, 3> flops{};       // of each part
+  std::array<int64_t, 2> between{};    // bytes alive beside Saved from one part to the next, with what is on its way; of F its x is in them
+  std::array<int64_t, 3> workspace{};  // peak inside a part, less the larger of what is alive before and behind it
+};
 
 // What one layer does for one microbatch of [B, S] tokens on one rank. Scratch inside kernels is that of the CPU's. Bytes of experts are
 // those of the worst case: all tokens of the ranks that share them come to this one.
@@ -32,6 +40,10 @@ struct LayerCost {
                                    // the last linear takes it as it comes, so without dropout and sequence parallelism.
   int64_t input_workspace = 0;     // peak inside I, less what was kept and restored, dy and dx
   int64_t weight_workspace = 0;    // peak inside W, less held
+  // Zeros where a layer is not divided.
+  PartCost forward_parts{};
+  PartCost backward_parts{};       // of B, its W in the last part
+  PartCost input_parts{};          // of I
 };
 
 using config::Recompute;
@@ -42,7 +54,9 @@ struct CostInput {
   int64_t element_size = 4;  // of activations and compute weights: 4 fp32, 2 bf16
   int threads = 1;           // compute threads: kernels have a scratch area per thread
   TensorShard tensor{};      // whose part of the layer
-  config::MoeSection moe{};  // of a layer with experts: what they drop, and which losses they make
+  config::MoeSection moe{};  // of a layer with experts: what they drop, which losses they make, how much room a rank has
+  config::Dispatcher dispatcher = config::Dispatcher::kAllToAll;  // of ep x etp
+  int node_ranks = 1;        // of a hierarchical dispatcher: ranks of ep x etp on a node
   Recompute recompute = Recompute::kNone;  // of a block
   bool overlap = false;      // with tp: in action B weight gradients run beside the communication, not behind it
 };

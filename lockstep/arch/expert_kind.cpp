@@ -12,11 +12,14 @@ namespace {
 void expert_parameters(ParameterRows& rows, const Branch& branch) {
   const ExpertSizes& sizes = rows.model.experts;
   const int64_t hidden = rows.model.hidden, shared = sizes.shared * sizes.ffn;
-  rows.weight(branch.part("router"), sizes.count, hidden, TensorCut::kNone).of = config::ParameterClass::kRouter;
+  ParamSpec& router = rows.weight(branch.part("router"), sizes.count, hidden, TensorCut::kNone);
+  router.of = config::ParameterClass::kRouter;
+  router.fp32 = true;
   if (sizes.router_bias) {
     ParamSpec& bias = rows.bias(branch.part("router"), sizes.count);
     bias.update.optimizer = &optimizer_spec("balance");
     bias.in_norm = false;
+    bias.fp32 = true;  // it moves by moe.bias_rate, less than bf16 can tell apart
   }
   const auto fuse = [&](std::string_view part) { return rows.named(branch.part(part), "weight"); };
   if (shared > 0) {
@@ -60,10 +63,13 @@ std::vector<DrawnPart> expert_drawing(const ModelConfig& m, const Branch& branch
                                   {What::kCalls, {branch.part("scores")}},
                                   {What::kText, {choice_text(m.experts)}},
                                   {What::kCalls, {branch.part("counts")}},
-                                  {What::kCalls, {branch.part("dispatch")}}};
+                                  {What::kCalls, {branch.part("tokens")}},
+                                  {What::kCalls, {branch.part("weights")}},
+                                  {What::kCalls, {branch.part("dispatch")}},
+                                  {What::kCalls, {branch.part("dispatch.node")}}};
   const auto add = [&](What what, std::vector<std::string> names) { parts.push_back({what, std::move(names)}); };
   if (m.experts.shared > 0) {
-    add(What::kText, {"meanwhile the shared expert, on all tokens"});
+    add(What::kText, {"meanwhile the shared expert, on all tokens: gate and up beside dispatch, down beside combine"});
     add(What::kCalls, {branch.part(kSharedFirst)});
     add(What::kMatrices, {weight("shared.gate"), weight("shared.up")});
     add(What::kText, {"silu(gate) * up"});
@@ -74,6 +80,7 @@ std::vector<DrawnPart> expert_drawing(const ModelConfig& m, const Branch& branch
   add(What::kMatrices, {weight(cat(first, ".gate")), weight(cat(first, ".up"))});
   add(What::kText, {"silu(gate) * up"});
   add(What::kMatrices, {weight(cat(first, ".down"))});
+  add(What::kCalls, {branch.part("combine.node")});
   add(What::kCalls, {branch.part("combine")});
   add(What::kText, {"sum over a token's experts, with its weights"});
   add(What::kCalls, {branch.part("rows")});

@@ -110,5 +110,24 @@ TEST(ExtremeModels, OfExpertsInACheckpoint) {
   }
 }
 
+TEST(ExtremeModels, OfLatentsInACheckpoint) {
+  const auto parse = [](const Json& json) { return parse_model_json(json, "manifest.json"); };
+  const Json sound = model_json(resolve_model({.preset = "deepseek-test"}));
+  made = refused = 0;
+  for (const auto& [key, old] : sound.at("latent").items())
+    for (const Json& value : kExtremes) {
+      Json changed = sound;
+      changed["latent"][key] = value;
+      expect_made_or_refused(changed, parse);
+    }
+  EXPECT_GT(made, 5);
+  EXPECT_GT(refused, 50);
+  for (const Json& value : kExtremes) {
+    Json changed = sound;
+    changed["latent"] = value;
+    expect_made_or_refused(changed, parse);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::arch

@@ -1,6 +1,7 @@
 #include "lockstep/arch/hf_config.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -27,6 +28,7 @@ class Reader {
     sizes();
     if (family_->attention_bias_key) model().qkv_bias = model().out_bias = keys_.flag("attention_bias", false);
     if (family_->mlp_bias_key) model().mlp_bias = keys_.flag("mlp_bias", false);
+    if (model().traits().latent) latent();
     if (!model().traits().learned_positions) rope();
     if (family_->experts.count) experts();
     window();
@@ -82,8 +84,25 @@ class Reader {
     const bool named = keys_.json().contains("num_key_value_heads");
     m.kv_heads = keys_.size("num_key_value_heads",
                             named || family_->default_kv_heads == 0 ? m.heads : family_->default_kv_heads);
+    if (m.traits().latent) return;  // latent() says it
     const bool derived = !keys_.has("head_dim") && family_->default_head_size == 0;
     m.head_size = derived ? whole_heads() : keys_.size("head_dim", family_->default_head_size);
+  }
+
+  // head_dim of the file is that of the rotary part.
+  void latent() {
+    ModelConfig& m = model();
+    if (!keys_.has("q_lora_rank")) unsupported("no q_lora_rank: queries are made of a latent");
+    m.latent = {.q_rank = keys_.size("q_lora_rank", 1),
+                .kv_rank = keys_.size("kv_lora_rank"),
+                .nope = keys_.size("qk_nope_head_dim"),
+                .rope = keys_.size("qk_rope_head_dim"),
+                .value = keys_.size("v_head_dim"),
+                .interleaved = keys_.flag("rope_interleave", true)};
+    m.head_size = m.latent.head();
+    if (keys_.flag("attention_bias", false)) unsupported("attention_bias = true: latent attention has no bias");
+    if (m.kv_heads != m.heads)
+      problems_.push_back(cat("num_key_value_heads(", m.kv_heads, ") != ", family_->heads, "(", m.heads, ")"));
   }
 
   int64_t whole_heads() {
@@ -123,8 +142,9 @@ class Reader {
   RopeScaling scaling(const HfKeys& keys) {
     const std::string type = keys.text("rope_type", keys.text("type", "default"));
     if (type == "default") return {};
+    if (type == "yarn") return yarn(keys);
     if (type != "linear" && type != "llama3") {
-      unsupported(cat(keys.name("rope_type"), " = \"", type, "\": of default, linear, llama3"));
+      unsupported(cat(keys.name("rope_type"), " = \"", type, "\": of default, linear, llama3, yarn"));
       return {};
     }
     RopeScaling scaling{.kind = RopeScaling::Kind::kLinear, .factor = keys.positive("factor")};
@@ -137,6 +157,26 @@ class Reader {
     if (problems_.empty() && scaling.high_freq_factor <= scaling.low_freq_factor)
       problems_.push_back(cat(keys.name("high_freq_factor"), " = ", scaling.high_freq_factor,
                               " is not above low_freq_factor = ", scaling.low_freq_factor));
+    return scaling;
+  }
+
+  RopeScaling yarn(const HfKeys& keys) {
+    const auto given = [&](const char* key) {  // 0 is as good as nothing
+      const Json* value = keys.find(key);
+      return value && !(value->is_number() && value->get<double>() == 0) ? keys.positive(key) : 0.0;
+    };
+    RopeScaling scaling{.kind = RopeScaling::Kind::kYarn};
+    const int64_t inside = keys.size("original_max_position_embeddings", model().max_seq_len);
+    scaling.original_max_position_embeddings = keys_.size("original_max_position_embeddings", inside);
+    scaling.factor = keys.positive("factor", static_cast<double>(model().max_seq_len) / static_cast<double>(inside));
+    scaling.beta_fast = keys.positive("beta_fast", scaling.beta_fast);
+    scaling.beta_slow = keys.positive("beta_slow", scaling.beta_slow);
+    scaling.mscale = given("mscale");
+    scaling.mscale_all_dim = given("mscale_all_dim");
+    scaling.attention_factor = given("attention_factor");
+    if (!keys.flag("truncate", true)) unsupported(cat(keys.name("truncate"), " = false"));
+    if (problems_.empty() && scaling.beta_fast <= scaling.beta_slow)
+      problems_.push_back(cat(keys.name("beta_fast"), " = ", scaling.beta_fast, " is not above beta_slow = ", scaling.beta_slow));
     return scaling;
   }
 
@@ -165,12 +205,36 @@ class Reader {
     e.ffn = theirs.ffn ? keys_.size(theirs.ffn) : model().ffn;
     const bool normed = !theirs.norm_key || keys_.flag("norm_topk_prob", false);
     e.router = normed ? config::Router::kSoftmaxAfterTopk : config::Router::kSoftmax;
+    if (theirs.sigmoid) sigmoid_experts();
     if (theirs.dense_layers) dense_layers();
     if (const double coefficient = above_zero("router_aux_loss_coef"); coefficient > 0)
       note(cat("router_aux_loss_coef = ", number_text(coefficient),
                " is not taken: the auxiliary loss is what moe.balance and moe.aux_coefficient say"));
     if (const double noise = above_zero("router_jitter_noise"); noise > 0)
       unsupported(cat("router_jitter_noise = ", number_text(noise), ": no noise before the router"));
+  }
+
+  // The router of deepseek_v3.
+  void sigmoid_experts() {
+    ExpertSizes& e = model().experts;
+    const int64_t layers = model().layers;
+    e.router = config::Router::kSigmoid;
+    e.router_bias = true;
+    e.groups = keys_.size("n_group", keys_.json().contains("n_group") ? 1 : 8);
+    e.top_groups = keys_.size("topk_group", keys_.json().contains("topk_group") ? 1 : 4);
+    e.routed_scale = keys_.positive("routed_scaling_factor", 2.5);
+    e.shared = keys_.size("n_shared_experts", 1);
+    const int64_t dense = keys_.size("first_k_dense_replace", 3, /*least=*/0);
+    if (dense >= layers) problems_.push_back(cat("first_k_dense_replace(", dense, ") leaves no layer with experts"));
+    e.dense_layers.resize(static_cast<size_t>(std::min(dense, layers)));
+    std::iota(e.dense_layers.begin(), e.dense_layers.end(), 0);
+    if (!keys_.flag("norm_topk_prob", true)) unsupported("norm_topk_prob = false: sigmoid scores are weights in proportion");
+    if (const int64_t step = keys_.size("moe_layer_freq", 1); step != 1) unsupported(cat("moe_layer_freq = ", step));
+    if (keys_.text("scoring_func", "sigmoid") != "sigmoid") unsupported("scoring_func other than sigmoid");
+    if (keys_.text("topk_method", "noaux_tc") != "noaux_tc") unsupported("topk_method other than noaux_tc");
+    read_.further_layers = keys_.size(kFurtherLayersKey, 1, /*least=*/0);
+    if (keys_.has(kFurtherLayersKey) && read_.further_layers > 0)
+      note(cat(kFurtherLayersKey, " = ", read_.further_layers, ": layers behind the last that predict further tokens are not taken"));
   }
 
   // An MLP of `ffn` in their place: where mlp_only_layers says so, and in all layers but every decoder_sparse_step-th.

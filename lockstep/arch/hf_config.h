@@ -18,19 +18,22 @@ struct HfConfig {
   ModelConfig model{};                   // max_seq_len: at most the sliding window; dropout 0, which files say of training
   std::vector<int64_t> eos_token_ids{};  // of generation_config.json, or else of config.json; may be empty
   std::string dtype{};                   // "bfloat16": of the weights; empty where config.json does not say
+  int64_t further_layers = 0;            // behind the last, in files of weights alone: num_nextn_predict_layers, where missing 1
   std::vector<std::string> notes{};      // a sentence for each key that is accepted and has no effect here
 };
+
+inline constexpr const char* kHfConfigName = "config.json";
 
 // DataError LS1115 where `dir` holds no config.json; LS1117 with all keys that are missing, of another type or
 // contradict each other; LS1118 with all that ask for what is not built (other architectures, activations, kinds of
 // rope scaling, quantised weights). LS1205 for what is not JSON.
 // `name`: a run keeps the config.json that it came from under another one.
-HfConfig load_hf_config(const std::filesystem::path& dir, std::string_view name = "config.json");
+HfConfig load_hf_config(const std::filesystem::path& dir, std::string_view name = kHfConfigName);
 // The same from the content; `generation` is generation_config.json or null. `origin` stands for the file in messages.
 HfConfig parse_hf_config(const Json& config, const Json& generation, std::string_view origin);
 
 // A config.json that transformers loads. With `original`, the one the model came from, its keys stay and only what the
-// model has otherwise is set; a max_seq_len below the original's was a limit of the run and is not. ConfigError LS1123
+// model has otherwise is set, and that there are no further layers; a max_seq_len below the original's was a limit of the run and is not. ConfigError LS1123
 // for a model that no class of transformers computes. The dtype of the weights is the caller's to set (set_hf_dtype).
 Json hf_config_json(const ModelConfig& model, const Json* original = nullptr);
 // Under the key that is there, `dtype` or `torch_dtype`; the older where neither is.

@@ -10,7 +10,10 @@
 
 namespace lockstep::arch {
 
-enum class HfNames { kGpt2, kLlama, kMixtral, kQwen3Moe };  // of tensors
+// Of a family with latent attention: layers behind the last, which are not built.
+inline constexpr const char* kFurtherLayersKey = "num_nextn_predict_layers";
+
+enum class HfNames { kGpt2, kLlama, kMixtral, kQwen3Moe, kDeepseekV3 };  // of tensors
 
 // What the layers do with sliding_window.
 enum class HfWindow {
@@ -26,6 +29,8 @@ struct HfExperts {
   const char* ffn = nullptr;          // of an expert; null: the family has no dense layers, and `HfFamily::ffn` is the experts'
   bool dense_layers = false;          // mlp_only_layers, decoder_sparse_step
   bool norm_key = false;              // norm_topk_prob: false is the router softmax, true softmax_after_topk; no key: the latter
+  bool sigmoid = false;               // the router is sigmoid with a correction bias: n_group, topk_group, routed_scaling_factor,
+                                      // n_shared_experts, first_k_dense_replace
 };
 
 struct HfFamily {
@@ -75,6 +80,9 @@ inline constexpr HfFamily kHfFamilies[] = {
      .experts = {.count = "num_experts", .other_count = "num_local_experts", .ffn = "moe_intermediate_size", .dense_layers = true,
                  .norm_key = true},
      .names = HfNames::kQwen3Moe},
+    {.language_model = "DeepseekV3ForCausalLM", .bare_model = "DeepseekV3Model", .default_positions = 4096,
+     .experts = {.count = "n_routed_experts", .other_count = "num_local_experts", .ffn = "moe_intermediate_size", .sigmoid = true},
+     .names = HfNames::kDeepseekV3},
 };
 constexpr const HfFamily& hf_family(Family family) { return kHfFamilies[static_cast<size_t>(family)]; }
 

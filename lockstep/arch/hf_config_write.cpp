@@ -1,4 +1,5 @@
 #include <functional>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,14 @@ void require_experts(const ModelConfig& m, const Expect& expect) {
   const ExpertSizes& sizes = m.experts;
   expect((theirs.count != nullptr) == m.has_experts(), theirs.count ? "no experts" : "experts");
   if (!theirs.count || !m.has_experts()) return;
+  if (theirs.sigmoid) {
+    expect(sizes.router == config::Router::kSigmoid, cat("the router ", config::name_of(sizes.router)));
+    expect(sizes.shared > 0, "no shared expert");
+    const bool first = sizes.dense_layers.empty() || sizes.dense_layers.back() + 1 == std::ssize(sizes.dense_layers);
+    expect(first, "layers without experts that are not the first");
+    expect(sizes.groups == 1 || sizes.count / sizes.groups > 1, "groups of one expert");
+    return;
+  }
   const bool softmax = sizes.router == config::Router::kSoftmaxAfterTopk || (theirs.norm_key && sizes.router == config::Router::kSoftmax);
   expect(softmax, cat("the router ", config::name_of(sizes.router)));
   expect(!sizes.router_bias, "a bias of the router (moe.balance = \"bias\")");
@@ -45,6 +54,7 @@ void require_writable(const ModelConfig& m) {
     expect(m.qkv_bias == traits.qkv_bias && m.out_bias == traits.out_bias, "other biases of attention than the family's");
   if (!family.mlp_bias_key) expect(m.mlp_bias == traits.mlp_bias, "other biases of the MLP than the family's");
   expect(m.qk_norm == traits.qk_norm, "norms of q and k");
+  expect(m.has_latent() == traits.latent, traits.latent ? "no latent attention" : "latent attention");
   expect(m.blocks.empty(), "blocks other than attention and then an MLP, each behind its norm");
   if (traits.learned_positions) expect(m.rope_scaling == RopeScaling{}, "rope scaling");
   require_experts(m, expect);
@@ -55,9 +65,22 @@ void require_writable(const ModelConfig& m) {
                                                      join(problems, "\n  "))});
 }
 
+Json yarn_json(const RopeScaling& scaling) {
+  Json json = {{"rope_type", "yarn"},
+               {"factor", scaling.factor},
+               {"original_max_position_embeddings", scaling.original_max_position_embeddings},
+               {"beta_fast", scaling.beta_fast},
+               {"beta_slow", scaling.beta_slow}};
+  if (scaling.mscale > 0) json["mscale"] = scaling.mscale;
+  if (scaling.mscale_all_dim > 0) json["mscale_all_dim"] = scaling.mscale_all_dim;
+  if (scaling.attention_factor > 0) json["attention_factor"] = scaling.attention_factor;
+  return json;
+}
+
 Json scaling_json(const RopeScaling& scaling) {
   if (scaling.kind == RopeScaling::Kind::kNone) return nullptr;
   if (scaling.kind == RopeScaling::Kind::kLinear) return {{"rope_type", "linear"}, {"factor", scaling.factor}};
+  if (scaling.kind == RopeScaling::Kind::kYarn) return yarn_json(scaling);
   return {{"rope_type", "llama3"},
           {"factor", scaling.factor},
           {"low_freq_factor", scaling.low_freq_factor},
@@ -69,12 +92,27 @@ Json experts_json(const ModelConfig& m) {
   const HfExperts& theirs = hf_family(m.family).experts;
   Json json = {{theirs.count, m.experts.count}, {"num_experts_per_tok", m.experts.per_token}};
   json[theirs.ffn ? theirs.ffn : hf_family(m.family).ffn] = m.experts.ffn;
+  if (theirs.sigmoid) {
+    json["n_group"] = m.experts.groups;
+    json["topk_group"] = m.experts.top_groups;
+    json["routed_scaling_factor"] = m.experts.routed_scale;
+    json["n_shared_experts"] = m.experts.shared;
+    json["first_k_dense_replace"] = m.experts.dense_layers.size();
+    json["norm_topk_prob"] = true;
+  }
   if (theirs.norm_key) json["norm_topk_prob"] = m.experts.router == config::Router::kSoftmaxAfterTopk;
   if (theirs.dense_layers) {
     json["mlp_only_layers"] = m.experts.dense_layers;
     json["decoder_sparse_step"] = 1;
   }
   return json;
+}
+
+Json latent_json(const LatentSizes& latent) {
+  return {{"q_lora_rank", latent.q_rank},       {"kv_lora_rank", latent.kv_rank},
+          {"qk_nope_head_dim", latent.nope},    {"qk_rope_head_dim", latent.rope},
+          {"qk_head_dim", latent.head()},       {"v_head_dim", latent.value},
+          {"rope_interleave", latent.interleaved}};
 }
 
 // The keys that say the shape of the model; rotary parameters apart.
@@ -90,7 +128,8 @@ Json shape_json(const ModelConfig& m) {
                {"tie_word_embeddings", m.tied}};
   if (m.traits().learned_positions) return json;
   json["num_key_value_heads"] = m.kv_heads;
-  json["head_dim"] = m.head_size;
+  json["head_dim"] = m.has_latent() ? m.latent.rope : m.head_size;
+  if (m.has_latent()) json.update(latent_json(m.latent));
   if (family.attention_bias_key) json["attention_bias"] = m.qkv_bias;
   if (family.mlp_bias_key) json["mlp_bias"] = m.mlp_bias;
   if (family.experts.count) json.update(experts_json(m));
@@ -111,6 +150,11 @@ void set_rope(const ModelConfig& m, Json& json) {
   json.erase("rope_scaling");
 }
 
+// None are exported, and a missing key means one.
+void set_no_further_layers(const ModelConfig& m, Json& json) {
+  if (m.has_latent()) json[kFurtherLayersKey] = 0;
+}
+
 Json new_config(const ModelConfig& m) {
   require_writable(m);
   const HfFamily& family = hf_family(m.family);
@@ -124,6 +168,7 @@ Json new_config(const ModelConfig& m) {
     json["attn_pdrop"] = 0.0;
     return json;
   }
+  set_no_further_layers(m, json);
   json["hidden_act"] = "silu";
   json["attention_dropout"] = 0.0;
   set_rope(m, json);
@@ -154,6 +199,7 @@ Json hf_config_json(const ModelConfig& model, const Json* original) {
   if (model.max_seq_len > was.max_seq_len) json[hf_family(model.family).positions] = model.max_seq_len;
   if (!model.traits().learned_positions && (was.rope_theta != model.rope_theta || was.rope_scaling != model.rope_scaling))
     set_rope(model, json);
+  set_no_further_layers(model, json);
   return json;
 }
 

@@ -8,6 +8,7 @@
 #include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/hf_names.h"
 #include "lockstep/arch/params.h"
+#include "lockstep/arch/test_hf_config.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::arch {
@@ -16,6 +17,12 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::model_of;
+using testing::read;
+using testing::refusal;
+using testing::unwritable;
+using testing::with;
+using testing::without;
 
 // As published.
 Json mixtral() {
@@ -35,39 +42,6 @@ Json qwen3_moe() {
     "num_key_value_heads": 4, "output_router_logits": false, "rms_norm_eps": 1e-06, "rope_scaling": null,
     "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false,
     "torch_dtype": "bfloat16", "use_sliding_window": false, "vocab_size": 151936})");
-}
-
-HfConfig read(const Json& config) { return parse_hf_config(config, nullptr, "config.json"); }
-ModelConfig model_of(const Json& config) { return read(config).model; }
-
-Json with(Json config, const char* key, const Json& value) {
-  config[key] = value;
-  return config;
-}
-Json without(Json config, const char* key) {
-  config.erase(key);
-  return config;
-}
-
-Message refusal(const Json& config) {
-  try {
-    read(config);
-  } catch (const DataError& error) {
-    return error.message();
-  }
-  ADD_FAILURE() << "accepted: " << config.dump();
-  return {};
-}
-
-std::string unwritable(const ModelConfig& model) {
-  try {
-    hf_config_json(model);
-  } catch (const ConfigError& error) {
-    EXPECT_EQ(error.message().code, "LS1123");
-    return error.message().what;
-  }
-  ADD_FAILURE() << "written: " << describe(model);
-  return "";
 }
 
 TEST(HfExperts, PublishedModels) {

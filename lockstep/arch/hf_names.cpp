@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <iterator>
 #include <map>
 #include <set>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "lockstep/arch/hf_config_families.h"
@@ -21,9 +23,11 @@ enum class Stored {
   kAsOurs,
   kTransposed,
   kStacked,  // of all experts in one tensor, under the module's bare name
-  kAlone,    // and a bias of ours has no place
+  kAlone,     // and a bias of ours has no place
+  kBareBias,  // the bias alone, under the row's bare name, in fp32 whatever the dtype of the others
 };
-constexpr Stored kTransposed = Stored::kTransposed, kStacked = Stored::kStacked, kAlone = Stored::kAlone;
+constexpr Stored kTransposed = Stored::kTransposed, kStacked = Stored::kStacked, kAlone = Stored::kAlone,
+                 kBareBias = Stored::kBareBias;
 
 // A module of a layer: its name in the layer of theirs and of ours; # is the number of an expert. Which of its weight and bias exist,
 // the parameter table says.
@@ -78,7 +82,24 @@ constexpr std::array kQwen3MoeExperts = std::to_array<Row>({
     {kBlock, "mlp.experts.#.up_proj", "experts.#.up"},
     {kBlock, "mlp.experts.#.down_proj", "experts.#.down"},
 });
-// Of both, where transformers 5 was asked for the tensors as its classes have them (save_original_format=False).
+constexpr std::array kLatentRows = std::to_array<Row>({
+    {kEmbedding, "embed_tokens", "tokens"},
+    {kBlock, "self_attn.q_a_proj", "attention.q_a"},
+    {kBlock, "self_attn.q_a_layernorm", "attention.q_a_norm"},
+    {kBlock, "self_attn.q_b_proj", "attention.q_b"},
+    {kBlock, "self_attn.kv_a_proj_with_mqa", "attention.kv_a"},
+    {kBlock, "self_attn.kv_a_layernorm", "attention.kv_a_norm"},
+    {kBlock, "self_attn.kv_b_proj", "attention.kv_b"},
+    {kBlock, "self_attn.o_proj", "attention.out"},
+});
+// Beside the tensors of qwen3_moe.
+constexpr std::array kDeepseekExperts = std::to_array<Row>({
+    {kBlock, "mlp.gate.e_score_correction_bias", "experts.router", kBareBias},
+    {kBlock, "mlp.shared_experts.gate_proj", "experts.shared.gate"},
+    {kBlock, "mlp.shared_experts.up_proj", "experts.shared.up"},
+    {kBlock, "mlp.shared_experts.down_proj", "experts.shared.down"},
+});
+// Of all, where transformers 5 was asked for the tensors as its classes have them (save_original_format=False).
 constexpr std::array kStackedExperts = std::to_array<Row>({
     {kBlock, "mlp.gate", "experts.router", kAlone},
     {kBlock, "mlp.experts.gate_up_proj", "experts.#.gate", kStacked},
@@ -107,12 +128,14 @@ struct Names {
 
 const Names& names_of(Family family) {
   // In the order of HfNames.
-  static const std::array<Names, 4> kNames = {
+  static const std::array<Names, 5> kNames = {
       Names{"transformer.", "h.", {kGpt2}, kGpt2Ignored},
       Names{"model.", "layers.", {kAttention, kGatedMlp, kNorms}, kLlamaIgnored},
       Names{"model.", "layers.", {kAttention, kMixtralExperts, kNorms}, kLlamaIgnored, {kAttention, kStackedExperts, kNorms}},
       Names{"model.", "layers.", {kAttention, kGatedMlp, kQwen3MoeExperts, kNorms}, kLlamaIgnored,
-            {kAttention, kGatedMlp, kStackedExperts, kNorms}}};
+            {kAttention, kGatedMlp, kStackedExperts, kNorms}},
+      Names{"model.", "layers.", {kLatentRows, kGatedMlp, kDeepseekExperts, kQwen3MoeExperts, kNorms}, kLlamaIgnored,
+            {kLatentRows, kGatedMlp, kDeepseekExperts, kStackedExperts, kNorms}}};
   return kNames[static_cast<size_t>(hf_family(family).names)];
 }
 
@@ -173,7 +196,7 @@ class Tensors {
 
   void add_row(const LayerSpec& layer, const Row& row, const std::string& expert) {
     if (row.layer != layer.kind) return;
-    add(layer, row, ".weight", expert);
+    if (row.stored != Stored::kBareBias) add(layer, row, ".weight", expert);
     if (row.stored != Stored::kAlone) add(layer, row, ".bias", expert);
   }
 
@@ -182,14 +205,15 @@ class Tensors {
     if (ours.empty()) return;
     const std::vector<int64_t>& shape = ours.mapped();
     const std::string block = row.layer == kBlock ? cat(names_.blocks, layer.index - 1, ".") : "";
-    const bool stacked = row.stored == Stored::kStacked;
+    const bool stacked = row.stored == Stored::kStacked, bare = stacked || row.stored == Stored::kBareBias;
     const std::string name =
-        canonical_hf_name(model_.family, cat(block, with_expert(row.theirs, expert), stacked ? std::string_view() : kind));
+        canonical_hf_name(model_.family, cat(block, with_expert(row.theirs, expert), bare ? std::string_view() : kind));
     if (stacked) stacked_.insert(name);
     auto tensor = std::ranges::find(tensors_.begin() + first_of_layer_, tensors_.end(), name, &HfTensor::name);
     if (tensor == tensors_.end()) {
       const bool transposed = row.stored == Stored::kTransposed && shape.size() == 2;
-      tensor = tensors_.insert(tensor, HfTensor{.name = name, .shape = shape, .transposed = transposed, .parts = {}});
+      tensor = tensors_.insert(tensor, HfTensor{.name = name, .shape = shape, .transposed = transposed, .parts = {},
+                                                .fp32 = row.stored == Stored::kBareBias});
       if (transposed) std::ranges::reverse(tensor->shape);
     }
     add_part({.name = ours.key(), .shape = shape}, *tensor);
@@ -234,6 +258,16 @@ bool is_ignored_hf_name(Family family, std::string_view canonical_name) {
     name.remove_prefix(number);
   }
   return std::ranges::find(names.ignored, name) != names.ignored.end();
+}
+
+bool is_further_hf_layer(const ModelConfig& model, int64_t further, std::string_view canonical_name) {
+  const Names& names = names_of(model.family);
+  const std::string blocks = cat(names.prefix, names.blocks);
+  if (further == 0 || !canonical_name.starts_with(blocks)) return false;
+  const std::string_view name = canonical_name.substr(blocks.size());
+  int64_t block = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), block);
+  return error == std::errc() && end != name.data() && block >= model.layers && block - model.layers < further;
 }
 
 }  // namespace lockstep::arch

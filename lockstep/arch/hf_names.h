@@ -25,6 +25,7 @@ struct HfTensor {
   std::vector<int64_t> shape;  // as stored; of stacked experts [E, out, in]
   bool transposed = false;     // stored [in, out]: gpt2's Conv1D
   std::vector<HfPart> parts;
+  bool fp32 = false;           // in whatever dtype the others are: what shifts the choice of experts
   bool operator==(const HfTensor&) const = default;
 };
 
@@ -42,6 +43,10 @@ std::string canonical_hf_name(Family family, std::string_view name);
 
 // Buffers that old files carry and nobody reads: gpt2's causal masks, rotary frequencies. Takes canonical names.
 bool is_ignored_hf_name(Family family, std::string_view canonical_name);
+
+// Of the `further` layers behind the model's last (HfConfig::further_layers), which predict further tokens (DeepSeek-AI 2024,
+// section 2.2) and are not built. Takes canonical names.
+bool is_further_hf_layer(const ModelConfig& model, int64_t further, std::string_view canonical_name);
 
 // The head's weight in every family; absent, or a copy of the embedding, where the two are tied.
 inline constexpr std::string_view kHfHeadName = "lm_head.weight";

@@ -75,6 +75,13 @@ inline int64_t weight_gradient_scratch(const CostInput& input, int64_t in, int64
 // Sums over rows of [rows, columns] are taken in some pieces first, fp32 (nn/norm_cpu.cpp, nn/accumulate_cpu.cpp).
 inline int64_t row_sum_scratch(int64_t rows, int64_t columns) { return std::min<int64_t>(16, rows) * 4 * columns; }
 
+// What nn/attention_cpu packs, per thread: of a head as `width` as its keys or values `sequences` (keys and values, backward their
+// gradients too), some `blocks` of 48 rows, and two of scores.
+inline int64_t attention_scratch(const Sizes& s, int64_t width, int64_t sequences, int64_t blocks) {
+  const int64_t rows = sequences * rounded_up(s.input.seq_len, 48) + blocks * 48;
+  return s.input.threads * 4 * (rows * rounded_up(width, 16) + 2 * 48 * 48);
+}
+
 class LayerBuilder {
  public:
   // `input` outlives the builder.
@@ -123,8 +130,7 @@ class LayerBuilder {
   // Collectives: kNoCall for one rank, and of gathering without sequence parallelism.
   static constexpr int kNoCall = -1;
   int call(const LayerCall& call) {
-    const ExpertShard& experts = s.input.tensor.experts;
-    if ((call.over == CallGroup::kExperts ? experts.ep * experts.etp : s.input.tensor.size) == 1) return kNoCall;
+    if (ranks_of(call.over) == 1) return kNoCall;
     d.calls.push_back(call);
     return static_cast<int>(d.calls.size()) - 1;
   }
@@ -202,6 +208,21 @@ class LayerBuilder {
     kernel(kInputs, s.hidden);
     drop(kInputs, mask);
     return masked;
+  }
+
+  int ranks_of(CallGroup group) const {
+    const int experts = s.input.tensor.experts.ep * s.input.tensor.experts.etp;
+    switch (group) {
+      case CallGroup::kTensor:
+        return s.input.tensor.size;
+      case CallGroup::kExperts:
+        return experts;
+      case CallGroup::kExpertNodes:
+        return experts / s.input.node_ranks;
+      case CallGroup::kExpertNode:
+        return s.input.node_ranks;
+    }
+    return 1;
   }
 
  private:

@@ -198,6 +198,12 @@ class BlockBuilder {
 
 }  // namespace
 
+RowsWay rows_way(const LayerCall& call) {
+  if (call.over != CallGroup::kExperts) return RowsWay::kNone;
+  if (call.part.find(".dispatch") != std::string::npos) return RowsWay::kToExperts;
+  return call.part.find(".combine") != std::string::npos ? RowsWay::kBack : RowsWay::kNone;
+}
+
 LayerDescription describe_layer(const ModelConfig& model, const LayerSpec& layer, const CostInput& input) {
   if (layer.kind == LayerKind::kEmbedding) return describe_embedding(model, input);
   if (layer.kind == LayerKind::kHead) return describe_head(model, input);

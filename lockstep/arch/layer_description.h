@@ -78,6 +78,8 @@ enum class CallPhase : uint8_t {
 enum class CallGroup : uint8_t {
   kTensor,   // tp
   kExperts,  // those that share the experts of a layer, ep x etp
+  kExpertNodes,  // of them, those of equal place on the nodes of a hierarchical dispatcher
+  kExpertNode,   // and those of one node
 };
 
 // A collective of a layer. Owner (the layer), part and phase are its id (program/call.h).
@@ -89,8 +91,16 @@ struct LayerCall {
   int64_t element_size = 0;  // bytes
   int64_t at_once = 0;       // > 0: several calls, of so many elements and the rest
   CallGroup over = CallGroup::kTensor;
-  bool at_run_time = false;  // the tokens decide how much each rank sends: numel is what it would be if all experts got as many
+  // The tokens decide how much each rank sends: numel is what it would be if all experts got as many.
+  bool at_run_time = false;
+  int64_t most = 0;        // numel of such a call at most, on any rank
+  bool in_rounds = false;  // beyond moe.imbalance_limit it is made several times, each of at most `most`
+  bool direct = false;  // each rank with every other, what is summed in the order of ranks, whatever its size
 };
+
+// Rows of a branch of experts, or their gradients, on their way: what a layer may be divided at.
+enum class RowsWay { kNone, kToExperts, kBack };
+RowsWay rows_way(const LayerCall& call);
 
 struct Step {
   enum class What {
@@ -133,7 +143,8 @@ std::vector<ParamSpec> layer_parameters(const ModelConfig& model, const LayerSpe
 // The same with the rows of these experts alone.
 std::vector<ParamSpec> layer_parameters(const ModelConfig& model, const LayerSpec& layer, mesh::Range experts);
 
-// The branches of the block that is this layer; in a model with experts they stand where the MLP of a block that is not dense would.
+// The branches of the block that is this layer; in a model with experts they stand where the MLP of a block that is not dense would, and
+// latent attention where attention would.
 // ConfigError LS1124 where they contradict each other.
 BlockSpec block_branches(const ModelConfig& model, int layer);
 // Equal for layers of equal parts: embedding, head, and blocks of one list of branches with an MLP, or with experts for it.

@@ -89,7 +89,7 @@ void for_all(const std::function<void(const ModelConfig&, const LayerSpec&, cons
           return;
         }
       }
-  EXPECT_EQ(combinations, 22 * 4 * 480);
+  EXPECT_EQ(combinations, 24 * 4 * 480);
 }
 
 using Row = std::tuple<std::string, int64_t, int64_t, int64_t, int64_t, bool>;

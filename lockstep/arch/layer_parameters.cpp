@@ -97,6 +97,8 @@ BlockSpec block_branches(const ModelConfig& model, int layer) {
     if (const std::vector<std::string> problems = block_problems(model); !problems.empty())
       throw ConfigError({.code = "LS1124", .what = cat("the blocks of the model:\n  ", join(problems, "\n  "))});
   BlockSpec branches = listed_branches(model, layer);
+  for (Branch& branch : branches)
+    if (model.has_latent() && branch.kind == "attention") branch.kind = kLatentAttention;
   if (!model.has_experts() || model.experts.is_dense(layer - 1)) return branches;
   for (Branch& branch : branches)
     if (branch.kind == "mlp") branch.kind = branch.name = kExperts;

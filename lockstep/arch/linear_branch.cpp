@@ -6,7 +6,7 @@
 namespace lockstep::arch {
 namespace {
 
-class LinearBranch : public WholeBranch {
+class LinearBranch : public LinearPair {
  public:
   LinearBranch(LayerBuilder& b, const Branch& branch, BranchLinears linears, std::unique_ptr<BranchDescription> inside)
       : linears_(std::move(linears)), inside_(std::move(inside)), sequence_(b.s.sequence) {
@@ -23,7 +23,7 @@ class LinearBranch : public WholeBranch {
 
   bool keeps_dy() const override { return !sequence_; }
 
-  void forward(LayerBuilder& b, const BranchEnds& ends, PhaseSet outputs) const override {
+  void forward_first(LayerBuilder& b) const override {
     b.take(kForwards, whole_x_), b.take(kForwards, copy_x_);
     b.communicate(kForwards, first_forward_, 0);
     b.take(kForwards, inside_->projected);
@@ -31,6 +31,9 @@ class LinearBranch : public WholeBranch {
     b.drop(kForwards, whole_x_), b.drop(kForwards, copy_x_);
     inside_->forward(b);
     if (!inside_->views_projected) b.drop(kLose, inside_->projected);
+  }
+
+  void forward_last(LayerBuilder& b, const BranchEnds& ends, PhaseSet outputs) const override {
     b.take(outputs, sequence_ ? whole_y_ : ends.y);
     b.linear(outputs, linears_.last);
     if (sequence_) b.take(outputs, ends.y);
@@ -40,13 +43,16 @@ class LinearBranch : public WholeBranch {
     if (inside_->views_projected) b.drop(kLose, inside_->projected);
   }
 
-  void backward_input(LayerBuilder& b, const BranchEnds& ends) const override {
+  void backward_last(LayerBuilder& b) const override {
     b.take(kInputs, whole_dy_);
     b.communicate(kInputs, last_backward_, b.copy_to_gather());
     b.take(kInputs, dinner_);
     b.linear_backward_input(linears_.last);
     inside_->backward_input(b);
     b.drop(kInputs, dinner_);
+  }
+
+  void backward_first(LayerBuilder& b, const BranchEnds& ends) const override {
     gather_input(b, Phase::kOverlapped);
     b.take(kInputs, sequence_ ? whole_dx_ : ends.dx);
     b.linear_backward_input(linears_.first);
@@ -95,8 +101,8 @@ class LinearBranch : public WholeBranch {
 
 }  // namespace
 
-std::unique_ptr<WholeBranch> new_linear_branch(LayerBuilder& b, const Branch& branch, const BranchLinears& linears,
-                                               std::unique_ptr<BranchDescription> inside) {
+std::unique_ptr<LinearPair> new_linear_branch(LayerBuilder& b, const Branch& branch, const BranchLinears& linears,
+                                              std::unique_ptr<BranchDescription> inside) {
   return std::make_unique<LinearBranch>(b, branch, linears, std::move(inside));
 }
 

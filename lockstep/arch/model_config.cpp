@@ -40,6 +40,18 @@ const std::vector<Preset>& presets() {  // not a constant: who starts before mai
       {"qwen3-30b-a3b", {.family = "qwen3_moe", .layers = 48, .hidden = 2048, .heads = 32, .kv_heads = 4, .head_size = 128,
                          .ffn = 6144, .vocab_size = 151936, .max_seq_len = 40960, .tied = false, .norm_eps = 1e-6,
                          .rope_theta = 1e6, .experts = 128, .experts_per_token = 8, .expert_ffn = 768}},
+      // As it was pretrained: in sequences of 4096, before YaRN.
+      {"deepseek-v3", {.family = "deepseek_v3", .layers = 61, .hidden = 7168, .heads = 128, .ffn = 18432, .vocab_size = 129280,
+                       .max_seq_len = 4096, .tied = false, .norm_eps = 1e-6, .q_lora_rank = 1536, .kv_lora_rank = 512,
+                       .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128, .experts = 256,
+                       .experts_per_token = 8, .expert_ffn = 2048, .shared_experts = 1,
+                       .dense_layers = config::DenseLayers{.first = 3}, .router = config::Router::kSigmoid, .router_groups = 8,
+                       .router_top_groups = 4, .routed_scale = 2.5}},
+      {"deepseek-test", {.family = "deepseek_v3", .layers = 4, .hidden = 64, .heads = 8, .ffn = 96, .vocab_size = 512,
+                         .max_seq_len = 64, .tied = false, .q_lora_rank = 24, .kv_lora_rank = 20, .qk_nope_head_dim = 12,
+                         .qk_rope_head_dim = 4, .v_head_dim = 8, .experts = 8, .experts_per_token = 2, .expert_ffn = 32,
+                         .shared_experts = 1, .dense_layers = config::DenseLayers{.first = 1},
+                         .router = config::Router::kSigmoid, .router_groups = 4, .router_top_groups = 2, .routed_scale = 2.5}},
   };
   return all;
 }
@@ -153,6 +165,17 @@ ExpertSizes experts_of(const config::ModelSection& section, const ModelConfig& b
   return experts;
 }
 
+// Latent attention, where the base or the section has it.
+LatentSizes latent_of(const config::ModelSection& section, const LatentSizes& base) {
+  LatentSizes latent = base;
+  latent.q_rank = section.q_lora_rank.value_or(base.q_rank);
+  latent.kv_rank = section.kv_lora_rank.value_or(base.kv_rank);
+  latent.nope = section.qk_nope_head_dim.value_or(base.nope);
+  latent.rope = section.qk_rope_head_dim.value_or(base.rope);
+  latent.value = section.v_head_dim.value_or(base.value);
+  return latent.kv_rank > 0 ? latent : LatentSizes();
+}
+
 // The section's fields over `base`, whose flags are its family's. Sizes that follow from a changed one are derived again unless
 // they are given too.
 ModelConfig with_fields(const config::ModelSection& section, const ModelConfig& base) {
@@ -163,6 +186,8 @@ ModelConfig with_fields(const config::ModelSection& section, const ModelConfig& 
   model.kv_heads = section.kv_heads.value_or(base.kv_heads == base.heads ? model.heads : base.kv_heads);
   const bool same_head = model.hidden == base.hidden && model.heads == base.heads && base.head_size > 0;
   model.head_size = section.head_size.value_or(same_head ? base.head_size : model.hidden / model.heads);
+  model.latent = latent_of(section, base.latent);
+  if (model.has_latent()) model.head_size = section.head_size.value_or(model.latent.head());
   const bool same_hidden = model.hidden == base.hidden;
   model.ffn = section.ffn.value_or(same_hidden ? base.ffn : base.ffn * model.hidden / base.hidden);
   model.vocab_size = section.vocab_size.value_or(base.vocab_size);
@@ -220,6 +245,13 @@ std::string count_text(int64_t parameters) {
   return text.data();
 }
 
+// "32 heads (8 kv)"; "128 heads of latents 1536 and 512".
+std::string heads_text(const ModelConfig& model) {
+  const LatentSizes& latent = model.latent;
+  if (model.has_latent()) return cat(model.heads, " heads of latents ", latent.q_rank, " and ", latent.kv_rank);
+  return cat(model.heads, " heads", model.kv_heads == model.heads ? "" : cat(" (", model.kv_heads, " kv)"));
+}
+
 // "ffn 3072"; "8 experts of ffn 14336, 2 per token", with what else there is.
 std::string feed_forward_text(const ModelConfig& model) {
   const ExpertSizes& experts = model.experts;
@@ -265,7 +297,8 @@ ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer
   if (model.vocab_size == 0) model.vocab_size = tokenizer_vocab_size;
   if (model.vocab_size == 0) return no_vocabulary(preset);
   model.experts.router_bias = has_router_bias(model, moe);
-  std::vector<config::LayoutProblem> problems = contradictions(model, !section.head_size, with_ways);
+  std::vector<config::LayoutProblem> problems = contradictions(model, !section.head_size && !model.has_latent(), with_ways);
+  for (config::LayoutProblem& problem : problems_without_latent(section, model)) problems.push_back(std::move(problem));
   for (config::LayoutProblem& problem : problems_without_experts(section, model)) problems.push_back(std::move(problem));
   if (!problems.empty()) return sizes_that_do_not_fit(std::move(problems));
   return {.model = model};
@@ -288,8 +321,7 @@ std::string describe(const ModelConfig& model) {
   std::vector<std::string> blocks;
   for (const BlockSpec& block : model.blocks) blocks.push_back(text_of(block));
   return cat(family_name(model.family), " ", model.layers, " x ", model.hidden, blocks.empty() ? "" : " of " + join(blocks, " / "),
-             ", ", model.heads, " heads", model.kv_heads == model.heads ? "" : cat(" (", model.kv_heads, " kv)"), ", ",
-             feed_forward_text(model), ", vocab ", model.vocab_size, ", ", count_text(num_parameters(model)), " parameters",
+             ", ", heads_text(model), ", ", feed_forward_text(model), ", vocab ", model.vocab_size, ", ", count_text(num_parameters(model)), " parameters",
              model.has_experts() ? cat(", ", count_text(num_active_parameters(model)), " active") : "");
 }
 

@@ -15,8 +15,9 @@ namespace lockstep::arch {
 
 // gpt2: Radford et al. 2019. llama: Touvron et al. 2023. mistral: Jiang et al. 2023, llama's block with a sliding window.
 // qwen2: Yang et al. 2024, biases on q, k, v. qwen3: Yang et al. 2025, RMSNorm on every query and key head. mixtral: Jiang et al.
-// 2024, mistral's block with experts; qwen3_moe: that of qwen3 with experts.
-enum class Family { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen3Moe };
+// 2024, mistral's block with experts; qwen3_moe: that of qwen3 with experts. deepseek_v3: DeepSeek-AI 2024, latent attention, and
+// experts whose router has a bias of its own.
+enum class Family { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen3Moe, kDeepseekV3 };
 
 // What sets a family apart, one row each: fixed choices, and the defaults of the flags that a ModelConfig may change.
 struct FamilyTraits {
@@ -30,6 +31,8 @@ struct FamilyTraits {
   bool mlp_bias = false;
   bool qk_norm = false;
   bool experts = false;  // only with experts; other families with a gated MLP may have them
+  bool latent = false;   // only with latent attention; other families with rotary positions and RMSNorm may have it
+  bool router_bias = false;  // of a router, whatever moe.balance is
 };
 // In the order of the enumeration.
 inline constexpr FamilyTraits kFamilies[] = {
@@ -41,6 +44,7 @@ inline constexpr FamilyTraits kFamilies[] = {
     {.family = Family::kQwen3, .name = "qwen3", .gated_mlp = true, .qk_norm = true},
     {.family = Family::kMixtral, .name = "mixtral", .gated_mlp = true, .experts = true},
     {.family = Family::kQwen3Moe, .name = "qwen3_moe", .gated_mlp = true, .qk_norm = true, .experts = true},
+    {.family = Family::kDeepseekV3, .name = "deepseek_v3", .gated_mlp = true, .experts = true, .latent = true, .router_bias = true},
 };
 constexpr const FamilyTraits& family_traits(Family family) { return kFamilies[static_cast<size_t>(family)]; }
 constexpr std::string_view family_name(Family family) { return family_traits(family).name; }
@@ -50,16 +54,41 @@ std::optional<Family> family_of(std::string_view name);
 
 // How rotary frequencies are stretched for texts longer than those of the first training. linear: all divided by `factor`
 // (Chen et al. 2023). llama3: wavelengths above original / low_freq_factor divided by `factor`, those below original /
-// high_freq_factor kept, a line between (Grattafiori et al. 2024).
+// high_freq_factor kept, a line between (Grattafiori et al. 2024). yarn: frequencies of more than beta_fast turns within the original
+// length kept, those of less than beta_slow divided by `factor`, a line between by their index; and scores scaled (Peng et al. 2023).
 struct RopeScaling {
-  enum class Kind { kNone, kLlama3, kLinear };
+  enum class Kind { kNone, kLlama3, kLinear, kYarn };
   Kind kind = Kind::kNone;
   double factor = 1;
   double low_freq_factor = 1;                    // llama3 only, as the next two
   double high_freq_factor = 4;
-  int64_t original_max_position_embeddings = 0;  // tokens
+  int64_t original_max_position_embeddings = 0;  // tokens; llama3 and yarn
+  double beta_fast = 32;                         // yarn only, as all below
+  double beta_slow = 1;
+  double mscale = 0;            // 0 = not given
+  double mscale_all_dim = 0;    // the same
+  double attention_factor = 0;  // of cosines and sines; 0 = what follows from `factor` and both mscales
   bool operator==(const RopeScaling&) const = default;
 };
+// What cosines and sines are multiplied by: 1 but for yarn.
+double rope_attention_factor(const RopeScaling& scaling);
+
+// Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2): queries are made of a latent of `q_rank` numbers of a token, keys and
+// values of one of `kv_rank`, each behind an RMSNorm. A head of q and k is `nope` wide without positions and `rope` with rotary ones,
+// whose keys all heads share.
+struct LatentSizes {
+  int64_t q_rank = 0;
+  int64_t kv_rank = 0;  // 0 = the model's attention is not latent, and nothing here counts
+  int64_t nope = 0;
+  int64_t rope = 0;
+  int64_t value = 0;  // width of a head of v
+  bool interleaved = true;  // element 2 j of `rope` turns with 2 j + 1; else with j + rope / 2
+  int64_t head() const { return nope + rope; }  // of q and k
+  int64_t projected() const { return q_rank + kv_rank + rope; }  // what x is projected to
+  bool operator==(const LatentSizes&) const = default;
+};
+// Epsilon of the RMSNorm of latents, whatever norm_eps is: transformers has it so.
+inline constexpr double kLatentNormEps = 1e-6;
 
 // One of the sums of a block, in forward order: x + branch(norm(x)).
 struct Branch {
@@ -79,7 +108,9 @@ using BlockSpec = std::vector<Branch>;
 // Attention, and then an MLP.
 const BlockSpec& usual_block();
 
-inline constexpr int64_t kLoadExtras = 3;  // numbers that a block with experts tells of a step beside its E counts: nn/branch.h
+inline constexpr int64_t kLoadExtras = 3;  // numbers that a block with experts tells of a step beside its E counts: nn/experts.h
+// The same with what moe.imbalance_limit adds: further rounds in which the block ran.
+inline int64_t load_extras(const config::MoeSection& moe) { return kLoadExtras + (moe.imbalance_limit ? 1 : 0); }
 
 // Experts in the place of a block's MLP: SwiGLU layers [ffn, hidden] of which a router chooses `per_token` for every token
 // (Shazeer et al. 2017). What a router does is said in config/run_config.h.
@@ -121,11 +152,16 @@ struct ModelConfig {
   bool qk_norm = traits().qk_norm;    // RMSNorm over each head of q and k, before the rotation
   std::vector<BlockSpec> blocks{};    // of the layers, in turn; empty: all are usual_block()
   ExpertSizes experts{};              // in every block that is not dense, where its "mlp" would be
+  LatentSizes latent{};               // in every block, where its "attention" would be; head_size is then latent.head()
 
   const FamilyTraits& traits() const { return family_traits(family); }
   bool has_experts() const { return experts.count > 0; }
+  bool has_latent() const { return latent.kv_rank > 0; }
   bool operator==(const ModelConfig&) const = default;
 };
+
+// Of the scores of latent attention: 1 / sqrt(head), and with yarn's mscale_all_dim the square of 0.1 mscale_all_dim ln(factor) + 1.
+double latent_score_scale(const ModelConfig& model);
 
 std::vector<std::string> preset_names();
 // The preset (default gpt2-10m) with the user's fields on top. `vocab_size` = 0 there and here means: from the tokenizer,

@@ -28,7 +28,10 @@ std::string remainder_text(const char* what, int64_t a, const char* by, int64_t 
 
 // An upper bound of the model's parameters, in numbers that do not overflow.
 double rough_parameters(const ModelConfig& model) {
-  const double attention = 2 * number(model.head_size) * (number(model.heads) + number(model.kv_heads));
+  const LatentSizes& latent = model.latent;
+  const double ranks = number(latent.q_rank) + number(latent.kv_rank) + number(latent.rope), value = number(latent.value);
+  const double of_latent = ranks + number(model.heads) * (value + ranks * (number(latent.nope) + number(latent.rope) + value) / number(model.hidden));
+  const double attention = 2 * number(model.head_size) * (number(model.heads) + number(model.kv_heads)) + of_latent;
   const double experts = model.has_experts() ? (number(model.experts.count) + number(model.experts.shared)) * (3 * number(model.experts.ffn) + 1) : 0;
   const double block = number(model.hidden) * (attention + 3 * number(model.ffn) + experts);
   return number(model.layers) * block +
@@ -94,6 +97,7 @@ std::vector<LayoutProblem> bound_problems(const config::ModelSection& section) {
                         .depth = kBoundsDepth});
   };
   visit_sizes(section, [&](const char* name, std::optional<int64_t> size) { bounded(name, size, 1); });
+  visit_latent_sizes(section, [&](const char* name, std::optional<int64_t> size) { bounded(name, size, 1); });
   visit_expert_sizes(section, bounded);
   return problems;
 }
@@ -124,13 +128,14 @@ std::vector<LayoutProblem> contradictions(const ModelConfig& model, bool derived
                " has no grouped-query attention"),
            [&] { return values_of("model.kv_heads", {cat(model.heads)}) + own_kv_heads; });
   } else {
-    expect(model.head_size % 2 == 0, "model.head_size",
+    expect(model.head_size % 2 == 0 || model.has_latent(), "model.head_size",
            cat("head_size(", model.head_size, ") is odd: rotary positions turn pairs"), [&] { return even_heads(model); });
   }
   expect(model.dropout >= 0 && model.dropout < 1, "model.dropout", cat("dropout(", number_text(model.dropout), ") is not in [0, 1)"),
          [] { return values_of("model.dropout", {"0"}); });
   expect(rough_parameters(model) < kMaxParameters, "model.hidden",
          cat("about ", rough_parameters(model), " parameters are too many"), [&] { return fewer_parameters(model); });
+  for (LayoutProblem& problem : latent_contradictions(model, with_ways)) problems.push_back(std::move(problem));
   for (LayoutProblem& problem : expert_contradictions(model, with_ways)) problems.push_back(std::move(problem));
   return problems;
 }

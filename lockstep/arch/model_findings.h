@@ -32,7 +32,7 @@ ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer
 ModelFindings judge_hf_model(const config::ModelSection& section, const config::MoeSection& moe);
 // Of its routers.
 inline bool has_router_bias(const ModelConfig& model, const config::MoeSection& moe) {
-  return model.has_experts() && moe.balance == config::Balance::kBias;
+  return model.has_experts() && (moe.balance == config::Balance::kBias || model.traits().router_bias);
 }
 
 // Of a ModelConfig or a ModelSection, which call them the same.
@@ -66,13 +66,30 @@ void visit_expert_sizes(const ModelConfig& model, Visit visit) {
   visit("router_groups", model.experts.groups, 1);
   visit("router_top_groups", model.experts.top_groups, 1);
 }
+// The same of latent attention, whose sizes are 1 or more.
+template <typename Visit>
+void visit_latent_sizes(const config::ModelSection& section, Visit visit) {
+  visit("q_lora_rank", section.q_lora_rank);
+  visit("kv_lora_rank", section.kv_lora_rank);
+  visit("qk_nope_head_dim", section.qk_nope_head_dim);
+  visit("qk_rope_head_dim", section.qk_rope_head_dim);
+  visit("v_head_dim", section.v_head_dim);
+}
+template <typename Visit>
+void visit_latent_sizes(const ModelConfig& model, Visit visit) {
+  visit("q_lora_rank", model.latent.q_rank);
+  visit("kv_lora_rank", model.latent.kv_rank);
+  visit("qk_nope_head_dim", model.latent.nope);
+  visit("qk_rope_head_dim", model.latent.rope);
+  visit("v_head_dim", model.latent.value);
+}
 // Of all blocks: each is three rows of the parameter table.
 inline constexpr int64_t kMostExperts = int64_t{1} << 15;
 
 // Products of two others fit into 64 bits.
 constexpr int64_t most_of_size(std::string_view name) {
   const bool of_experts = (name != "expert_ffn" && name.find("expert") != std::string_view::npos) || name.starts_with("router");
-  return of_experts ? kMostExperts : int64_t{1} << (name == "layers" ? 16 : 31);
+  return of_experts ? kMostExperts : int64_t{1} << (name == "layers" || name.ends_with("_head_dim") ? 16 : 31);
 }
 
 // Sizes out of their range, which begins at 1.
@@ -83,5 +100,9 @@ std::vector<config::LayoutProblem> contradictions(const ModelConfig& model, bool
 std::vector<config::LayoutProblem> expert_contradictions(const ModelConfig& model, bool with_ways);
 // Keys of experts, or a family of experts, where the section gives the model none.
 std::vector<config::LayoutProblem> problems_without_experts(const config::ModelSection& section, const ModelConfig& model);
+
+// The same of latent attention (model_findings_latent.cpp).
+std::vector<config::LayoutProblem> latent_contradictions(const ModelConfig& model, bool with_ways);
+std::vector<config::LayoutProblem> problems_without_latent(const config::ModelSection& section, const ModelConfig& model);
 
 }  // namespace lockstep::arch

@@ -38,9 +38,28 @@ void visit_options(Model& model, Visit visit) {
 template <typename Scaling, typename Visit>
 void visit_rope_scaling(Scaling& scaling, Visit visit) {
   visit("factor", scaling.factor);
-  visit("low_freq_factor", scaling.low_freq_factor);
-  visit("high_freq_factor", scaling.high_freq_factor);
+  if (scaling.kind != RopeScaling::Kind::kYarn) {
+    visit("low_freq_factor", scaling.low_freq_factor);
+    visit("high_freq_factor", scaling.high_freq_factor);
+  }
   visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
+  if (scaling.kind != RopeScaling::Kind::kYarn) return;
+  visit("beta_fast", scaling.beta_fast);
+  visit("beta_slow", scaling.beta_slow);
+  visit("mscale", scaling.mscale);
+  visit("mscale_all_dim", scaling.mscale_all_dim);
+  visit("attention_factor", scaling.attention_factor);
+}
+
+// Of a model with latent attention alone.
+template <typename Latent, typename Visit>
+void visit_latent(Latent& latent, Visit visit) {
+  visit("q_rank", latent.q_rank);
+  visit("kv_rank", latent.kv_rank);
+  visit("nope", latent.nope);
+  visit("rope", latent.rope);
+  visit("value", latent.value);
+  visit("interleaved", latent.interleaved);
 }
 
 // Of a model with experts alone. The words of routers are those of the configuration.
@@ -64,9 +83,14 @@ config::Router router_of(const std::string& name) {
   return static_cast<config::Router>(found - words.begin());
 }
 
+std::string_view scaling_name(RopeScaling::Kind kind) {
+  if (kind == RopeScaling::Kind::kYarn) return "yarn";
+  return kind == RopeScaling::Kind::kLlama3 ? "llama3" : "linear";
+}
+
 RopeScaling::Kind scaling_kind(const std::string& name) {
-  if (name == "llama3") return RopeScaling::Kind::kLlama3;
-  if (name == "linear") return RopeScaling::Kind::kLinear;
+  for (const RopeScaling::Kind kind : {RopeScaling::Kind::kLlama3, RopeScaling::Kind::kLinear, RopeScaling::Kind::kYarn})
+    if (name == scaling_name(kind)) return kind;
   throw std::invalid_argument("unknown rope scaling \"" + name + "\"");
 }
 
@@ -97,10 +121,14 @@ Json model_json(const ModelConfig& model) {
   });
   if (model.rope_scaling.kind != RopeScaling::Kind::kNone) {
     Json& scaling = json["rope_scaling"];
-    scaling["kind"] = model.rope_scaling.kind == RopeScaling::Kind::kLlama3 ? "llama3" : "linear";
+    scaling["kind"] = scaling_name(model.rope_scaling.kind);
     visit_rope_scaling(model.rope_scaling, [&](const char* key, const auto& value) { scaling[key] = value; });
   }
   if (!model.blocks.empty()) json["blocks"] = model.blocks;
+  if (model.has_latent()) {
+    Json& latent = json["latent"];
+    visit_latent(model.latent, [&](const char* key, const auto& value) { latent[key] = value; });
+  }
   if (model.has_experts()) {
     Json& experts = json["experts"];
     visit_experts(model.experts, [&](const char* key, const auto& value) { experts[key] = value; });
@@ -131,6 +159,12 @@ ModelConfig parse_model_json(const Json& json, std::string_view origin) {
       visit_rope_scaling(model.rope_scaling, [&](const char* key, auto& value) { read(scaling, key, value); });
     }
     if (json.contains("blocks")) read(json, "blocks", model.blocks);
+    if (json.contains("latent")) {
+      const Json& latent = json.at(reading = "latent");
+      visit_latent(model.latent, [&](const char* key, auto& value) { read(latent, key, value); });
+      reading = "kv_rank";
+      if (model.latent.kv_rank < 1) throw std::invalid_argument(cat(model.latent.kv_rank, " numbers of a latent"));
+    }
     if (json.contains("experts")) {
       const Json& experts = json.at(reading = "experts");
       visit_experts(model.experts, [&](const char* key, auto& value) { read(experts, key, value); });

@@ -34,9 +34,11 @@ void cut(ParamSpec& spec, int dim, int parts, int index) {
   spec.local_offset[at] = range.begin;
 }
 
+int unit_id(const ModelConfig& model, const ParamSpec& spec) { return spec.layer + static_cast<int>(spec.group) * num_layers(model); }
+
 void place_expert(const ModelConfig& model, const ExpertShard& shard, ParamSpec& spec) {
   spec.group = ParameterGroup::kExperts;
-  spec.unit = spec.layer + 2 * num_layers(model);
+  spec.unit = unit_id(model, spec);
   if (shard.etp > 1) cut(spec, spec.cut == TensorCut::kColumns ? 1 : 0, shard.etp, shard.etp_rank);
 }
 
@@ -46,15 +48,20 @@ void place(const ModelConfig& model, const TensorShard& shard, ParamSpec& spec) 
   spec.local_offset.assign(spec.shape.size(), 0);
   spec.largest_numel = spec.numel();
   if (spec.expert >= 0) return place_expert(model, shard.experts, spec);
+  LOCKSTEP_CHECK(!spec.fp32 || spec.cut == TensorCut::kNone, spec.name, " is used in fp32 and cut");
+  if (spec.fp32 && shard.fp32_group) spec.group = ParameterGroup::kFp32;
+  spec.unit = unit_id(model, spec);
   if (shard.size == 1) return;
   if (spec.cut == TensorCut::kNone) {
     spec.partial = shard.sequence_parallel || always_partial(spec);
-    if (spec.partial && shard.row_groups && spec.layer > 0) {  // an embedding is one unit: two stages may hold it
-      spec.group = ParameterGroup::kRows;
-      spec.unit += num_layers(model);
+    // An embedding is one unit: two stages may hold it. A matrix stays with the others, whose optimizer has ranks to update it whole.
+    if (spec.partial && shard.row_groups && spec.layer > 0 && spec.of != config::ParameterClass::kMatrix) {
+      if (spec.group != ParameterGroup::kFp32) spec.group = ParameterGroup::kRows;
+      spec.unit = unit_id(model, spec);
       spec.partial = false;  // its domain sums them, and knows the copies
       return;
     }
+    LOCKSTEP_CHECK(spec.group != ParameterGroup::kFp32 || !shard.row_groups, spec.name, " is not summed over tp as its group is");
     spec.copies = shard.size;
     spec.copy = shard.rank;
     return;

@@ -50,6 +50,7 @@ struct TensorShard {
   int rank = 0;
   bool sequence_parallel = false;  // norms, dropout and sums act on this rank's rows alone
   bool row_groups = false;         // what that makes Partial is a group of its own
+  bool fp32_group = false;         // something of the others is bf16: what is used in fp32 is a group of its own
   ExpertShard experts{};
 };
 
@@ -57,11 +58,12 @@ struct TensorShard {
 // which ranks. A layer has one group or more.
 enum class ParameterGroup : uint8_t {
   kDense,
-  kRows,     // whole on every rank of tp, each with its own rows or heads: their gradients are summed over tp too
+  kRows,     // whole on every rank of tp, each with its own rows or heads, and no matrix: their gradients are summed over tp too
   kExperts,  // of a rank's own experts: their gradients are summed over the ranks that hold the same ones
+  kFp32,     // used and reduced in fp32 where others are not (ParamSpec::fp32), whole on every rank of tp: layers read the values themselves
 };
-inline constexpr std::array<ParameterGroup, 3> kParameterGroups = {ParameterGroup::kDense, ParameterGroup::kRows,
-                                                                   ParameterGroup::kExperts};
+inline constexpr std::array<ParameterGroup, 4> kParameterGroups = {ParameterGroup::kDense, ParameterGroup::kRows,
+                                                                   ParameterGroup::kExperts, ParameterGroup::kFp32};
 
 int64_t elements(const std::vector<int64_t>& shape);  // of a tensor of this shape
 
@@ -75,7 +77,7 @@ struct ParamSpec {
   UpdateRule update{};                // AdamW, until choose_optimizers()
   int layer = 0;                      // owner in the layer table
   ParameterGroup group = ParameterGroup::kDense;
-  int unit = 0;                       // id: of a dense group its layer; of rows and experts once and twice the layer table beyond
+  int unit = 0;                       // id: of a dense group its layer; of every further group one layer table beyond
   std::string fuse;                   // "" or the name under which neighbouring rows form one matrix:
                                       // "blocks.3.attention.qkv.weight" = q, k, v stacked along dim 0
   std::vector<int> tied_layers;       // further layers that use it (the head uses a tied "embed.tokens.weight")
@@ -83,6 +85,7 @@ struct ParamSpec {
   int cut_dim = -1;                   // along which tp, of an expert etp, cuts it into pieces; -1: it does not
   bool per_head = false;              // whole on every rank, but applied to this rank's heads: norms of q and k
   int expert = -1;                    // whose it is, from 0 of the model's; -1: no expert's
+  bool fp32 = false;                  // used in fp32 whatever the precision of the run; no tensor parallelism cuts it
   bool in_norm = true;                // its gradient counts in the norm of all; that of a router's bias is a count of tokens
 
   // This rank's piece, and which ranks of the tp axis hold the same one: `copies` neighbours, this one the copy-th. An expert has
@@ -106,6 +109,8 @@ struct ParamSpec {
 // others: no positions, no bias of a norm, k and v [KV*K, D], blocks.i.mlp.{gate,up}.weight [F, D] (fused gate_up), mlp.down;
 //        biases of linears as ModelConfig says (those of gate and up fused too), with qk_norm
 //        blocks.i.attention.{q,k}_norm.weight [K].
+// with latent attention, for q, k and v: blocks.i.attention.q_a.weight [Q, D] and kv_a.weight [C + R, D] (fused qkv_a), q_a_norm.weight [Q],
+//        kv_a_norm.weight [C], q_b.weight [H (N + R), Q], kv_b.weight [H (N + V), C] (of each head its keys, then its values); out [D, H V].
 // with experts, for blocks.i.mlp_norm and blocks.i.mlp of a block that is not dense: blocks.i.experts_norm.weight,
 //        blocks.i.experts.router.weight [E, D] and, with router_bias, router.bias [E]; with shared experts
 //        blocks.i.experts.shared.{gate,up}.weight [Fs, D] (fused gate_up), shared.down.weight [D, Fs], Fs = shared * F; then of each
@@ -156,7 +161,7 @@ struct FlatLayout {
 using GroupShards = std::array<int, kParameterGroups.size()>;  // number of shards, by group
 // Every unit has a multiple of 16 * shards elements, so that its equal parts are aligned. A part may begin and end inside a
 // row; shard_slots() says what it holds.
-FlatLayout flat_layout(const std::vector<ParamSpec>& table, const GroupShards& shards = {1, 1, 1});
+FlatLayout flat_layout(const std::vector<ParamSpec>& table, const GroupShards& shards = {1, 1, 1, 1});
 
 // What part `shard` of a unit holds of one parameter: elements [begin, begin + numel) of its local piece, row-major.
 struct ShardSlot {

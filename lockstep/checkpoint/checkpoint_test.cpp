@@ -95,6 +95,7 @@ TrainState train_state(int64_t step) {
           .data = {{"train", "0123456789abcdef"}, {"shuffle", true}},
           .model = {{"family", "gpt2"}, {"layers", 2}},
           .version = "0.1.0",
+          .last_loads = {{"blocks.0", {12, 0, 7}}, {"blocks.1", {9, 9, 1}}},
           .world_size = 4,
           .layout = "dp 4"};
 }

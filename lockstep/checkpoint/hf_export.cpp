@@ -88,6 +88,7 @@ class Exporter {
   }
 
   at::ScalarType dtype_of_tensor(const arch::HfTensor& tensor) const {
+    if (tensor.fp32) return at::kFloat;
     if (request_.dtype) return *request_.dtype;
     return scalar_type(step_.find(tensor.parts.front().name).dtype).value();
   }
@@ -137,8 +138,9 @@ class Exporter {
 
   // Rows that were saved as they are to be written pass through; anything else is put together in memory first.
   void make(const arch::HfTensor& tensor, at::ScalarType dtype, const ByteSink& take) {
+    const bool precise = precise_ || tensor.fp32;
     const bool in_runs = std::all_of(tensor.parts.begin(), tensor.parts.end(),
-                                     [&](const auto& part) { return step_.is_in_runs(part.name, precise_); });
+                                     [&](const auto& part) { return step_.is_in_runs(part.name, precise); });
     if (tensor.transposed || !in_runs) {
       const at::Tensor whole = put_together(tensor, dtype);
       take(whole.const_data_ptr(), whole.nbytes());
@@ -148,7 +150,7 @@ class Exporter {
       step_.scan(part.name, [&](const at::Tensor& rows) {
         const at::Tensor values = rows.scalar_type() == dtype ? rows : space(rows.sizes(), dtype).copy_(rows);
         take(values.const_data_ptr(), values.nbytes());
-      }, precise_);
+      }, precise);
     }
   }
 
@@ -156,7 +158,7 @@ class Exporter {
     const at::Tensor stored = space(tensor.shape, dtype);
     const at::Tensor ours = tensor.transposed ? stored.t() : stored;
     for (const arch::HfPart& part : tensor.parts)
-      step_.read(part.name, ours.narrow(0, part.row, part.shape[0]), precise_);
+      step_.read(part.name, ours.narrow(0, part.row, part.shape[0]), precise_ || tensor.fp32);
     return stored;
   }
 

@@ -9,6 +9,7 @@
 #include <array>
 #include <functional>
 
+#include "lockstep/arch/hf_config.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
@@ -25,7 +26,7 @@ using arch::Family;
 namespace fs = std::filesystem;
 
 constexpr Family kFamilies[] = {Family::kGpt2,  Family::kLlama, Family::kMistral, Family::kQwen2,
-                                Family::kQwen3, Family::kMixtral, Family::kQwen3Moe};
+                                Family::kQwen3, Family::kMixtral, Family::kQwen3Moe, Family::kDeepseekV3};
 
 fs::path model_folder(const std::string& name, const Values& theirs) {
   const fs::path folder = fresh_folder(name);
@@ -116,7 +117,7 @@ TEST(BoxReader, AStackOfMatricesIsOneOfAllTheirRows) {
 }
 
 TEST(HfImport, StackedExpertsToo) {
-  for (const Family family : {Family::kMixtral, Family::kQwen3Moe}) {
+  for (const Family family : {Family::kMixtral, Family::kQwen3Moe, Family::kDeepseekV3}) {
     const arch::ModelConfig model = tiny_model(family);
     const Values ours = random_values(model);
     const fs::path folder = model_folder("stacked", hf_values(model, ours, arch::HfForm::kStacked));
@@ -190,6 +191,28 @@ TEST(HfImport, ReadsWhatOldFilesLookLike) {
   write_tensors(folder / kHfWeights, theirs);
   EXPECT_THAT(refusal(folder, llama, "LS1328"), AllOf(HasSubstr("lm_head.weight differ in rows 0 to 60"),
                                                       HasSubstr("tie_word_embeddings")));
+}
+
+// As many layers behind the last as config.json says are not read; another one belongs to another model.
+TEST(HfImport, LeavesOutFurtherLayersThatAreAnnounced) {
+  const arch::ModelConfig model = tiny_model(Family::kDeepseekV3);
+  const Values ours = random_values(model);
+  Values theirs = hf_values(model, ours);
+  theirs["model.layers.2.embed_tokens.weight"] = at::zeros({61, 24});
+  const fs::path folder = model_folder("further", theirs);
+  Json config = arch::hf_config_json(model);
+  const auto announce = [&](int layers) {
+    config["num_nextn_predict_layers"] = layers;
+    write_file(folder / arch::kHfConfigName, config.dump());
+  };
+  announce(1);
+  expect_imported(folder, model, ours, 2);
+  announce(0);
+  EXPECT_THAT(refusal(folder, model, "LS1324"), HasSubstr("1 tensor is unexpected:\n    model.layers.2.embed_tokens.weight"));
+  announce(1);
+  theirs["model.layers.3.embed_tokens.weight"] = at::zeros({61, 24});
+  write_tensors(folder / kHfWeights, theirs);
+  EXPECT_THAT(refusal(folder, model, "LS1324"), HasSubstr("1 tensor is unexpected:\n    model.layers.3.embed_tokens.weight"));
 }
 
 TEST(HfImport, NamesAllThatDoesNotFit) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "lockstep/arch/hf_config.h"
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
@@ -66,16 +67,23 @@ Box stored_box(const HfModel::Source& source, Box box) {
   return box;
 }
 
+// Of the config.json beside the weights. Who has weights alone has no further layers.
+int64_t further_layers(const HfDirectory& directory, const arch::ModelConfig& model) {
+  if (!model.traits().latent || !fs::is_regular_file(directory.path() / arch::kHfConfigName)) return 0;
+  return arch::load_hf_config(directory.path()).further_layers;
+}
+
 }  // namespace
 
 HfModel::HfModel(const fs::path& directory, const arch::ModelConfig& model) : directory_(directory) {
   std::map<std::string, HfDirectory::Stored> stored;  // by canonical name
   Findings findings;
   arch::HfForm form = arch::HfForm::kUsual;
+  const int64_t further = further_layers(directory_, model);
   for (const auto& [name, place] : directory_.tensors()) {
     std::string canonical = arch::canonical_hf_name(model.family, name);
     if (arch::is_stacked_hf_name(canonical)) form = arch::HfForm::kStacked;
-    if (arch::is_ignored_hf_name(model.family, canonical)) continue;
+    if (arch::is_ignored_hf_name(model.family, canonical) || arch::is_further_hf_layer(model, further, canonical)) continue;
     if (!stored.emplace(std::move(canonical), place).second) findings.unexpected(cat(name, "   stored under two names"));
   }
   for (const arch::HfTensor& tensor : arch::hf_tensors(model, form)) {

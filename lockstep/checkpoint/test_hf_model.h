@@ -31,6 +31,12 @@ inline arch::ModelConfig tiny_model(arch::Family family, bool tied = false) {
   if (family == arch::Family::kMixtral) model.experts = {.count = 8, .per_token = 2, .ffn = 40};
   if (family == arch::Family::kQwen3Moe)
     model.experts = {.count = 4, .per_token = 2, .ffn = 20, .router = config::Router::kSoftmax, .dense_layers = {1}};
+  if (family == arch::Family::kDeepseekV3) {
+    model.kv_heads = 4;
+    model.latent = {.q_rank = 10, .kv_rank = 12, .nope = 4, .rope = 4, .value = 6};
+    model.experts = {.count = 4, .per_token = 2, .ffn = 20, .shared = 1, .router = config::Router::kSigmoid, .groups = 2,
+                     .top_groups = 1, .routed_scale = 2.5, .router_bias = true, .dense_layers = {0}};
+  }
   return model;
 }
 
@@ -48,7 +54,8 @@ inline Values hf_values(const arch::ModelConfig& model, const Values& ours, arch
     std::vector<at::Tensor> parts;
     for (const arch::HfPart& part : tensor.parts) parts.push_back(ours.at(part.name));
     const at::Tensor joint = at::cat(parts, 0);
-    theirs[tensor.name] = tensor.transposed ? joint.t().contiguous() : joint.view(tensor.shape);
+    const at::Tensor stored = tensor.transposed ? joint.t().contiguous() : joint.view(tensor.shape);
+    theirs[tensor.name] = tensor.fp32 ? stored.to(at::kFloat) : stored;
   }
   return theirs;
 }

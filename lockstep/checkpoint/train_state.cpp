@@ -6,16 +6,17 @@
 namespace lockstep::checkpoint {
 
 std::string train_state_text(const TrainState& state) {
-  const OrderedJson json = {{"step", state.step},
-                            {"consumed_samples", state.consumed_samples},
-                            {"consumed_tokens", state.consumed_tokens},
-                            {"seed", state.seed},
-                            {"data", OrderedJson(state.data)},
-                            {"model", OrderedJson(state.model)},
-                            {"version", state.version},
-                            {"settings", OrderedJson(state.settings)},
-                            {"world_size", state.world_size},
-                            {"layout", state.layout}};
+  OrderedJson json = {{"step", state.step},
+                      {"consumed_samples", state.consumed_samples},
+                      {"consumed_tokens", state.consumed_tokens},
+                      {"seed", state.seed},
+                      {"data", OrderedJson(state.data)},
+                      {"model", OrderedJson(state.model)},
+                      {"version", state.version},
+                      {"settings", OrderedJson(state.settings)},
+                      {"world_size", state.world_size},
+                      {"layout", state.layout}};
+  if (!state.last_loads.empty()) json["last_loads"] = OrderedJson(state.last_loads);
   return json.dump(1) + "\n";
 }
 
@@ -31,6 +32,7 @@ TrainState parse_train_state(std::string_view text, std::string_view origin) {
     state.model = json.at("model");
     json.at("version").get_to(state.version);
     state.settings = json.value("settings", Json::object());
+    state.last_loads = json.value("last_loads", Json::object());
     json.at("world_size").get_to(state.world_size);
     json.at("layout").get_to(state.layout);
   } catch (const Json::exception& error) {

@@ -21,6 +21,8 @@ struct TrainState {
   // What was trained with, by name, as the trainer states it: what differs when a run goes on is told, never refused. Empty in
   // checkpoints of versions that did not keep it.
   Json settings = Json::object();
+  // Load of the experts in the last step, by layer and expert, where the next step goes by it (engine/expert_loads.h); else {}.
+  Json last_loads = Json::object();
   // Information only: any layout loads what any layout saved.
   int world_size = 0;
   std::string layout{};

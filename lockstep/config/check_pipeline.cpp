@@ -117,8 +117,10 @@ std::vector<std::pair<std::string, std::string>> against_post_validation(const R
   if (!config.memory.offload.list.empty()) found.emplace_back("memory.offload", "offload updates on the host");
   if (config.parallel.data_parallel == DataParallel::kParameterServer)
     found.emplace_back("parallel.data_parallel", "a parameter server updates for all ranks");
-  if (uses_muon(config) && (config.parallel.tp > 1 || zero_stage(config) > 0))
+  if (uses_muon(config) && (config.parallel.tp > 1 || config.parallel.etp > 1 || zero_stage(config) > 0))
     found.emplace_back("optimizer.kind", "what travels for Muon between the ranks that share matrices is gone");
+  if (config.moe.scope == MoeScope::kLastStep)
+    found.emplace_back("moe.scope", "scope = \"last_step\" wants the counts of a step before the next one begins");
   return found;
 }
 

@@ -168,8 +168,8 @@ TEST(Config, KeysOfLaterVersionsAreRefusedByName) {
             "    2 | cp = 1\n"
             "      | ^~ this build knows dp, zero, fsdp, dp_replicate, dp_shard, prefetch, prefetch_limit, "
             "reshard_after_forward, reshard_after_microbatch, reduce_precision, tp, pp, schedule, virtual_stages, "
-            "layers_per_stage, post_validation, sequence_parallel, row_groups, ep, etp, data_parallel, bucket_mib, overlap, backend");
-  for (const char* key : {"parallel.cp", "parallel.dispatcher", "moe.scope", "moe.imbalance_limit"})
+            "layers_per_stage, post_validation, sequence_parallel, row_groups, ep, etp, dispatcher, ranks_per_node, data_parallel, bucket_mib, overlap, overlap_experts, backend");
+  for (const char* key : {"parallel.cp"})
     EXPECT_THAT(refusal(Override{key, "1"}), HasSubstr("LS1047")) << key;
 }
 
@@ -323,9 +323,10 @@ TEST(Fields, TheListIsFrozen) {
             "run.name run.dir "
             "model.preset model.from model.family model.layers model.hidden model.heads model.kv_heads model.head_size model.ffn "
             "model.vocab_size model.max_seq_len model.tied model.norm model.branches model.norm_eps model.rope_theta model.dropout "
+            "model.q_lora_rank model.kv_lora_rank model.qk_nope_head_dim model.qk_rope_head_dim model.v_head_dim "
             "model.experts model.experts_per_token model.expert_ffn model.shared_experts model.dense_layers model.router "
             "model.router_groups model.router_top_groups model.routed_scale "
-            "moe.capacity_factor moe.drop moe.balance moe.aux_coefficient moe.z_coefficient moe.bias_rate "
+            "moe.capacity_factor moe.drop moe.balance moe.scope moe.aux_coefficient moe.z_coefficient moe.bias_rate moe.imbalance_limit moe.static_buffers "
             "data.train data.validation data.tokenizer data.shuffle "
             "train.steps train.seq_len train.global_batch train.micro_batch train.seed train.precision train.device "
             "train.eval_every train.eval_samples train.log_every train.threads train.nonfinite "
@@ -336,8 +337,8 @@ TEST(Fields, TheListIsFrozen) {
             "parallel.dp parallel.zero parallel.fsdp parallel.dp_replicate parallel.dp_shard parallel.prefetch "
             "parallel.prefetch_limit parallel.reshard_after_forward parallel.reshard_after_microbatch "
             "parallel.reduce_precision parallel.tp parallel.pp parallel.schedule parallel.virtual_stages "
-            "parallel.layers_per_stage parallel.post_validation parallel.sequence_parallel parallel.row_groups parallel.ep parallel.etp parallel.data_parallel parallel.bucket_mib "
-            "parallel.overlap parallel.backend "
+            "parallel.layers_per_stage parallel.post_validation parallel.sequence_parallel parallel.row_groups parallel.ep parallel.etp parallel.dispatcher parallel.ranks_per_node parallel.data_parallel parallel.bucket_mib "
+            "parallel.overlap parallel.overlap_experts parallel.backend "
             "memory.recompute memory.offload memory.device_limit memory.host_limit memory.disk_path "
             "checkpoint.every checkpoint.keep checkpoint.asynchronous checkpoint.stall_timeout "
             "checkpoint.resume trace.steps");

@@ -73,7 +73,7 @@ std::vector<Section> declare_sections() {
       .field("from", &ModelSection::from, any,
              "sizes and weights of a Hugging Face model directory: DIR, hf:DIR or a file in it; beside it only dropout and max_seq_len")
       .may_differ(own_copy)
-      .field("family", &ModelSection::family, {.choices = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"}}, "the kind of block")
+      .field("family", &ModelSection::family, {.choices = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3"}}, "the kind of block")
       .field("layers", &ModelSection::layers, one_or_more, "transformer blocks")
       .field("hidden", &ModelSection::hidden, one_or_more, "width D of the residual stream")
       .field("heads", &ModelSection::heads, one_or_more, "query heads H")
@@ -91,6 +91,12 @@ std::vector<Section> declare_sections() {
       .field("norm_eps", &ModelSection::norm_eps, positive, "epsilon of LayerNorm or RMSNorm")
       .field("rope_theta", &ModelSection::rope_theta, positive, "base of the rotary positions (all families but gpt2)")
       .field("dropout", &ModelSection::dropout, fraction, "probability of dropping an activation in training")
+      .field("q_lora_rank", &ModelSection::q_lora_rank, one_or_more,
+             "width of the latent that queries are made of: attention is multi-head latent attention; needs the four keys below")
+      .field("kv_lora_rank", &ModelSection::kv_lora_rank, one_or_more, "width of the latent that keys and values are made of, and that generation caches")
+      .field("qk_nope_head_dim", &ModelSection::qk_nope_head_dim, one_or_more, "width of a query and key head without positions")
+      .field("qk_rope_head_dim", &ModelSection::qk_rope_head_dim, one_or_more, "further width with rotary positions, of a key that all heads share; even")
+      .field("v_head_dim", &ModelSection::v_head_dim, one_or_more, "width of a value head")
       .field("experts", &ModelSection::experts, one_or_more, "experts E of a block, in the place of its MLP; the keys below need them")
       .field("experts_per_token", &ModelSection::experts_per_token, one_or_more, "experts k that a token is sent to; 2 where not given")
       .field("expert_ffn", &ModelSection::expert_ffn, one_or_more, "width F of an expert; ffn where not given")
@@ -107,15 +113,22 @@ std::vector<Section> declare_sections() {
       .field("routed_scale", &ModelSection::routed_scale, positive, "factor of the weights of chosen experts; 1 where not given");
 
   Declare(table, "moe", &RunConfig::moe,
-          "How experts are trained. Capacity and balance are judged sequence by sequence: no layout changes them.")
+          "How experts are trained. Capacity and balance are judged by sequence or by the last batch: no layout changes them.")
       .field("capacity_factor", &MoeSection::capacity_factor, {.least = 0, .below = 1e9, .open_below = true},
              "an expert takes at most this * k * seq_len / E tokens of a sequence, rounded up; unset = all that are sent to it")
       .field("drop", &MoeSection::drop, any, "with capacity_factor: an expert keeps the tokens of greatest weight, or the first ones")
       .field("balance", &MoeSection::balance, any,
              "aux: a loss on uneven load; bias: a bias of the choice goes up where the load is low; expert_choice needs none")
+      .field("scope", &MoeSection::scope, any,
+             "what capacity and the loss of balance aux go by: the load of experts within each sequence, or that of the whole last step")
       .field("aux_coefficient", &MoeSection::aux_coefficient, zero_or_more, "with balance aux: weight of that loss")
       .field("z_coefficient", &MoeSection::z_coefficient, zero_or_more, "weight of the squared logsumexp of a router's logits; 0 = off")
-      .field("bias_rate", &MoeSection::bias_rate, positive, "with balance bias: how far a step moves it");
+      .field("bias_rate", &MoeSection::bias_rate, positive, "with balance bias: how far a step moves it")
+      .field("imbalance_limit", &MoeSection::imbalance_limit, {.least = 1, .below = 1e9},
+             "a rank has room for this times the rows that balanced routing sends it; where more come the layer runs in rounds; unset = "
+             "room for the worst case")
+      .field("static_buffers", &MoeSection::static_buffers, any,
+             "messages to experts have the size of the worst case, or of capacity_factor, and no rank asks for the counts of others");
 
   Declare(table, "data", &RunConfig::data, "What is trained on. Paths are relative to the working directory.")
       .field("train", &DataSection::train, any, "prefix of the .bin/.idx pair of training tokens")
@@ -220,10 +233,17 @@ std::vector<Section> declare_sections() {
       .field("ep", &ParallelSection::ep, bounded(1, kMostRanks + 1, "ranks"),
              "ranks that share out the experts of a block; ep * etp divides dp * tp, over whose ranks they lie")
       .field("etp", &ParallelSection::etp, bounded(1, kMostRanks + 1, "ranks"), "ranks that share each expert, cut as tp cuts an MLP")
+      .field("dispatcher", &ParallelSection::dispatcher, any,
+             "how tokens come to experts on other ranks: each to its ranks; all to all ranks; or one copy to a node, forwarded inside it")
+      .field("ranks_per_node", &ParallelSection::ranks_per_node, ranks_or_zero,
+             "with dispatcher hierarchical: neighbouring ranks on one node; divides ep * etp")
       .field("data_parallel", &ParallelSection::data_parallel, any, "how gradients are summed")
       .field("bucket_mib", &ParallelSection::bucket_mib, {.least = 0, .below = 1e9, .open_below = true, .unit = "MiB"},
              "gradients reduced as one")
       .field("overlap", &ParallelSection::overlap, any, "communicate while the backward pass goes on")
+      .field("overlap_experts", &ParallelSection::overlap_experts, any,
+             "divide blocks of experts where tokens leave the rank and come back, and run F of one microbatch beside backward of another; "
+             "with interleaved, zb-v, dualpipe-v, or without pipeline")
       .field("backend", &ParallelSection::backend, any,
              "what carries messages; auto = nccl on GPUs, shared_memory on one host, mpi on several under mpirun");
 
@@ -263,19 +283,12 @@ struct LaterKey {
 // Keys that exist in the design and are not built: refused as such, not as typing errors.
 constexpr LaterKey kLaterKeys[] = {
     {"parallel", "cp"},
-    {"parallel", "dispatcher"},
-    {"moe", "scope"},
-    {"moe", "imbalance_limit"},
 };
 
 std::vector<std::string> names_in(const Section& section) {
   std::vector<std::string> names;
   for (const Field& field : section.fields) names.push_back(field.name);
   return names;
-}
-
-std::string with_unit(const std::string& text, const std::string& unit) {
-  return unit.empty() ? text : text + " " + unit;
 }
 
 const Section* find_section(std::string_view name) {
@@ -344,45 +357,6 @@ Value parse_value(const Field& field, const std::string& text) {
     return words;
   }
   return parse_scalar(text);
-}
-
-std::string fields_help() {
-  std::string text;
-  for (const Section& section : sections()) {
-    text += cat("\n  ", section.help, "\n");
-    for (const Field& field : section.fields) {
-      const std::string value = field.default_text();
-      const std::string shown = value.empty() || value == "\"\"" ? "" : cat(" [", with_unit(value, field.unit), "]");
-      text += cat("    ", pad_right(cat("--", field.key(), "=", field.type), 54), "  ", field.help, shown, "\n");
-    }
-  }
-  return text;
-}
-
-std::string config_reference_markdown() {
-  std::string text =
-      "# Configuration\n\n"
-      "<!-- Written by `lockstep config docs > docs/config.md` from lockstep/config/fields.cpp. -->\n\n"
-      "A run is described by TOML files and by overrides on the command line:\n"
-      "`lockstep train base.toml mine.toml --optimizer.lr=1e-4`. Later wins: defaults, then what a file `extends`,\n"
-      "then the file, the files in order, the overrides. Unknown keys are refused. Integers may be written `20_000`.\n"
-      "`config.resolved.toml` in the run directory has every value and where it came from.\n\n"
-      "`extends = \"base.toml\"`, above the first section, reads another file first; the path is relative to the file\n"
-      "that says it and stays inside that folder.\n\n"
-      "All ranks of a run must have the same values, and compare them before the first step (LS1103); a key whose value\n"
-      "may be another on each rank says so.\n";
-  for (const Section& section : sections()) {
-    text += cat("\n## [", section.name, "]\n\n", section.help, "\n\n");
-    text += "| key | type | default | meaning |\n|---|---|---|---|\n";
-    for (const Field& field : section.fields) {
-      std::string type = field.type;
-      for (size_t at = 0; (at = type.find('|', at)) != std::string::npos; at += 2) type.insert(at, "\\");
-      const std::string value = field.default_text();
-      text += cat("| `", field.name, "` | ", with_unit(type, field.unit), " | ", value.empty() ? "" : "`" + value + "`",
-                  " | ", field.help, field.may_differ.empty() ? "" : cat("; ranks may differ: ", field.may_differ), " |\n");
-    }
-  }
-  return text;
 }
 
 }  // namespace lockstep::config

@@ -79,10 +79,19 @@ inline Words choices_of(Router) { return {"softmax", "softmax_after_topk", "sigm
 enum class Drop { kProbability, kPosition };  // those of greatest weight; the first of the sequence
 inline Words choices_of(Drop) { return {"probability", "position"}; }
 
+// The tokens whose counts the auxiliary loss and the capacity go by: those of each sequence, or the whole batch of the step before.
+enum class MoeScope { kSequence, kLastStep };
+inline Words choices_of(MoeScope) { return {"sequence", "last_step"}; }
+
 // What keeps the load of the experts even: nothing; a loss (Shazeer et al. 2017; Lepikhin et al. 2021); a bias of the choice that
 // follows the load, without a gradient (Wang et al. 2024, Auxiliary-Loss-Free Load Balancing).
 enum class Balance { kNone, kAux, kBias };
 inline Words choices_of(Balance) { return {"none", "aux", "bias"}; }
+
+// How rows come to experts on other ranks and back: each where it is wanted; every row to every rank of ep x etp; one copy of a row to
+// each node that wants it, and from there on to its ranks.
+enum class Dispatcher { kAllToAll, kAllGather, kHierarchical };
+inline Words choices_of(Dispatcher) { return {"all_to_all", "all_gather", "hierarchical"}; }
 
 enum class Offloaded { kOptimizer, kParameters, kActivations };  // what lives on the host
 inline Words choices_of(Offloaded) { return {"optimizer", "parameters", "activations"}; }
@@ -104,6 +113,17 @@ inline Words choices_of(ScheduleKind) {
 // The second half of the stages comes back over the ranks: the last stage is on the first rank. Else stage s is on rank
 // s mod pp.
 constexpr bool v_shaped(ScheduleKind kind) { return kind == ScheduleKind::kZbV || kind == ScheduleKind::kDualPipeV; }
+// Which neighbours of a rank's list are of two microbatches that need not wait for each other, whatever the stages beside it do: a
+// backward pass and the F behind it, or an F and the backward pass (zb-v: I, dualpipe-v: B) behind it. Where each F and each B of a
+// pipeline is awaited by the next stage at once, as with 1f1b over several ranks, there are none: run together, both end later. Nor
+// are there with fewer microbatches than ranks in a V: what comes back waits for what still goes down.
+enum class Pairs { kNone, kBackwardFirst, kForwardFirst };
+constexpr Pairs pairs_of(ScheduleKind kind, int pp, int64_t microbatches) {
+  if (microbatches < 2) return Pairs::kNone;
+  if (pp == 1) return kind == ScheduleKind::kOneFOneB ? Pairs::kBackwardFirst : Pairs::kNone;
+  if (kind == ScheduleKind::kInterleaved) return Pairs::kBackwardFirst;
+  return v_shaped(kind) && microbatches >= pp ? Pairs::kForwardFirst : Pairs::kNone;
+}
 
 // A schedule by name, or that of a CSV grid in a file.
 struct PipelineSchedule {
@@ -180,6 +200,11 @@ struct ModelSection {
   std::optional<double> norm_eps{};
   std::optional<double> rope_theta{};
   std::optional<double> dropout{};
+  std::optional<int64_t> q_lora_rank{};        // latent attention; all five together
+  std::optional<int64_t> kv_lora_rank{};
+  std::optional<int64_t> qk_nope_head_dim{};   // of a head of q and k: without positions ...
+  std::optional<int64_t> qk_rope_head_dim{};   // ... and with
+  std::optional<int64_t> v_head_dim{};
   std::optional<int64_t> experts{};            // E of a block; unset = from the preset, or none. The other fields need them
   std::optional<int64_t> experts_per_token{};  // k
   std::optional<int64_t> expert_ffn{};
@@ -193,14 +218,18 @@ struct ModelSection {
 };
 
 // How the experts of a model are trained; with experts only. Capacity, auxiliary loss and the choice of an expert are over the
-// tokens of one sequence each, so none of them depends on the layout.
+// tokens of one sequence each or over a whole batch, so none of them depends on the layout.
 struct MoeSection {
   std::optional<double> capacity_factor{};  // an expert takes ceil(capacity_factor S k / E) tokens of a sequence; unset = all that come
   Drop drop = Drop::kProbability;           // with capacity_factor
   Balance balance = Balance::kAux;
+  MoeScope scope = MoeScope::kSequence;
   double aux_coefficient = 0.01;  // with balance "aux"
   double z_coefficient = 0;       // of the square of logsumexp(logits) (Zoph et al. 2022, ST-MoE)
   double bias_rate = 0.001;       // with balance "bias": of a step
+  // Beyond so many times the rows of balanced routing a layer runs in rounds; unset = a rank has room for the worst case.
+  std::optional<double> imbalance_limit{};
+  bool static_buffers = false;    // messages between ranks have the size of the bound, and no rank asks another for its counts
   bool operator==(const MoeSection&) const = default;
 };
 
@@ -292,9 +321,12 @@ struct ParallelSection {
   bool row_groups = false;        // with tp: what every rank holds whole is summed over dp x tp, in buckets of its own
   int ep = 1;                     // ranks that share out the experts of a block, each whole ones
   int etp = 1;                    // ranks that share every expert, each a part of it; ep x etp divides the ranks of a stage
+  Dispatcher dispatcher = Dispatcher::kAllToAll;
+  int ranks_per_node = 0;         // of a hierarchical dispatcher: ranks r / ranks_per_node are on one node
   DataParallel data_parallel = DataParallel::kRing;
   double bucket_mib = 25;  // MiB of fp32 gradients reduced as one
   bool overlap = true;     // communicate while the backward pass goes on
+  bool overlap_experts = false;  // tokens travel to experts and back beside the work of another microbatch
   Backend backend = Backend::kAuto;
   bool operator==(const ParallelSection&) const = default;
 };

@@ -46,7 +46,7 @@ struct StateFields {
 // Of what is offloaded to the host, and of it to disk.
 struct HostStatesOptions {
   std::vector<std::vector<arch::SlotBuffer>> slots{};  // of every unit
-  bool compute_copy = false;  // a bf16 copy of the values beside them
+  std::vector<bool> compute_copies{};  // of every unit: a bf16 copy of the values beside them; empty: none
   std::vector<int> disk_units{};  // ids of the units whose states lie on disk, and are here while fetched
   std::vector<std::string> names{};  // of the units: "blocks.3"
   std::filesystem::path disk_path{};

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "lockstep/arch/expert_branch.h"
 #include "lockstep/base/check.h"
 #include "lockstep/program/passes/passes.h"
 #include "lockstep/program/verify/verify.h"
@@ -33,6 +34,17 @@ at::Tensor side_by_side(const arch::ParamSpec& spec, const at::Tensor& all) {
                          .view(shape));
   }
   return at::cat(pieces, dim);
+}
+
+// What messages and rooms are at most follows from the largest microbatch, and so fits those of an evaluation.
+parallel::DispatchOptions dispatch_of(const program::Layout& layout, Groups& groups) {
+  const arch::ExpertRows rows(layout.model, layout.cost_input(0));
+  return {.overlap = layout.overlap,
+          .dispatcher = layout.dispatcher,
+          .nodes = groups.expert_nodes(),
+          .node = groups.expert_node(),
+          .limit = rows.limit,
+          .slots = rows.slots};
 }
 
 constexpr Action kValidation{.kind = ActionKind::kValidate};
@@ -63,7 +75,7 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
                                                                                .overlap = options_.layout.overlap})),
       experts_(!groups.experts() ? nullptr
                                  : std::make_unique<parallel::ExpertGroup>(*groups.experts(), options_.layout.ep, options_.layout.etp,
-                                                                           options_.layout.overlap)),
+                                                                           dispatch_of(options_.layout, groups))),
       view_{.options = options_, .layout = options_.layout, .state = state_, .store = store_, .groups = groups, .calls = calls_, .waits = waits_},
       gather_(view_, copies_.get()),
       gradients_(view_, program_.buckets),
@@ -106,7 +118,17 @@ StepResult Executor::step(const std::vector<nn::Microbatch>& microbatches, int64
   layers_.check_empty();
   state_.microbatches = nullptr;
   state_.result.pending = state_.pends;
+  if (options_.layout.moe.scope == config::MoeScope::kLastStep && state_.result.skipped.empty()) {
+    LOCKSTEP_CHECK(!state_.pends, "the next step goes by the loads of one that is pending");
+    set_last_loads(state_.result.loads);
+  }
   return state_.result;
+}
+
+void Executor::set_last_loads(std::vector<double> loads) {
+  LOCKSTEP_CHECK(loads.empty() || std::ssize(loads) == options_.layout.load_numbers(), loads.size(), " loads");
+  last_loads_ = std::move(loads);
+  layers_.set_last_loads(last_loads_);
 }
 
 std::map<std::string, double> Executor::take_exposed_of_layers() {

@@ -42,6 +42,11 @@ class Executor {
   std::optional<StepResult> settle();
   std::optional<StepResult> take_validated() { return end_.take_validated(); }
 
+  // With [moe] scope "last_step": the loads of the last step (StepResult::loads), which the next one goes by; empty before the first.
+  // A run that goes on sets them.
+  const std::vector<double>& last_loads() const { return last_loads_; }
+  void set_last_loads(std::vector<double> loads);
+
   // The next step is timed, action by action, from `start`: one moment for all ranks. take_trace() has the outcome.
   void trace_next_step(std::chrono::steady_clock::time_point start);
   plan::StepTrace take_trace();
@@ -109,6 +114,7 @@ class Executor {
   MatrixUpdates matrices_;
   StepEnd end_;
   Handlers handlers_;
+  std::vector<double> last_loads_;
   std::unique_ptr<StepRecorder> recorder_;  // null: the step is not timed
 };
 

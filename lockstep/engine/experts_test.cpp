@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <mutex>
 #include <tuple>
 #include <utility>
 
+#include "lockstep/base/error.h"
 #include "lockstep/engine/test_experts.h"
 #include "lockstep/program/predict/memory.h"
 
@@ -102,6 +104,7 @@ TEST(Experts, RoutedInEveryWay) {
   }
   ways.push_back({.moe = {.balance = config::Balance::kBias, .z_coefficient = 0.01}, .router = Router::kSigmoid});
   ways.push_back({.moe = {.balance = config::Balance::kNone}});
+  ways.push_back({.moe = {.capacity_factor = 0.75, .scope = config::MoeScope::kLastStep, .aux_coefficient = 0.02, .z_coefficient = 0.003}});
   for (const Case& way : ways)
     for (const auto& [dp, tp, ep, etp] : {std::tuple{2, 1, 2, 1}, {2, 2, 2, 1}, {2, 2, 2, 2}}) {
       Case c = experts(way);
@@ -110,6 +113,75 @@ TEST(Experts, RoutedInEveryWay) {
       c.sequence_parallel = false;
       if (tp > 1) expect_twin(c);
     }
+}
+
+config::MoeSection by_last_step() {
+  config::MoeSection moe = testing::balanced();
+  moe.scope = config::MoeScope::kLastStep;
+  return moe;
+}
+
+// The loads of all ranks, microbatches and stages judge the step after: from the second on its gradients follow from them.
+TEST(Experts, JudgedByTheLastStep) {
+  // Weights hardly move, so that no token comes to lie between two experts.
+  const auto trained = [](const Case& c) { return testing::train_layout(layout_for(c, kExpertBatch), {.steps = 3, .lr = 1e-7}); };
+  config::MoeSection drops = by_last_step();
+  drops.capacity_factor = 1.0;
+  for (const config::MoeSection& moe : {by_last_step(), drops}) {
+    const testing::Outcome expected = trained(testing::twin_of(experts({.moe = moe})));
+    EXPECT_NE(expected.steps[1].aux_loss, expected.steps[0].aux_loss);
+    const auto blocks = static_cast<double>(expert_loads(layout_for(testing::twin_of(experts({.moe = moe})), kExpertBatch), expected.steps[0].loads).size());
+    EXPECT_NEAR(expected.steps[0].aux_loss, blocks, 1e-5) << "even shares, of probabilities that add up to 1";
+    for (Case c : {experts({.dp = 2, .ep = 2}), experts({.dp = 1, .tp = 2, .ep = 2}), experts({.dp = 1, .tp = 2, .sequence_parallel = false, .etp = 2}),
+                   experts({.dp = 2, .zero = 3, .pp = 2, .ep = 2})}) {
+      c.moe = moe;
+      SCOPED_TRACE(testing::text_of(c));
+      const testing::Outcome found = trained(c);
+      for (size_t step = 0; step < 3; ++step)
+        testing::expect_same_loads(layout_for(c, kExpertBatch), found.steps[step], expected.steps[step], 1e-4);
+      testing::expect_same_gradients(found.gradients, expected.gradients, 1e-4);
+    }
+  }
+}
+
+// What is remembered of a step is the same in every layout, and says all that the next one needs.
+TEST(Experts, LoadsThatACheckpointRemembers) {
+  const program::Layout layout = layout_for(experts({.dp = 1, .moe = by_last_step()}), kExpertBatch);
+  const testing::Outcome whole = testing::train_layout(layout, {.steps = 1});
+  const Json json = routed_json(layout, whole.steps[0].loads);
+  EXPECT_EQ(json.size(), expert_loads(layout, whole.steps[0].loads).size());
+  const std::vector<double> again = loads_of_json(layout, parse_json(json.dump(), "state"));
+  for (const ExpertLoad& load : expert_loads(layout, again))
+    EXPECT_EQ(json[load.name].get<std::vector<double>>(), std::vector<double>(load.routed.begin(), load.routed.end())) << load.name;
+  EXPECT_TRUE(routed_json(layout, {}).empty());
+  EXPECT_TRUE(loads_of_json(layout, Json::object()).empty());
+  EXPECT_THROW(loads_of_json(layout, Json{{"blocks.0", {1, 2}}}), CheckpointError);
+  EXPECT_THROW(loads_of_json(layout, Json{{"blocks.0", "many"}}), CheckpointError);
+}
+
+// Its shares would be divided by zero, or be negative.
+TEST(Experts, LoadsThatAreNoLoadsAreRefused) {
+  const program::Layout layout = layout_for(experts({.dp = 1, .moe = by_last_step()}), kExpertBatch);
+  std::vector<double> loads(static_cast<size_t>(layout.load_numbers()), 1.0);
+  const Json sound = routed_json(layout, loads);
+  EXPECT_FALSE(loads_of_json(layout, sound).empty());
+  const auto refusal = [&](const std::string& block, const auto& change) {
+    Json json = sound;
+    change(json[block]);
+    try {
+      loads_of_json(layout, json);
+    } catch (const CheckpointError& error) {
+      EXPECT_EQ(error.message().code, "LS1302");
+      return error.message().what;
+    }
+    return std::string("accepted");
+  };
+  for (const auto& [block, counts] : sound.items()) {
+    const std::string negative = refusal(block, [](Json& of) { of[1] = -3; });
+    EXPECT_NE(negative.find(cat(block, " has -3 assignments to expert 1")), std::string::npos) << negative;
+    const std::string none = refusal(block, [](Json& of) { std::fill(of.begin(), of.end(), 0); });
+    EXPECT_NE(none.find(cat(block, " has no assignment to any of ", counts.size(), " experts")), std::string::npos) << none;
+  }
 }
 
 // Ranks share experts in an evaluation too: all go through the model equally often.
@@ -146,7 +218,7 @@ TEST(Experts, Evaluate) {
 TEST(Experts, MeasuredMemoryIsWithinThePredictedBound) {
   install_memory_tracking();
   for (const Case& c : {experts({.dp = 1, .seq_len = 64}), experts({.dp = 2, .seq_len = 64, .ep = 2}),
-                        experts({.dp = 2, .seq_len = 64, .tp = 2, .ep = 2, .etp = 2})}) {
+                        experts({.dp = 2, .seq_len = 64, .tp = 2, .ep = 2, .etp = 2, .shared_experts = 1})}) {
     const program::Layout layout = layout_for(c, kExpertBatch);
     lockstep::testing::run_ranks(c.ranks(), [&](comm::World& world) {
       Groups groups(world, layout);

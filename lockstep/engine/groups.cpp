@@ -57,6 +57,13 @@ comm::Communicator* Groups::experts() {
   return &over(program::group_over(layout_, layout_.expert_ranks(), Channel::kExperts));
 }
 
+comm::Communicator* Groups::expert_nodes() {
+  return layout_.dispatches_by_node() ? &over(program::group_over(layout_, layout_.expert_nodes(), Channel::kExperts)) : nullptr;
+}
+comm::Communicator* Groups::expert_node() {
+  return layout_.dispatches_by_node() ? &over(program::group_over(layout_, layout_.expert_node(), Channel::kExperts)) : nullptr;
+}
+
 comm::Communicator& Groups::replica() { return over(program::group_over(layout_, layout_.all_ranks())); }
 
 comm::Communicator* Groups::tied() {

@@ -29,6 +29,8 @@ class Groups {
   comm::Communicator* tensor() { return several(mesh::Axis::kTp); }  // same tokens, other parts of layers
   comm::Communicator* shared_heads();                                // the same key/value heads as well
   comm::Communicator* experts();                                     // share the experts of a layer; null where one has all
+  comm::Communicator* expert_nodes();                                // of them, one on each node; null without a hierarchical dispatcher
+  comm::Communicator* expert_node();                                 // and those of one node
   comm::Communicator& replica();                                     // all that train together: they agree on loss and norm
   comm::Communicator* tied();                                        // the other rank that holds the same unit; null: none
   comm::Communicator& world();                                       // checkpoints, stopping together

@@ -23,7 +23,9 @@ HostStates::HostStates(const arch::FlatLayout& layout, const HostStatesOptions& 
   std::vector<int64_t> blocks, values;  // elements of each
   std::map<size_t, StateFields> on_disk_units;
   for (const arch::FlatUnit& unit : layout.units) {
-    const StateFields& fields = fields_.emplace_back(unit.part(), options.slots.at(fields_.size()), options.compute_copy);
+    const size_t index = fields_.size();
+    const bool copy = !options.compute_copies.empty() && options.compute_copies.at(index);
+    const StateFields& fields = fields_.emplace_back(unit.part(), options.slots.at(index), copy);
     blocks.push_back(whole_floats(fields.bytes));
     values.push_back(unit.part());
     on_disk_.push_back(std::ranges::count(options.disk_units, unit.id) > 0);

@@ -14,7 +14,7 @@ namespace lockstep::engine {
 namespace {
 
 HostStates states_of_two(bool compute_copy) {
-  return {testing::two_units(32), {.slots = testing::slots_of_two(arch::optimizer_spec(), 32), .compute_copy = compute_copy}};
+  return {testing::two_units(32), {.slots = testing::slots_of_two(arch::optimizer_spec(), 32), .compute_copies = {compute_copy, compute_copy}}};
 }
 
 bool all(const at::Tensor& values, float number) { return values.equal(at::full({values.numel()}, number, at::kFloat)); }

@@ -35,6 +35,8 @@ void LayerRunner::add_handlers(Handlers& handlers) {
   handlers.add_prompt({ActionKind::kRecompute}, [this](const Action& action) { recompute(action); });
   handlers.add_prompt({ActionKind::kBackward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight},
                       [this](const Action& action) { backward(action); });
+  handlers.add({ActionKind::kDispatchForward, ActionKind::kCombineForward, ActionKind::kCombineBackward, ActionKind::kDispatchBackward},
+               [this](const Action& action) { return exchange(action); });
   handlers.add({ActionKind::kSendForward, ActionKind::kSendBackward}, [this](const Action& action) { return send(action); });
   handlers.add({ActionKind::kRecvForward, ActionKind::kRecvBackward}, [this](const Action& action) { return receive(action); });
   using program::Moved;
@@ -43,6 +45,7 @@ void LayerRunner::add_handlers(Handlers& handlers) {
 }
 
 void LayerRunner::forward(const Action& action) {
+  if (action.part >= 0) return forward_part(action);
   const nn::Microbatch& microbatch = step_.state.microbatch(action.microbatch);
   const Key key{action.layer, action.microbatch};
   const arch::Recompute recompute = step_.layout.recompute_of(action.layer);
@@ -71,6 +74,7 @@ void LayerRunner::recompute(const Action& action) {
 }
 
 void LayerRunner::backward(const Action& action) {
+  if (action.part >= 0) return backward_part(action);
   const auto saved = saved_.find({action.layer, action.microbatch});
   LOCKSTEP_CHECK(saved != saved_.end(), "layer ", action.layer, " kept nothing for microbatch ", action.microbatch);
   nn::Layer& layer = *training_[static_cast<size_t>(action.layer)];
@@ -157,16 +161,28 @@ std::vector<double> LayerRunner::take_loads() {
   return all;
 }
 
+void LayerRunner::set_last_loads(std::span<const double> loads) {
+  const auto experts = static_cast<size_t>(step_.layout.model.experts.count);
+  for (const Layers* layers : {&training_, &evaluation_})
+    for (size_t layer = 0; layer < layers->size(); ++layer) {
+      const auto index = static_cast<int>(layer);
+      if (!(*layers)[layer] || !step_.layout.is_expert_block(index)) continue;
+      const auto begin = static_cast<size_t>(step_.layout.load_offset(index));
+      (*layers)[layer]->set_last_loads(loads.empty() ? loads : loads.subspan(begin, experts));
+    }
+}
+
 at::Tensor LayerRunner::take_output() {
   return take({static_cast<int>(evaluation_.size()), 0, false});
 }
 
 void LayerRunner::check_empty() const {
-  LOCKSTEP_CHECK(saved_.empty() && inputs_.empty() && flowing_.empty(), "activations left after the last action");
+  LOCKSTEP_CHECK(saved_.empty() && inputs_.empty() && flowing_.empty() && passes_.empty(), "activations left after the last action");
 }
 
 void LayerRunner::abandon() {
   flowing_.clear();
+  passes_.clear();  // they write into what is kept
   saved_.clear();
   inputs_.clear();
   if (offload_) offload_->clear();

@@ -1,10 +1,11 @@
-// F, B, I, W and RECOMPUTE of a rank's layers, and what they hand to each other and to the stages beside them: SEND_*, RECV_*,
-// FETCH and EVICT of activations.
+// F, B, I, W and RECOMPUTE of a rank's layers, whole or in parts with DISPATCH_* and COMBINE_* between these, and what they hand to
+// each other and to the stages beside them: SEND_*, RECV_*, FETCH and EVICT of activations.
 #pragma once
 
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,8 @@ class LayerRunner {
   bool counts_loss() const { return training_.back() && (!with_.tensor || with_.tensor->rank() == 0); }
   // What layers with experts have counted since the last call, each at its program::Layout::load_offset.
   std::vector<double> take_loads();
+  // The loads of the step before (StepResult::loads), or none: what layers with experts may go by, in evaluations too.
+  void set_last_loads(std::span<const double> loads);
   // What the head has handed on in an evaluation; undefined on a rank without it.
   at::Tensor take_output();
   void check_empty() const;
@@ -65,6 +68,10 @@ class LayerRunner {
   void forward(const program::Action& action);
   void recompute(const program::Action& action);
   void backward(const program::Action& action);
+  // Of a divided layer (layer_parts.cpp).
+  void forward_part(const program::Action& action);
+  void backward_part(const program::Action& action);
+  Started exchange(const program::Action& action);
   Started fetch(const program::Action& action);
   void evict(const program::Action& action);
   Started send(const program::Action& action);
@@ -79,6 +86,7 @@ class LayerRunner {
   std::map<program::GroupRef, std::deque<Sent>> sent_;  // by channel
   std::map<Key, std::unique_ptr<nn::Saved>> saved_;
   std::map<Key, at::Tensor> inputs_;            // of layers that full recomputation runs again
+  std::map<Flow, std::shared_ptr<nn::DividedPass>> passes_;  // between two parts
 };
 
 }  // namespace lockstep::engine

@@ -56,23 +56,24 @@ Started MatrixUpdates::gather(const Action& action) {
   const auto [place, fresh] = on_the_way_.try_emplace(action.unit);
   LOCKSTEP_CHECK(fresh, "matrices of layer ", action.unit, " are gathered already");
   OnTheWay& now = place->second;
+  const int here = plan_.member(action.unit);
   std::map<int, at::Tensor> mine;  // by row: what this rank has of it
   for (const ParameterStore::Updated& piece : step_.store.updated(step_.store.unit_of(action.unit), /*scattered=*/true))
     mine[piece.place.param] = optim::direction(piece.parameter, step_.layout.optimizer, step_.state.point()).to(wire(), false, true);
   now.matrices.resize(matrices.size());
   for (size_t i = 0; i < matrices.size(); ++i) {
-    if (matrices[i].owner != plan_.member()) continue;
+    if (matrices[i].owner != here) continue;
     now.matrices[i] = at::empty({matrices[i].rows, matrices[i].columns}, wire());
     for (const HeldPiece& piece : matrices[i].pieces)
-      if (piece.holder == plan_.member() && piece.copy == 0) put(now.matrices[i], piece, mine.at(matrices[i].param));
+      if (piece.holder == here && piece.copy == 0) put(now.matrices[i], piece, mine.at(matrices[i].param));
   }
   std::vector<comm::Work> works;
   const std::vector<program::PlannedCall>& calls = step_.calls.of(action);  // this rank's messages, in their order
   for (const MatrixMessage& each : plan_.messages(action.unit, /*to_owners=*/true)) {
-    if (each.from == plan_.member()) {
+    if (each.from == here) {
       now.leaving.push_back(mine.at(matrices[each.matrix].param));
       works.push_back(execute(step_.groups, calls.at(works.size()), {.input = now.leaving.back()}));
-    } else if (each.to == plan_.member()) {
+    } else if (each.to == here) {
       now.coming.emplace_back(each, at::empty({matrices[each.matrix].pieces[each.piece].numel}, wire()));
       works.push_back(execute(step_.groups, calls.at(works.size()), {.input = now.coming.back().second}));
     }
@@ -84,24 +85,25 @@ Started MatrixUpdates::scatter(const Action& action) {
   const MemoryScope scope = memory();
   const std::vector<ScatteredMatrix>& matrices = plan_.of(action.unit);
   OnTheWay& now = on_the_way_.at(action.unit);
+  const int here = plan_.member(action.unit);
   for (const auto& [from, values] : now.coming) put(now.matrices[from.matrix], matrices[from.matrix].pieces[from.piece], values);
   now.coming.clear();
   now.leaving.clear();
   for (size_t i = 0; i < matrices.size(); ++i) {
-    if (matrices[i].owner != plan_.member()) continue;
+    if (matrices[i].owner != here) continue;
     const arch::ParamSpec& spec = step_.store.table()[static_cast<size_t>(matrices[i].param)];
     now.matrices[i] = optim::orthogonal(*spec.update.optimizer, now.matrices[i], step_.layout.optimizer);
     for (const HeldPiece& piece : matrices[i].pieces)
-      if (piece.holder == plan_.member()) now.pieces[matrices[i].param] = cut(now.matrices[i], piece);
+      if (piece.holder == here) now.pieces[matrices[i].param] = cut(now.matrices[i], piece);
   }
   std::vector<comm::Work> works;
   const std::vector<program::PlannedCall>& calls = step_.calls.of(action);  // this rank's messages, in their order
   for (const MatrixMessage& each : plan_.messages(action.unit, /*to_owners=*/false)) {
     const HeldPiece& piece = matrices[each.matrix].pieces[each.piece];
-    if (each.from == plan_.member()) {
+    if (each.from == here) {
       now.leaving.push_back(cut(now.matrices[each.matrix], piece));
       works.push_back(execute(step_.groups, calls.at(works.size()), {.input = now.leaving.back()}));
-    } else if (each.to == plan_.member()) {
+    } else if (each.to == here) {
       const auto [own, fresh] = now.pieces.try_emplace(matrices[each.matrix].param, at::empty({piece.numel}, wire()));
       LOCKSTEP_CHECK(fresh, "two pieces of row ", matrices[each.matrix].param, " of the table");
       works.push_back(execute(step_.groups, calls.at(works.size()), {.input = own->second}));

@@ -50,7 +50,7 @@ void expect_filled(const HostStates& states, size_t unit) {
 }
 
 TEST(OptimizerSlots, LieSideBySideOnTheHost) {
-  const HostStates states(testing::two_units(32), {.slots = testing::slots_of_two(three_slots(), 32), .compute_copy = true});
+  const HostStates states(testing::two_units(32), {.slots = testing::slots_of_two(three_slots(), 32), .compute_copies = {true, true}});
   for (const size_t unit : {size_t{0}, size_t{1}}) fill(states, unit);
   for (const size_t unit : {size_t{0}, size_t{1}}) expect_filled(states, unit);
 }
@@ -58,7 +58,7 @@ TEST(OptimizerSlots, LieSideBySideOnTheHost) {
 TEST(OptimizerSlots, GoToDiskAndComeBack) {
   const support::ScopedFolder folder("optimizer-slots");
   HostStates states(testing::two_units(32), {.slots = testing::slots_of_two(three_slots(), 32),
-                                             .compute_copy = true,
+                                             .compute_copies = {true, true},
                                              .disk_units = {0, 1},
                                              .names = {"embed", "blocks.0"},
                                              .disk_path = folder.path()});

@@ -29,6 +29,7 @@ void ParameterStore::add_parts(StateKind kind, std::vector<StateTensor>& state) 
   const bool of_slot = kind != StateKind::kParameter && kind != StateKind::kMaster;
   for (size_t unit = 0; unit < slots_.size(); ++unit) {
     if (kind == StateKind::kParameter && !compute_.transient(unit)) continue;  // told whole
+    if (kind == StateKind::kMaster && dtype(unit) == at::kFloat) continue;     // told as a parameter
     const mesh::View copies = replicated ? options_.layout.domain(layout_.units[unit].group).copies : mesh::View();
     const at::Tensor part = of_slot ? at::Tensor() : state_part(unit, kind);
     for (size_t piece = 0; piece < slots_[unit].size(); ++piece) {

@@ -20,6 +20,8 @@ const char* suffix_of(arch::ParameterGroup group) {
       return ".rows";
     case arch::ParameterGroup::kExperts:
       return ".experts";
+    case arch::ParameterGroup::kFp32:
+      return ".fp32";
   }
   throw InternalError("no such group of parameters");
 }
@@ -58,13 +60,14 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
   if (!options_.training) return;
   grad_ = buffers(whole, at::kFloat, MemoryCategory::kGradients, gradients_stay);
   if (layout.offload.optimizer) {
-    HostStatesOptions host{.compute_copy = layout.offload.parameters && dtype() != at::kFloat,
-                           .disk_units = program::host_plan(layout, options_.rank).disk_units,
+    HostStatesOptions host{.disk_units = program::host_plan(layout, options_.rank).disk_units,
                            .disk_path = options_.disk_path,
                            .rank = options_.rank,
                            .pinned = options_.device.is_cuda(),
                            .memory = options_.memory};
     for (const UnitSlots& of_unit : unit_slots_) host.slots.push_back(of_unit.buffers);
+    for (size_t unit = 0; unit < parts.size(); ++unit)
+      host.compute_copies.push_back(layout.offload.parameters && dtype(unit) != at::kFloat);
     for (const arch::FlatUnit& unit : layout_.units)
       host.names.push_back(arch::layer_spec(layout.model, unit.layer).name + suffix_of(unit.group));
     host_ = std::make_unique<HostStates>(layout_, host);
@@ -75,17 +78,24 @@ ParameterStore::ParameterStore(std::vector<arch::ParamSpec> table, const StoreOp
     grad_parts_ = buffers(beside, at::kFloat, MemoryCategory::kGradients);
   if (!owns_optimizer()) return;
   keep_slots();
-  if (dtype() != at::kFloat) master_ = buffers(parts, at::kFloat, MemoryCategory::kOptimizer);
+  if (dtype() == at::kFloat) return;
+  for (size_t unit = 0; unit < parts.size(); ++unit)
+    if (dtype(unit) == at::kFloat) parts[unit] = 0;
+  master_ = buffers(parts, at::kFloat, MemoryCategory::kOptimizer);
 }
 
 UnitBuffers ParameterStore::buffers(const std::vector<int64_t>& sizes, at::ScalarType dtype, MemoryCategory category,
                                     const std::vector<bool>& stay) const {
+  std::vector<bool> fp32;
+  for (size_t unit = 0; category == MemoryCategory::kParameters && dtype != at::kFloat && unit < sizes.size(); ++unit)
+    fp32.push_back(this->dtype(unit) == at::kFloat);
   return {sizes, {.dtype = dtype,
                   .device = options_.device,
                   .memory = options_.memory,
                   .category = category,
                   .transient = std::ranges::find(stay, false) != stay.end(),
-                  .stays = stay}};
+                  .stays = stay,
+                  .fp32 = std::move(fp32)}};
 }
 
 void ParameterStore::keep_slots() {
@@ -136,7 +146,7 @@ at::Tensor ParameterStore::compute_part(size_t unit) const {
 
 at::Tensor ParameterStore::value_part(size_t unit) const {
   if (host_) return host_->value(unit);
-  return master_.defined() ? master_.unit(unit) : compute_part(unit);
+  return has_master(unit) ? master_.unit(unit) : compute_part(unit);
 }
 
 at::Tensor ParameterStore::grad_part(size_t unit) const {
@@ -211,19 +221,20 @@ std::vector<ParameterStore::Updated> ParameterStore::updated(size_t unit, bool s
   return all;
 }
 
-void ParameterStore::refresh_compute() {
-  if (!owns_values()) return;
-  change_units([this](size_t unit) {
-    const at::Tensor copy = state_part(unit, StateKind::kParameter);
-    if (!copy.is_alias_of(value_part(unit)) || copy.scalar_type() != at::kFloat) copy.copy_(value_part(unit));
-  });
+void ParameterStore::refresh(size_t unit) {
+  const at::Tensor copy = state_part(unit, StateKind::kParameter);
+  if (!copy.is_alias_of(value_part(unit)) || copy.scalar_type() != at::kFloat) copy.copy_(value_part(unit));
 }
 
-// In fp32 a checkpoint has the values once, as parameters: where both are kept, they were read into the compute copy.
+void ParameterStore::refresh_compute() {
+  if (owns_values()) change_units([this](size_t unit) { refresh(unit); });
+}
+
+// What is fp32 a checkpoint has once, as parameters: where both are kept, they were read into the compute copy.
 void ParameterStore::loaded() {
   if (host_ && host_->disk()) host_->disk()->accept();
-  if (!host_ || dtype() != at::kFloat || options_.layout.offload.parameters) return refresh_compute();
-  change_units([this](size_t unit) { value_part(unit).copy_(compute_part(unit)); });
+  if (!host_ || options_.layout.offload.parameters) return refresh_compute();
+  change_units([this](size_t unit) { dtype(unit) == at::kFloat ? void(value_part(unit).copy_(compute_part(unit))) : refresh(unit); });
 }
 
 void ParameterStore::change_units(const std::function<void(size_t unit)>& change) {

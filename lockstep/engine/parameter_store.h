@@ -51,7 +51,9 @@ class ParameterStore : public nn::ParameterSource {
   const std::vector<arch::ParamSpec>& table() const { return table_; }
   const arch::FlatLayout& layout() const { return layout_; }
   const StoreOptions& options() const { return options_; }
-  at::ScalarType dtype() const { return scalar_type(options_.layout.precision); }  // of the compute copy; bf16 keeps fp32 masters beside it
+  at::ScalarType dtype() const { return scalar_type(options_.layout.precision); }  // of what layers hand on
+  // Of a unit's compute copy: bf16 keeps fp32 masters beside it, fp32 is the values themselves.
+  at::ScalarType dtype(size_t unit) const { return scalar_type(options_.layout.precision_of(layout_.units.at(unit).group)); }
   at::TensorOptions compute_options() const { return at::TensorOptions().dtype(dtype()).device(options_.device); }
   size_t unit_of(int id) const { return layout_.index_of(id); }  // its index among layout().units
 
@@ -65,7 +67,7 @@ class ParameterStore : public nn::ParameterSource {
 
   // Parts, and what of which parameter they hold.
   const std::vector<arch::ShardSlot>& slots(size_t unit) const { return slots_.at(unit); }
-  at::Tensor compute_part(size_t unit) const;  // compute dtype
+  at::Tensor compute_part(size_t unit) const;  // dtype(unit)
   at::Tensor value_part(size_t unit) const;    // fp32 master where this rank owns it, else the compute copy
   at::Tensor grad_part(size_t unit) const;     // of the step, once reduced
   // The same by kind: kMaster = value_part(), kParameter = the compute copy where it is kept (on the host where parameters are
@@ -100,6 +102,8 @@ class ParameterStore : public nn::ParameterSource {
   void loaded();
 
  private:
+  void refresh(size_t unit);
+  bool has_master(size_t unit) const { return master_.defined() && dtype(unit) != at::kFloat; }
   bool owns_values() const { return master_.defined() || host_; }
   at::Tensor view(const UnitBuffers& buffers, const std::vector<int>& members) const;  // of rows of the table
   at::Tensor slot_buffer(size_t unit, size_t index) const;
@@ -108,7 +112,7 @@ class ParameterStore : public nn::ParameterSource {
   static std::optional<size_t> slot_of(const arch::ParamSpec& spec, StateKind kind);  // nothing: its optimizer has none such
   // Between steps: `change` is given every unit, while its states are in memory.
   void change_units(const std::function<void(size_t unit)>& change);
-  // `stay`: which of the units do not come and go; empty: all of them.
+  // `stay`: which of the units do not come and go; empty: all of them. Parameters have units of both types.
   UnitBuffers buffers(const std::vector<int64_t>& sizes, at::ScalarType dtype, MemoryCategory category,
                       const std::vector<bool>& stay = {}) const;
   void keep_slots();

@@ -48,7 +48,7 @@ SharedBy shared_by(const program::Layout& layout, const Ranks& ranks, const arch
   SharedBy shared{};
   shared[all] = whole || (!server && ranks[parts] == ranks[all]);
   shared[parts] = !whole && !server && !shared[all];
-  const bool by_domain = spec.group == arch::ParameterGroup::kRows && (whole || one_shard);  // over tp too
+  const bool by_domain = layout.sums_over_tensor(spec.group) && (whole || one_shard);  // over tp too
   shared[kUncut] = by_domain || (spec.copies > 1 && spec.cut == arch::TensorCut::kNone);
   shared[kHeads] = spec.copies > 1 && !shared[kUncut];
   shared[kTied] = spec.layer == 0;
@@ -76,9 +76,9 @@ std::vector<Piece> collect(Executor& executor, const Ranks& ranks, bool with_dis
   for (const arch::ParamSpec& spec : store.table()) specs[spec.name] = &spec;
   for (const StateTensor& tensor : store.state()) add(*specs.at(tensor.name), tensor.kind, tensor.local);
   // Checkpoints have fp32 values once, as parameters; beside them the host has those that are updated.
-  if (!store.host() || store.dtype() != at::kFloat || layout.offload.parameters) return pieces;
+  if (!store.host() || layout.offload.parameters) return pieces;
   for (size_t unit = 0; unit < store.layout().units.size(); ++unit) {
-    if (store.host()->on_disk(unit) && !with_disk) continue;
+    if (store.dtype(unit) != at::kFloat || (store.host()->on_disk(unit) && !with_disk)) continue;
     const at::Tensor values = store.value_part(unit);
     for (const arch::ShardSlot& slot : store.slots(unit))
       add(store.table()[static_cast<size_t>(slot.param)], StateKind::kMaster, values.narrow(0, slot.offset, slot.numel));

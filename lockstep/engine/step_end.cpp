@@ -62,7 +62,8 @@ Started StepEnd::loss(const Action& action) {
   const double loss = read_device();
   const auto tokens = static_cast<double>(with_.layers.counts_loss() ? tokens_here() : 0);
   std::vector<double> numbers = {loss, tokens, with_.gradients.watch().first() >= 0 ? 1.0 : 0.0};
-  const std::vector<double> loads = with_.layers.take_loads();
+  std::vector<double> loads = with_.layers.take_loads();
+  if (step_.options.before_loads) step_.options.before_loads(loads);
   numbers.insert(numbers.end(), loads.begin(), loads.end());
   const LossSums all{.sums = at::tensor(numbers, at::kDouble)};
   const program::PlannedCall* call = step_.calls.only(action);

@@ -64,10 +64,16 @@ plan::StepTrace StepRecorder::finish() {
   for (plan::ActionRecord& record : trace_.records) {
     bool first = true;
     const Action& action = actions[static_cast<size_t>(record.action)];
-    if (program::computes(action.kind)) continue;
+    const bool computes = program::computes(action.kind);
     for (const program::PlannedCall& call : step_.calls.of(action)) {
+      // Of calls inside of layers those over experts alone are actions too, elsewhere in the list.
+      if (computes && call.group.channel != program::Channel::kExperts) continue;
       std::deque<comm::TimedCall>& timed = calls[{&step_.groups.over(call.group), call.id}];
       if (timed.empty()) continue;
+      if (computes) {
+        timed.pop_front();
+        continue;
+      }
       record.start = first ? seconds(timed.front().entered) : std::min(record.start, seconds(timed.front().entered));
       record.end = first ? seconds(timed.front().left) : std::max(record.end, seconds(timed.front().left));
       first = false;

@@ -19,6 +19,9 @@ namespace lockstep::engine {
 // Sees every action before it runs. A seam for tests, which break a rank or its gradients there.
 using ActionObserver = std::function<void(const program::Action& action, ParameterStore& store)>;
 
+// Sees what this rank's layers with experts tell of a step before it is summed over the ranks. Another such seam.
+using LoadsObserver = std::function<void(std::vector<double>& loads)>;
+
 struct ExecutorOptions {
   program::Layout layout;
   at::Device device = at::kCPU;
@@ -27,6 +30,7 @@ struct ExecutorOptions {
   bool skip_nonfinite = false;  // a gradient that is not finite: the step is left out, instead of DivergedError
   std::filesystem::path disk_path{};  // takes what the layout offloads to disk
   ActionObserver before_action{};
+  LoadsObserver before_loads{};
   MarkNonFinite mark_nonfinite{};  // a seam for tests: FiniteWatch
 };
 

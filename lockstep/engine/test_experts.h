@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -36,6 +37,7 @@ inline Case twin_of(const Case& c) {
           .dropout = c.dropout,
           .blocks = c.blocks,
           .optimizer = c.optimizer,
+          .ns_precision = c.ns_precision,
           .moe = c.moe,
           .router = c.router,
           .shared_experts = c.shared_experts};
@@ -44,6 +46,17 @@ inline Case twin_of(const Case& c) {
 inline std::string text_of(const Case& c) {
   return cat("dp ", c.dp, " (", c.dp_replicate, ") tp ", c.tp, c.sequence_parallel ? " sequence parallel" : "", " pp ", c.pp, " ep ", c.ep,
              " etp ", c.etp, " zero ", c.zero, c.overlap ? "" : " no overlap", c.row_groups ? " row groups" : "");
+}
+
+// Routers prefer the experts of the first ep rank by so much. With [moe] balance "bias".
+inline void prefer_first_rank(Executor& executor, double shift) {
+  const program::Layout& layout = executor.layout();
+  for (StateTensor& tensor : executor.store().state())
+    if (tensor.name.ends_with(".experts.router.bias")) {
+      const int64_t preferred = layout.model.experts.count / layout.ep - tensor.offset[0];  // of a part of it
+      tensor.local.zero_().narrow(0, 0, std::clamp<int64_t>(preferred, 0, tensor.local.size(0))).fill_(shift);
+    }
+  executor.store().loaded();
 }
 
 // What layers with experts tell: assignments are whole numbers, the same in every layout.
@@ -82,6 +95,7 @@ inline const Outcome& trained_twin(const Case& c) {
   const std::string key = cat(config::name_of(c.precision), " ", c.seq_len, " ", c.dropout, " ", c.blocks, " ",
                               c.router ? config::name_of(*c.router) : "", " ", c.shared_experts.value_or(-1), " ",
                               moe.capacity_factor.value_or(-1), " ", config::name_of(moe.drop), " ", config::name_of(moe.balance), " ",
+                              config::name_of(moe.scope), " ",
                               moe.aux_coefficient, " ", moe.z_coefficient);
   const auto [twin, fresh] = known.try_emplace(key);
   if (fresh) twin->second = train_layout(layout_for(twin_of(c), kExpertBatch), {});

@@ -41,6 +41,7 @@ struct Case {
   config::MoeSection moe{};
   std::optional<config::Router> router{};  // else the preset's
   std::optional<int64_t> shared_experts{};
+  bool overlap_experts = false;
   int ranks() const { return dp * tp * pp; }
 };
 
@@ -66,6 +67,7 @@ inline program::Layout layout_for(const Case& c, int64_t global_batch = 24) {
   layout.moe = c.moe;
   layout.ep = c.ep;
   layout.etp = c.etp;
+  layout.overlap_experts = c.overlap_experts;
   mesh::PerAxis degrees = mesh::PerAxis::ones();
   degrees[mesh::Axis::kDpReplicate] = c.zero > 0 ? c.dp_replicate : c.dp;
   degrees[mesh::Axis::kDpShard] = c.zero > 0 ? c.dp / c.dp_replicate : 1;

@@ -12,25 +12,29 @@
 namespace lockstep::engine {
 
 UnitBuffers::UnitBuffers(const std::vector<int64_t>& sizes, UnitBufferOptions options) : options_(std::move(options)) {
-  const auto tensor_options = at::TensorOptions().dtype(options_.dtype).device(options_.device);
-  int64_t kept = 0;
+  int64_t kept = 0, kept_fp32 = 0;
   begins_.push_back(0);
   for (size_t index = 0; index < sizes.size(); ++index) {
     begins_.push_back(begins_.back() + sizes[index]);
-    if (!transient(index)) kept += sizes[index];
+    if (!transient(index)) (in_fp32(index) ? kept_fp32 : kept) += sizes[index];
   }
   if (!options_.transient || kept > 0) {
     const MemoryScope scope(options_.memory, options_.category);
-    whole_ = at::zeros({kept}, tensor_options);
+    whole_ = at::zeros({kept}, at::TensorOptions().dtype(options_.dtype).device(options_.device));
   }
-  int64_t begin = 0;
+  if (kept_fp32 > 0) {
+    const MemoryScope scope(options_.memory, options_.category);
+    whole_fp32_ = at::zeros({kept_fp32}, at::TensorOptions().dtype(at::kFloat).device(options_.device));
+  }
+  int64_t begin = 0, begin_fp32 = 0;
   for (size_t index = 0; index < sizes.size(); ++index) {
     const int64_t size = sizes[index];
     if (!transient(index)) {
-      units_.push_back(whole_.narrow(0, std::exchange(begin, begin + size), size));
+      int64_t& next = in_fp32(index) ? begin_fp32 : begin;
+      units_.push_back((in_fp32(index) ? whole_fp32_ : whole_).narrow(0, std::exchange(next, next + size), size));
       continue;
     }
-    at::Tensor tensor = at::empty({0}, tensor_options);
+    at::Tensor tensor = at::empty({0}, tensor_options(index));
     const auto bytes = static_cast<size_t>(size) * tensor.element_size();
     const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, options_.device),
                                c10::GetAllocator(options_.device.type()), /*resizable=*/false);
@@ -38,14 +42,21 @@ UnitBuffers::UnitBuffers(const std::vector<int64_t>& sizes, UnitBufferOptions op
   }
 }
 
+at::TensorOptions UnitBuffers::tensor_options(size_t index) const {
+  return at::TensorOptions().dtype(in_fp32(index) ? at::kFloat : options_.dtype).device(options_.device);
+}
+
 at::Tensor UnitBuffers::slice(int64_t begin, int64_t end) const {
-  int64_t before = 0;  // transient, and not in the buffer
+  size_t last = 0;
+  while (last + 1 < units_.size() && begins_[last + 1] < end) ++last;
+  const bool fp32 = in_fp32(last);
+  int64_t before = 0;  // transient or of another type, and not in the buffer
   for (size_t index = 0; index < units_.size() && begins_[index] < end; ++index) {
-    if (!transient(index)) continue;
-    LOCKSTEP_CHECK(begins_[index + 1] <= begin, "units that come and go are not side by side");
+    if (!transient(index) && in_fp32(index) == fp32) continue;
+    LOCKSTEP_CHECK(begins_[index + 1] <= begin, "units that come and go, or are of another type, are not side by side");
     before += begins_[index + 1] - begins_[index];
   }
-  return whole_.narrow(0, begin - before, end - begin);
+  return (fp32 ? whole_fp32_ : whole_).narrow(0, begin - before, end - begin);
 }
 
 bool UnitBuffers::held(size_t index) const { return unit(index).unsafeGetTensorImpl()->storage_initialized(); }

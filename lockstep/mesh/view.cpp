@@ -8,8 +8,9 @@
 namespace lockstep::mesh {
 
 std::string_view axis_name(Axis axis) {
-  constexpr std::array<std::string_view, 11> kNames = {"pp",        "dp_replicate", "dp_shard", "cp",       "tp", "edp_replicate",
-                                                       "edp_shard", "ep",           "etp",      "kv_parts", "kv"};
+  constexpr std::array<std::string_view, 13> kNames = {"pp",        "dp_replicate", "dp_shard", "cp",       "tp", "edp_replicate",
+                                                       "edp_shard", "ep",           "etp",      "kv_parts", "kv", "ep_nodes",
+                                                       "ep_node"};
   LOCKSTEP_CHECK(static_cast<size_t>(axis) < kNames.size(), "axis ", static_cast<int>(axis));
   return kNames[static_cast<size_t>(axis)];
 }
@@ -33,6 +34,14 @@ Fold expert_fold(const ExpertDegrees& degrees) {
                                                                             {Axis::kEdpShard, degrees.edp_shard},
                                                                             {Axis::kEp, degrees.ep},
                                                                             {Axis::kEtp, degrees.etp}});
+}
+
+Fold expert_node_fold(const ExpertDegrees& degrees, int node) {
+  const int experts = degrees.ep * degrees.etp;
+  LOCKSTEP_CHECK(node >= 1 && experts % node == 0, "ep x etp ", experts, " on nodes of ", node);
+  return Fold(Axis::kDpReplicate | Axis::kDpShard | Axis::kCp | Axis::kTp, {{Axis::kEdpShard, degrees.edp_replicate * degrees.edp_shard},
+                                                                            {Axis::kEpNodes, experts / node},
+                                                                            {Axis::kEpNode, node}});
 }
 
 Fold heads_fold(int tp, int copies) {

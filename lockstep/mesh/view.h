@@ -16,9 +16,11 @@ namespace lockstep::mesh {
 enum class Axis {
   // The mesh's own, slowest first: tp varies fastest, pp slowest (Megatron-LM's order), so tp groups are neighbours on one node.
   kPp, kDpReplicate, kDpShard, kCp, kTp,
-  // Folded, slowest first: of experts (expert_fold), of key/value heads that several ranks of tp hold (heads_fold).
+  // Folded, slowest first: of experts (expert_fold), of key/value heads that several ranks of tp hold (heads_fold), of the nodes of a
+  // cluster among the ranks that share experts (expert_node_fold).
   kEdpReplicate, kEdpShard, kEp, kEtp,
   kKvParts, kKvCopies,
+  kEpNodes, kEpNode,
 };
 inline constexpr std::array<Axis, 5> kAxes = {Axis::kPp, Axis::kDpReplicate, Axis::kDpShard, Axis::kCp, Axis::kTp};
 std::string_view axis_name(Axis axis);  // "dp_shard", "ep"; "kv" for kKvCopies
@@ -99,6 +101,9 @@ struct ExpertDegrees {
   int etp = 1;
 };
 Fold expert_fold(const ExpertDegrees& degrees);
+// The same ranks, those over ep and etp as nodes (kEpNodes) of `node` neighbours (kEpNode); the others are one factor, kEdpShard. InternalError
+// where `node` does not divide ep x etp.
+Fold expert_node_fold(const ExpertDegrees& degrees, int node);
 // The ranks of tp where `copies` neighbours hold the same key/value heads.
 Fold heads_fold(int tp, int copies);
 

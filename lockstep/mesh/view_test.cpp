@@ -156,6 +156,21 @@ TEST(ExpertFold, FoldsTheRanksOfEachStageByThemselves) {
   EXPECT_THAT(mesh.group(5, {fold, Axis::kPp | Axis::kEtp}), ElementsAre(4, 5, 12, 13));
 }
 
+// pp 2 x dp 8, ep 4 on nodes of two.
+TEST(ExpertNodeFold, NeighboursAreOnANode) {
+  const Mesh mesh(degrees(2, 8, 1, 1, 1));
+  const ExpertDegrees grid{.edp_replicate = 2, .ep = 2, .etp = 2};
+  const Fold fold = expert_node_fold(grid, 2);
+  EXPECT_THAT(mesh.group(6, {fold, Axis::kEpNode}), ElementsAre(6, 7));
+  EXPECT_THAT(mesh.group(6, {fold, Axis::kEpNodes}), ElementsAre(4, 6));
+  EXPECT_THAT(mesh.group(15, {fold, Axis::kEpNodes}), ElementsAre(13, 15));
+  EXPECT_EQ(view_name({fold, Axis::kEpNodes}), "ep_nodes");
+  for (int rank = 0; rank < mesh.world_size(); ++rank)
+    EXPECT_EQ(mesh.group(rank, {fold, Axis::kEpNodes | Axis::kEpNode}), mesh.group(rank, {expert_fold(grid), Axis::kEp | Axis::kEtp}));
+  expect_partition(mesh, {fold, Axis::kEpNodes});
+  EXPECT_THROW(expert_node_fold(grid, 3), InternalError);
+}
+
 // As many neighbours of a tp group as hold one key/value head.
 TEST(HeadsFold, GroupsNeighboursOfTp) {
   for (const int tp : {1, 2, 4, 8})

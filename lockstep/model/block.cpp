@@ -3,21 +3,9 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/model/block_saved.h"
 
 namespace lockstep::model {
-
-// The x of each branch, the block's own and the sums behind it, is kept as that of its norm.
-struct BlockSaved : nn::Saved {
-  struct Part {
-    at::Tensor x;  // where no norm stands before the branch, and none is shared
-    nn::Norm::Saved norm;
-    std::unique_ptr<nn::Branch::Saved> branch;
-    nn::Norm::Saved norm_behind;
-    nn::Dropout::Saved dropout;
-  };
-  std::vector<Part> parts;
-  nn::Microbatch microbatch;  // the key of the masks; the engine's own tensors
-};
 
 Block::Block(std::vector<Part> parts, parallel::TensorGroup* tensor) : parts_(std::move(parts)), tensor_(tensor) {
   LOCKSTEP_CHECK(!parts_.empty(), "a block without branches");
@@ -66,8 +54,11 @@ at::Tensor Block::branch(size_t part, Stream& stream, const nn::Microbatch& micr
 }
 
 void Block::run(size_t part, Stream& stream, const nn::Microbatch& microbatch, BlockSaved* saved) {
-  at::Tensor y = parts_[part].dropout.forward(branch(part, stream, microbatch, saved), microbatch,
-                                              saved ? &saved->parts[part].dropout : nullptr);
+  add(part, branch(part, stream, microbatch, saved), stream, microbatch, saved);
+}
+
+void Block::add(size_t part, const at::Tensor& of_branch, Stream& stream, const nn::Microbatch& microbatch, BlockSaved* saved) {
+  at::Tensor y = parts_[part].dropout.forward(of_branch, microbatch, saved ? &saved->parts[part].dropout : nullptr);
   stream.sum = stream.sum.defined() ? stream.sum.add_(y) : std::move(y);
 }
 
@@ -127,6 +118,10 @@ std::vector<double> Block::take_loads() {
     loads.insert(loads.end(), of_part.begin(), of_part.end());
   }
   return loads;
+}
+
+void Block::set_last_loads(std::span<const double> routed) {
+  for (const Part& part : parts_) part.branch->set_last_loads(routed);
 }
 
 // The gradient of what the branch made.

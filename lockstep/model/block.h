@@ -36,6 +36,7 @@ class Block : public nn::Layer {
   at::Tensor forward(const at::Tensor& x, const nn::Microbatch& microbatch, std::unique_ptr<nn::Saved>* saved) override;
   at::Tensor backward_input(const at::Tensor& dy, nn::Saved& saved) override;
   void backward_weight(nn::Saved& saved) override;
+  void set_last_loads(std::span<const double> routed) override;
   // With overlap over `tensor` weight gradients run while the gradients of inputs are summed over its ranks.
   at::Tensor backward(const at::Tensor& dy, nn::Saved& saved) override;
   // Full: everything but the last linear maps that make only the output. Selective: forget keeps what GEMMs and the
@@ -44,12 +45,18 @@ class Block : public nn::Layer {
   void forget(nn::Saved& saved) override;
   void restore(nn::Saved& saved) override;
   std::vector<double> take_loads() override;
+  // Divided at the first branch that is (nn::Branch::divides), block_parts.cpp.
+  std::shared_ptr<nn::DividedPass> begin_forward(const at::Tensor& x, const nn::Microbatch& microbatch,
+                                                 std::unique_ptr<nn::Saved>* saved) override;
+  std::shared_ptr<nn::DividedPass> begin_backward_input(const at::Tensor& dy, nn::Saved& saved) override;
 
   // Generation, without dropout: x [B, T, D] -> [B, T, D]. A cache for each branch, see nn::Branch.
   std::vector<nn::KvCacheLayer> new_caches(int64_t slots, int64_t capacity, const at::TensorOptions& options) const;
   at::Tensor decode(const at::Tensor& x, std::span<const nn::KvCacheLayer> caches, std::span<const nn::CacheSpan> spans);
 
  private:
+  class ForwardParts;
+  class BackwardParts;
   // Between two branches.
   struct Stream {
     at::Tensor x;    // what the branches of a group read
@@ -60,11 +67,13 @@ class Block : public nn::Layer {
   struct Gradients {
     at::Tensor sum, x, h;
   };
+  size_t divided_part() const;  // parts_.size(): none
   bool shares_next(size_t part) const { return part + 1 < parts_.size() && parts_[part + 1].shares_input; }
   at::Tensor read(size_t part, Stream& stream, BlockSaved* saved);  // what the branch reads: through its norm
   at::Tensor norm_behind(size_t part, const at::Tensor& y, BlockSaved* saved);
   at::Tensor branch(size_t part, Stream& stream, const nn::Microbatch& microbatch, BlockSaved* saved);  // with the norm behind
   void run(size_t part, Stream& stream, const nn::Microbatch& microbatch, BlockSaved* saved);
+  void add(size_t part, const at::Tensor& of_branch, Stream& stream, const nn::Microbatch& microbatch, BlockSaved* saved);
   at::Tensor branch_gradient(size_t part, const at::Tensor& dsum, BlockSaved& saved);
   void add_gradient(size_t part, at::Tensor dh, Gradients& gradients, BlockSaved& saved);
   void branch_backward_weight(size_t part, BlockSaved& saved);  // with the norm behind

@@ -8,6 +8,7 @@
 #include "lockstep/nn/activation.h"
 #include "lockstep/nn/attention.h"
 #include "lockstep/nn/experts.h"
+#include "lockstep/nn/latent_attention.h"
 #include "lockstep/nn/mlp.h"
 
 namespace lockstep::model {
@@ -29,6 +30,24 @@ std::unique_ptr<nn::Branch> attention(PartsBuilder& parts, const BranchPlace& pl
                                          head_norm(parts, place));
 }
 
+// Whole on every rank: `down` and the norms of latents. Cut by heads: what makes queries, keys and values of them, and the output.
+std::unique_ptr<nn::Branch> latent_attention(PartsBuilder& parts, const BranchPlace& place) {
+  const arch::ModelConfig& model = parts.model();
+  const auto norm = [&](std::string_view name) { return nn::RmsNorm(parts.parameter(place, name), arch::kLatentNormEps); };
+  const nn::LatentAttention::Shape shape{
+      .sizes = model.latent, .heads = model.heads / parts.tensor_size(), .scale = arch::latent_score_scale(model)};
+  return std::make_unique<nn::LatentAttention>(
+      shape, nn::LatentAttention::Parts{.down = std::make_unique<nn::Linear>(parts.parameter(place, "qkv_a.weight")),
+                                        .q_norm = norm("q_a_norm.weight"),
+                                        .kv_norm = norm("kv_a_norm.weight"),
+                                        .q_up = parts.column_linear(place, "q_b"),
+                                        .kv_up = parts.column_linear(place, "kv_b"),
+                                        .kv_weight = parts.parameter(place, "kv_b.weight").value,
+                                        .out = parts.row_linear(place, "out"),
+                                        .rotary = parts.rotary(place).value(),
+                                        .keys = parts.shared_rows(place, "k_rope")});
+}
+
 std::unique_ptr<nn::Branch> mlp(PartsBuilder& parts, const BranchPlace& place) {
   std::unique_ptr<nn::Activation> activation;
   if (parts.model().traits().gated_mlp)
@@ -39,7 +58,7 @@ std::unique_ptr<nn::Branch> mlp(PartsBuilder& parts, const BranchPlace& place) {
 }
 
 // An MLP that every token passes, beside those that it is sent to.
-std::unique_ptr<nn::Branch> shared_expert(PartsBuilder& parts, const BranchPlace& place) {
+std::unique_ptr<nn::Mlp> shared_expert(PartsBuilder& parts, const BranchPlace& place) {
   if (parts.model().experts.shared == 0) return nullptr;
   return std::make_unique<nn::Mlp>(parts.column_linear(place, "shared.gate_up"), std::make_unique<nn::SwiGlu>(),
                                    parts.row_linear(place, "shared.down"));
@@ -56,7 +75,8 @@ std::unique_ptr<nn::Branch> experts(PartsBuilder& parts, const BranchPlace& plac
 }
 
 std::map<std::string_view, BranchMaker>& makers() {
-  static std::map<std::string_view, BranchMaker> all = {{"attention", attention}, {"mlp", mlp}, {"experts", experts}};
+  static std::map<std::string_view, BranchMaker> all = {
+      {"attention", attention}, {arch::kLatentAttention, latent_attention}, {"mlp", mlp}, {"experts", experts}};
   return all;
 }
 

@@ -24,6 +24,9 @@ struct Case {
   int64_t batch = 3;
   int64_t seq = 65;
   std::vector<arch::BlockSpec> blocks{};
+  arch::ExpertSizes experts{};
+  config::MoeSection moe{};
+  arch::LatentSizes latent{};
 };
 
 arch::ModelConfig model_of(const Case& c) {
@@ -38,6 +41,9 @@ arch::ModelConfig model_of(const Case& c) {
                           .max_seq_len = 1024,
                           .dropout = c.dropout};
   if (c.family != arch::Family::kGpt2) model.kv_heads = 2, model.ffn = 200;
+  model.experts = c.experts;
+  model.latent = c.latent;
+  if (model.has_latent()) model.kv_heads = model.heads, model.head_size = c.latent.head();
   return testing::with_blocks(model, c.blocks);
 }
 
@@ -48,7 +54,31 @@ std::vector<Case> with_other_blocks(std::vector<Case> cases) {
   return cases;
 }
 
-const std::vector<Case> kCases = with_other_blocks({
+constexpr arch::LatentSizes kLatent{.q_rank = 40, .kv_rank = 24, .nope = 16, .rope = 8, .value = 20};
+
+// Nothing is dropped: how many rows there are is then known. Every router, with and without losses, a shared expert, a bias.
+std::vector<Case> with_experts(std::vector<Case> cases) {
+  using config::Balance, config::Router;
+  const arch::ExpertSizes few{.count = 6, .per_token = 2, .ffn = 48},
+      shared{.count = 8, .per_token = 3, .ffn = 32, .shared = 2, .router = Router::kSigmoid, .groups = 4, .top_groups = 2, .router_bias = true},
+      softmax{.count = 6, .per_token = 2, .ffn = 48, .router = Router::kSoftmax},
+      choice{.count = 6, .per_token = 2, .ffn = 48, .router = Router::kExpertChoice};
+  const config::MoeSection bias{.balance = Balance::kBias, .z_coefficient = 0.01}, none{.balance = Balance::kNone};
+  const auto mixtral = arch::Family::kMixtral;
+  for (const double dropout : {0.0, 0.1}) {
+    cases.push_back({.family = mixtral, .dropout = dropout, .experts = few, .moe = {.z_coefficient = 0.01}});
+    cases.push_back({.family = mixtral, .dropout = dropout, .experts = shared, .moe = bias});
+    cases.push_back({.family = mixtral, .dtype = at::kBFloat16, .dropout = dropout, .batch = 16, .seq = 200, .experts = few});
+    cases.push_back({.family = mixtral, .dtype = at::kBFloat16, .dropout = dropout, .batch = 16, .seq = 200, .experts = shared, .moe = bias});
+  }
+  cases.push_back({.family = mixtral, .batch = 8, .seq = 256, .experts = softmax});
+  cases.push_back({.family = mixtral, .experts = few, .moe = none});
+  cases.push_back({.family = mixtral, .experts = choice, .moe = none});
+  cases.push_back({.family = arch::Family::kQwen3Moe, .experts = shared});
+  return cases;
+}
+
+const std::vector<Case> kCases = with_experts(with_other_blocks({
     {},
     {.family = arch::Family::kLlama},
     {.dtype = at::kBFloat16, .batch = 16, .seq = 200},
@@ -62,7 +92,10 @@ const std::vector<Case> kCases = with_other_blocks({
     {.family = arch::Family::kQwen2},
     {.family = arch::Family::kQwen3},
     {.family = arch::Family::kQwen3, .dtype = at::kBFloat16, .dropout = 0.1, .batch = 16, .seq = 200},
-});
+    {.family = arch::Family::kLlama, .latent = kLatent},
+    {.family = arch::Family::kLlama, .dtype = at::kBFloat16, .dropout = 0.1, .batch = 16, .seq = 200, .latent = kLatent},
+    {.family = arch::Family::kLlama, .batch = 1, .seq = 1, .latent = kLatent},
+}));
 
 struct Measured {
   int64_t kept = 0, output = 0, forward_peak = 0, restored = 0, recompute_peak = 0, backward_peak = 0;
@@ -133,10 +166,11 @@ void expect_within(int64_t predicted, int64_t measured, const std::string& what)
 void compare(const Case& c, arch::Recompute choice) {
   const arch::ModelConfig model = model_of(c);
   testing::ModelParameters parameters(model, 1, c.dtype);
-  const auto layers = build_layers(model, parameters, {});
-  const nn::Microbatch microbatch = testing::random_microbatch(model, c.batch, c.seq, 4);
-  const arch::CostInput input{.batch = c.batch, .seq_len = c.seq, .element_size = c.dtype == at::kFloat ? 4 : 2,
-                              .recompute = choice};
+  const auto layers = build_layers(model, parameters, {.moe = c.moe});
+  nn::Microbatch microbatch = testing::random_microbatch(model, c.batch, c.seq, 4);
+  if (model.has_experts()) microbatch.sequence_targets = nn::count_valid_of_sequences(microbatch.targets);
+  arch::CostInput input{.batch = c.batch, .seq_len = c.seq, .element_size = c.dtype == at::kFloat ? 4 : 2, .recompute = choice};
+  input.moe = c.moe;
   for (const arch::LayerSpec& spec : arch::layer_table(model)) {
     const bool first = spec.kind == arch::LayerKind::kEmbedding, block = spec.kind == arch::LayerKind::kBlock;
     if (choice != arch::Recompute::kNone && !block) continue;
@@ -144,7 +178,8 @@ void compare(const Case& c, arch::Recompute choice) {
     const arch::LayerCost cost = arch::layer_cost(model, spec, input);
     const Measured m = measure(*layers[static_cast<size_t>(spec.index)], choice, microbatch, x, !first);
     const std::string what = cat(spec.name, " ", arch::family_name(c.family), " ", c.dtype, " B", c.batch, " S", c.seq,
-                                 c.dropout > 0 ? " dropout" : "", " recompute ", static_cast<int>(choice));
+                                 c.dropout > 0 ? " dropout" : "", " recompute ", static_cast<int>(choice),
+                                 model.has_experts() ? cat(" experts, router ", static_cast<int>(model.experts.router)) : "");
     EXPECT_EQ(cost.kept, m.kept) << what;
     EXPECT_EQ(cost.output, m.output) << what;
     EXPECT_EQ(cost.restored, m.restored) << what;

@@ -12,9 +12,10 @@ void KvCache::truncate(int64_t slot, int64_t length) {
   lengths_[static_cast<size_t>(slot)] = length;
 }
 
-Decoder::Decoder(const arch::ModelConfig& model, nn::ParameterSource& source, parallel::TensorGroup* tensor)
+Decoder::Decoder(const arch::ModelConfig& model, nn::ParameterSource& source, parallel::TensorGroup* tensor,
+                 parallel::ExpertGroup* experts)
     : model_(model), options_(source.parameter("embed.tokens.weight").value.options()) {
-  const ModelOptions options{.training = false, .tensor = tensor};
+  const ModelOptions options{.training = false, .tensor = tensor, .experts = experts};
   PartsBuilder parts(model, source, options);
   embedding_ = parts.embedding();
   for (int i = 0; i < model.layers; ++i) blocks_.push_back(parts.block(i));

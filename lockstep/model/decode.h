@@ -13,6 +13,7 @@
 #include "lockstep/nn/embedding.h"
 #include "lockstep/nn/head.h"
 #include "lockstep/nn/layer.h"
+#include "lockstep/parallel/expert/group.h"
 #include "lockstep/parallel/tensor/group.h"
 
 namespace lockstep::model {
@@ -38,9 +39,10 @@ class KvCache {
 // copies.
 class Decoder {
  public:
-  // `tensor`: the ranks that hold the model together, without sequence parallelism; outlives this. Null: one rank. Each of them has
-  // all experts.
-  Decoder(const arch::ModelConfig& model, nn::ParameterSource& source, parallel::TensorGroup* tensor = nullptr);
+  // `tensor`: the ranks that hold the model together, without sequence parallelism. Null: one rank. `experts`: those of them that
+  // share out its experts, of which `source` has this rank's. Null: each rank has all experts. Both outlive this.
+  Decoder(const arch::ModelConfig& model, nn::ParameterSource& source, parallel::TensorGroup* tensor = nullptr,
+          parallel::ExpertGroup* experts = nullptr);
 
   // A cache on the parameters' device and in their dtype, of this rank's key/value heads. capacity <= max_seq_len.
   KvCache new_cache(int64_t slots, int64_t capacity) const;

@@ -3,6 +3,7 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <vector>
 
 #include "lockstep/base/error.h"
@@ -82,6 +83,62 @@ TEST(Experts, TellWhatTheyHaveCounted) {
     EXPECT_EQ(loads[6], 0);
     EXPECT_GT(loads[7], 0);
   }
+}
+
+// Forward and backward of each layer in parts, where it has some: their number.
+int run_in_parts(nn::DividedPass* pass, at::Tensor& tensor) {
+  if (pass == nullptr) return 0;
+  pass->leave();
+  pass->run_experts();
+  pass->leave();
+  pass->arrive();
+  tensor = pass->finish();
+  return 1;
+}
+
+Outcome train_in_parts(const arch::ModelConfig& model, const config::MoeSection& moe) {
+  ModelParameters parameters(model, 1);
+  const auto layers = build_layers(model, parameters, {.seed = 1234, .moe = moe});
+  Outcome outcome;
+  int divided = 0;
+  for (int64_t i = 0; i < 2; ++i) {
+    nn::Microbatch microbatch = testing::random_microbatch(model, 3, 9, 5, cat("microbatch ", i));
+    microbatch.first_sample = i * 3;
+    microbatch.sequence_targets = nn::count_valid_of_sequences(microbatch.targets);
+    std::vector<std::unique_ptr<nn::Saved>> saved(layers.size());
+    at::Tensor x, dy;
+    for (size_t layer = 0; layer < layers.size(); ++layer) {
+      const auto pass = layers[layer]->begin_forward(x, microbatch, &saved[layer]);
+      divided += run_in_parts(pass.get(), x);
+      if (!pass) x = layers[layer]->forward(x, microbatch, &saved[layer]);
+    }
+    for (size_t layer = layers.size(); layer-- > 0;) {
+      const auto pass = layers[layer]->begin_backward_input(dy, *saved[layer]);
+      divided += run_in_parts(pass.get(), dy);
+      if (!pass) dy = layers[layer]->backward_input(dy, *saved[layer]);
+      layers[layer]->backward_weight(*saved[layer]);
+    }
+    outcome.loss += saved.back()->loss.item<double>();
+  }
+  EXPECT_EQ(divided, 2 * 2 * 2) << "two of three blocks, there and back";
+  for (const auto& layer : layers) outcome.loads.push_back(layer->take_loads());
+  for (const arch::ParamSpec& spec : parameters.table()) outcome.gradients.push_back(parameters.parameter(spec.name).grad.clone());
+  return outcome;
+}
+
+TEST(Experts, PartsChangeNoBit) {
+  using config::Router;
+  for (const Router router : {Router::kSoftmaxAfterTopk, Router::kSigmoid, Router::kExpertChoice})
+    for (const double dropout : {0.0, 0.1}) {
+      SCOPED_TRACE(cat(static_cast<int>(router), " dropout ", dropout));
+      const arch::ModelConfig model = model_of(router, dropout);
+      const config::MoeSection moe{.z_coefficient = 0.01};
+      const Outcome expected = train(model, moe, Recompute::kNone, WeightGradients::kInB), outcome = train_in_parts(model, moe);
+      EXPECT_EQ(outcome.loss, expected.loss);
+      EXPECT_EQ(outcome.loads, expected.loads);
+      for (size_t i = 0; i < expected.gradients.size(); ++i)
+        EXPECT_TRUE(at::equal(outcome.gradients[i], expected.gradients[i])) << "gradient " << i;
+    }
 }
 
 TEST(Experts, TokenByTokenGivesTheLogitsOfTheWholeText) {

@@ -6,6 +6,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/parallel/expert/exchange.h"
 #include "lockstep/parallel/tensor/linear.h"
+#include "lockstep/parallel/tensor/shared_rows.h"
 #include "lockstep/parallel/tensor/vocabulary.h"
 
 namespace lockstep::model {
@@ -79,6 +80,11 @@ std::unique_ptr<nn::Linear> PartsBuilder::row_linear(const BranchPlace& place, s
   return linear<parallel::RowParallelLinear>(place, {.name = name});
 }
 
+std::unique_ptr<nn::SharedRows> PartsBuilder::shared_rows(const BranchPlace& place, std::string_view name) {
+  if (!group()) return std::make_unique<nn::SharedRows>();
+  return std::make_unique<parallel::TensorSharedRows>(*group(), place.calls.of_part(place.spec.part(name)));
+}
+
 std::shared_ptr<nn::ExpertExchange> PartsBuilder::expert_exchange(const BranchPlace& place) {
   if (!options_.experts && !group()) return std::make_shared<nn::ExpertExchange>();
   return std::make_shared<parallel::ShardedExchange>(options_.experts, group(), place.calls, place.spec.name);
@@ -99,9 +105,10 @@ nn::Dropout PartsBuilder::dropout(const std::string& site) const {
 
 std::optional<nn::Rotary> PartsBuilder::rotary(const BranchPlace& place) {
   if (!model_.traits().learned_positions && !rotary_) {
-    const std::string first(arch::branch_kind(place.spec.kind).linears(model_).first.name);
-    rotary_.emplace(model_.max_seq_len, model_.head_size, model_.rope_theta, parameter(place, first + ".weight").value.options(),
-                    model_.rope_scaling);
+    const bool latent = place.spec.kind == arch::kLatentAttention;
+    const std::string first(latent ? "q_b" : arch::branch_kind(place.spec.kind).linears(model_).first.name);
+    rotary_.emplace(model_.max_seq_len, latent ? model_.latent.rope : model_.head_size, model_.rope_theta,
+                    parameter(place, first + ".weight").value.options(), model_.rope_scaling);
   }
   return rotary_;
 }

@@ -15,6 +15,7 @@
 #include "lockstep/nn/head.h"
 #include "lockstep/nn/layer.h"
 #include "lockstep/nn/rotary.h"
+#include "lockstep/nn/shared_rows.h"
 #include "lockstep/program/call.h"
 
 namespace lockstep::model {
@@ -45,6 +46,8 @@ class PartsBuilder {
   // A linear without bias of the branch, cut over tp by outputs or by inputs: "shared.gate_up".
   std::unique_ptr<nn::Linear> column_linear(const BranchPlace& place, std::string_view name);
   std::unique_ptr<nn::Linear> row_linear(const BranchPlace& place, std::string_view name);
+  // Rows of a microbatch that the ranks of tp share: "k_rope".
+  std::unique_ptr<nn::SharedRows> shared_rows(const BranchPlace& place, std::string_view name);
   // Who brings rows of that branch to its experts.
   std::shared_ptr<nn::ExpertExchange> expert_exchange(const BranchPlace& place);
   const config::MoeSection& moe() const { return options_.moe; }

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "lockstep/base/check.h"
@@ -34,9 +35,17 @@ struct Rows {
 
 struct HeadShape {
   int64_t seq;
-  int64_t size;    // K
-  int64_t padded;  // K as a multiple of 16: the length of packed rows
+  int64_t size;    // of rows: K of q and k
+  int64_t padded;  // the larger of K and the width of v as a multiple of 16: the length of packed rows
+  int64_t value;   // width of v
+  float scale;     // of scores
 };
+
+// Of rows of v and of the output.
+inline HeadShape value_rows(HeadShape shape) {
+  shape.size = shape.value;
+  return shape;
+}
 
 // rows [begin, begin + count) times `scale`; elements and rows beyond the head's are zero.
 template <typename T>
@@ -51,7 +60,7 @@ LOCKSTEP_INLINE void pack(const Rows<const T>& from, const HeadShape& shape, int
     }
     for (int64_t i = 0; i < shape.padded; i += kLanes) {
       Floats x{};
-      if (begin + row < shape.seq) vec::load(from.data + (begin + row) * from.stride + i, shape.size - i, x);
+      if (begin + row < shape.seq && i < shape.size) vec::load(from.data + (begin + row) * from.stride + i, shape.size - i, x);
       vec::store(to + row * shape.padded + i, kLanes, x * scale);
     }
   }
@@ -127,7 +136,12 @@ void of_dtype(const at::Tensor& x, const Body& body) {
 
 inline HeadShape shape_of(const AttentionOperands& o) {
   LOCKSTEP_CHECK(o.q.stride(3) == 1 && o.k.stride(3) == 1 && o.v.stride(3) == 1, "rows of a head are not contiguous");
-  return {.seq = o.q.size(2), .size = o.q.size(3), .padded = round_up(o.q.size(3), kLanes)};
+  const int64_t size = o.q.size(3), value = o.v.size(3);
+  return {.seq = o.q.size(2),
+          .size = size,
+          .padded = round_up(std::max(size, value), kLanes),
+          .value = value,
+          .scale = o.scale > 0 ? static_cast<float>(o.scale) : 1.0f / std::sqrt(static_cast<float>(size))};
 }
 
 inline at::Tensor workspace_for(int64_t elements) { return at::empty({elements}, at::kFloat); }

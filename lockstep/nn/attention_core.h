@@ -10,11 +10,12 @@ namespace lockstep::nn {
 struct AttentionCoreSaved {
   at::Tensor q;          // [B, H, S, K]; q, k, v may be strided views
   at::Tensor k;          // [B, KV, S, K]
-  at::Tensor v;          // [B, KV, S, K]
-  at::Tensor out;        // [B, H, S, K], a view of the returned tensor
+  at::Tensor v;          // [B, KV, S, V]; V = K but in latent attention
+  at::Tensor out;        // [B, H, S, V], a view of the returned tensor
   at::Tensor logsumexp;  // [B, H, S] fp32
   at::Tensor rng_state;  // CUDA kernels ask for theirs back, though nothing is dropped
   at::Tensor rng_unused;
+  double scale = 0;      // as given
 };
 
 // [B, S, heads, K] each. May be views of the memory of q, k and v.
@@ -22,11 +23,12 @@ struct AttentionCoreGrads {
   at::Tensor dq, dk, dv;
 };
 
-// q [B, H, Sq, K], k and v [B, KV, Skv, K] -> [B, Sq, H * K] contiguous. Causal attention requires Sq = Skv.
+// q [B, H, Sq, K], k [B, KV, Skv, K], v [B, KV, Skv, V] -> [B, Sq, H * V] contiguous. Causal attention requires Sq = Skv, and what is
+// not causal V = K. `scale`: of scores; 0: 1 / sqrt(K).
 at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                                  AttentionCoreSaved* saved);
+                                  AttentionCoreSaved* saved, double scale = 0);
 
-// Backward of the causal form: dout [B, S, H * K] contiguous; writes to `grads`. Releases everything in `saved`.
+// Backward of the causal form: dout [B, S, H * V] contiguous; writes to `grads`. Releases everything in `saved`.
 void attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved, const AttentionCoreGrads& grads);
 
 }  // namespace lockstep::nn

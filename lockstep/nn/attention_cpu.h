@@ -11,17 +11,18 @@ namespace lockstep::nn {
 struct AttentionOperands {
   at::Tensor q;  // [B, H, S, K]
   at::Tensor k;  // [B, KV, S, K]
-  at::Tensor v;  // [B, KV, S, K]
+  at::Tensor v;  // [B, KV, S, V]
+  double scale = 0;  // of scores; 0: 1 / sqrt(K)
 };
 
 struct AttentionResult {
-  at::Tensor out;        // [B, S, H, K] contiguous
+  at::Tensor out;        // [B, S, H, V] contiguous
   at::Tensor logsumexp;  // [B, H, S] fp32
 };
 
 AttentionResult causal_attention_cpu(const AttentionOperands& operands);
 
-// dout [B, S, H, K] contiguous. Writes the gradients of the operands to `grads`, which may be views of the same memory as
+// dout [B, S, H, V] contiguous. Writes the gradients of the operands to `grads`, which may be views of the same memory as
 // the operands.
 void causal_attention_backward_cpu(const at::Tensor& dout, const AttentionResult& result,
                                    const AttentionOperands& operands, const AttentionOperands& grads);

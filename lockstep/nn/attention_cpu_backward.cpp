@@ -52,6 +52,7 @@ LOCKSTEP_INLINE void scores_backward(float* weights, float* gradients, bool diag
 template <typename T>
 LOCKSTEP_INLINE void backward_group(const BackwardGroup<T>& group) {
   const HeadShape& s = group.shape;
+  const HeadShape values_shape = value_rows(s);
   const int64_t rows = round_up(s.seq, kBlock);
   const int64_t block = kBlock * s.padded;
   float* const keys = group.workspace;
@@ -66,9 +67,8 @@ LOCKSTEP_INLINE void backward_group(const BackwardGroup<T>& group) {
   float* const weights = dqueries + block;
   float* const gradients = weights + kBlock * kBlock;
   pack(group.k, s, 0, rows, 1.0f, keys);
-  pack(group.v, s, 0, rows, 1.0f, values);
+  pack(group.v, values_shape, 0, rows, 1.0f, values);
   std::fill_n(dkeys, 2 * rows * s.padded, 0.0f);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(s.size));
   alignas(64) float logsumexp[kBlock], along_out[kBlock];
   for (int64_t head = 0; head < group.heads; ++head) {
     const Rows<const T> q{group.q.data + head * group.q_head, group.q.stride};
@@ -77,9 +77,9 @@ LOCKSTEP_INLINE void backward_group(const BackwardGroup<T>& group) {
     const Rows<T> dq{group.dq.data + head * group.dq_head, group.dq.stride};
     for (int64_t begin = 0; begin < s.seq; begin += kBlock) {
       const int64_t count = std::min(kBlock, s.seq - begin);
-      pack(dout, s, begin, kBlock, 1.0f, douts);
+      pack(dout, values_shape, begin, kBlock, 1.0f, douts);
       transpose_block(douts, s.padded, douts_t);
-      pack(out, s, begin, kBlock, 1.0f, dqueries);
+      pack(out, values_shape, begin, kBlock, 1.0f, dqueries);
       for (int64_t row = 0; row < kBlock; ++row) {
         Floats sum{};
         for (int64_t i = 0; i < s.padded; i += kLanes) {
@@ -91,14 +91,14 @@ LOCKSTEP_INLINE void backward_group(const BackwardGroup<T>& group) {
         along_out[row] = vec::sum(sum);
         logsumexp[row] = row < count ? group.logsumexp[head * s.seq + begin + row] : 0.0f;
       }
-      pack(q, s, begin, kBlock, scale, queries);
+      pack(q, s, begin, kBlock, s.scale, queries);
       transpose_block(queries, s.padded, queries_t);
       std::fill_n(dqueries, block, 0.0f);
       for (int64_t key = 0; key <= begin; key += kBlock) {
         const bool diagonal = key == begin;
         const int64_t offset = key * s.padded;
         scores_of(keys + offset, queries_t, s, diagonal, weights);
-        scores_of(values + offset, douts_t, s, diagonal, gradients);
+        scores_of(values + offset, douts_t, values_shape, diagonal, gradients);
         scores_backward(weights, gradients, diagonal, logsumexp, along_out);
         const auto later = [&](int64_t first, int64_t) LOCKSTEP_INLINE_LAMBDA {
           return std::pair<int64_t, int64_t>(diagonal ? first : 0, kBlock);
@@ -110,11 +110,11 @@ LOCKSTEP_INLINE void backward_group(const BackwardGroup<T>& group) {
         tile::add({gradients, kBlock, 1}, queries, dkeys + offset, kBlock, s.padded, later);
         tile::add({gradients, 1, kBlock}, keys + offset, dqueries, kBlock, s.padded, earlier);
       }
-      unpack(dqueries, s, begin, kBlock, scale, dq);
+      unpack(dqueries, s, begin, kBlock, s.scale, dq);
     }
   }
   unpack(dkeys, s, 0, rows, 1.0f, group.dk);
-  unpack(dvalues, s, 0, rows, 1.0f, group.dv);
+  unpack(dvalues, values_shape, 0, rows, 1.0f, group.dv);
 }
 
 LOCKSTEP_CLONES void backward_of(const BackwardGroup<float>& group) { backward_group(group); }

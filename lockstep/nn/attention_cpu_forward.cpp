@@ -73,6 +73,7 @@ int64_t forward_workspace(const HeadShape& s) {
 template <typename T>
 LOCKSTEP_INLINE void forward_head(const ForwardHead<T>& head) {
   const HeadShape& s = head.shape;
+  const HeadShape values_shape = value_rows(s);
   const int64_t rows = round_up(s.seq, kBlock);
   const int64_t block = kBlock * s.padded;
   float* const keys = head.workspace;
@@ -82,11 +83,10 @@ LOCKSTEP_INLINE void forward_head(const ForwardHead<T>& head) {
   float* const sums = queries + block;
   float* const scores = sums + block;
   pack(head.k, s, 0, rows, 1.0f, keys);
-  pack(head.v, s, 0, rows, 1.0f, values);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(s.size));
+  pack(head.v, values_shape, 0, rows, 1.0f, values);
   Running state;
   for (int64_t begin = 0; begin < s.seq; begin += kBlock) {
-    pack(head.q, s, begin, kBlock, scale, packed);
+    pack(head.q, s, begin, kBlock, s.scale, packed);
     transpose_block(packed, s.padded, queries);
     std::fill_n(sums, block, 0.0f);
     std::fill_n(state.most, kBlock, kMasked);
@@ -108,10 +108,10 @@ LOCKSTEP_INLINE void forward_head(const ForwardHead<T>& head) {
     for (int64_t row = 0; row < std::min(kBlock, s.seq - begin); ++row) {
       const float total = state.total[row];
       head.logsumexp[begin + row] = state.most[row] + std::log(total);
-      for (int64_t i = 0; i < s.size; i += kLanes) {
+      for (int64_t i = 0; i < s.value; i += kLanes) {
         Floats x{};
         vec::load(sums + row * s.padded + i, kLanes, x);
-        vec::store(head.out.data + (begin + row) * head.out.stride + i, s.size - i, x * (1.0f / total));
+        vec::store(head.out.data + (begin + row) * head.out.stride + i, s.value - i, x * (1.0f / total));
       }
     }
   }
@@ -125,7 +125,7 @@ LOCKSTEP_CLONES void forward_of(const ForwardHead<c10::BFloat16>& head) { forwar
 AttentionResult causal_attention_cpu(const AttentionOperands& operands) {
   const HeadShape shape = shape_of(operands);
   const int64_t batch = operands.q.size(0), heads = operands.q.size(1), group = heads / operands.k.size(1);
-  AttentionResult result{.out = at::empty({batch, shape.seq, heads, shape.size}, operands.q.options()),
+  AttentionResult result{.out = at::empty({batch, shape.seq, heads, shape.value}, operands.q.options()),
                          .logsumexp = at::empty({batch, heads, shape.seq}, at::kFloat)};
   const at::Tensor out = result.out.transpose(1, 2);
   of_dtype(operands.q, [&]<typename T>(T) {

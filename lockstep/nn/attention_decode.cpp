@@ -29,6 +29,7 @@ struct Group {
   T* out;         // [heads, size]
   float* scores;  // [heads, length]: workspace
   int64_t heads, length, size;
+  float scale;
 };
 
 template <typename T>
@@ -61,7 +62,7 @@ LOCKSTEP_INLINE float softmax_weights(float* scores, int64_t length) {
 
 template <typename T>
 LOCKSTEP_INLINE void attend(const Group<T>& g) {
-  const float scale = 1.0f / std::sqrt(static_cast<float>(g.size));
+  const float scale = g.scale;
   for (int64_t t = 0; t < g.length; ++t)
     for (int64_t head = 0; head < g.heads; ++head)
       g.scores[head * g.length + t] = scale * dot(g.q + head * g.size, g.k + t * g.size, g.size);
@@ -105,9 +106,10 @@ void append(const at::Tensor& from, const at::Tensor& to, std::span<const CacheS
 }
 
 template <typename T>
-void attention_decode_cpu(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans,
+void attention_decode_cpu(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans, double given,
                           const at::Tensor& out) {
   const int64_t seq = q.size(1), size = q.size(3), kv_heads = cache.k.size(1), group = q.size(2) / kv_heads;
+  const float scale = given > 0 ? static_cast<float>(given) : 1.0f / std::sqrt(static_cast<float>(size));
   at::parallel_for(0, q.size(0) * seq * kv_heads, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> scores;
     for (int64_t i = begin; i < end; ++i) {
@@ -123,7 +125,8 @@ void attention_decode_cpu(const at::Tensor& q, const KvCacheLayer& cache, std::s
                  .scores = scores.data(),
                  .heads = group,
                  .length = length,
-                 .size = size});
+                 .size = size,
+                 .scale = scale});
     }
   });
 }
@@ -157,15 +160,18 @@ void append_to_cache(const at::Tensor& k, const at::Tensor& v, const KvCacheLaye
   }
 }
 
-at::Tensor attention_decode(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans) {
+at::Tensor attention_decode(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans, double scale) {
   LOCKSTEP_CHECK_EQ(static_cast<int64_t>(spans.size()), q.size(0));
-  if (!q.is_cpu()) return attention_decode_by_token(q, cache, spans);
+  if (!q.is_cpu()) {
+    LOCKSTEP_CHECK(scale == 0, "scores scaled by ", scale);
+    return attention_decode_by_token(q, cache, spans);
+  }
   LOCKSTEP_CHECK(q.stride(3) == 1 && q.stride(2) == q.size(3) && cache.k.is_contiguous() && cache.v.is_contiguous());
   at::Tensor out = at::empty({q.size(0), q.size(1), q.size(2) * q.size(3)}, q.options());
   if (q.scalar_type() == at::kFloat)
-    attention_decode_cpu<float>(q, cache, spans, out);
+    attention_decode_cpu<float>(q, cache, spans, scale, out);
   else
-    attention_decode_cpu<c10::BFloat16>(q, cache, spans, out);
+    attention_decode_cpu<c10::BFloat16>(q, cache, spans, scale, out);
   return out;
 }
 

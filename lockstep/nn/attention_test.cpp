@@ -1,7 +1,9 @@
 // Attention against softmax(q k^T) v written out for autograd.
 #include "lockstep/nn/attention.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -11,7 +13,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
+#include "lockstep/base/text.h"
+#include "lockstep/nn/attention_core.h"
 #include "support/tensors.h"
 
 namespace lockstep::nn {
@@ -167,6 +172,26 @@ TEST(Attention, DecodingGivesWhatForwardGives) {
       expect_close(twin.attention->decode(part(x, prompt, c.seq - prompt), cache, spans_at(prompt)),
                    part(expected, prompt, c.seq - prompt), "several tokens behind the prompt", c.bound);
   }
+}
+
+// Values narrower than keys, which kernels of a GPU widen: kept is what is returned, and nothing beside it. On the GPU where there is one.
+TEST(AttentionCore, KeepsItsOutputAsItIsReturned) {
+  const at::Device device = at::hasCUDA() ? at::kCUDA : at::kCPU;
+  constexpr int64_t kBatch = 2, kSeq = 7, kHeads = 3, kKey = 8, kValue = 5;
+  const auto of = [&](const char* name, int64_t width) { return random(name, {kBatch, kSeq, kHeads, width}); };
+  const at::Tensor q = of("q", kKey), k = of("k", kKey), v = of("v", kValue), dout = of("dout", kValue).view({kBatch, kSeq, -1});
+  const auto run = [&](at::Device on) {
+    const auto there = [&](const at::Tensor& x) { return x.to(on).transpose(1, 2); };
+    AttentionCoreSaved saved;
+    const at::Tensor out = attention_core_forward(there(q), there(k), there(v), /*causal=*/true, &saved, 0.3);
+    EXPECT_TRUE(saved.out.is_alias_of(out));
+    EXPECT_EQ(saved.out.storage().nbytes(), static_cast<size_t>(kBatch * kSeq * kHeads * kValue * 4));
+    const AttentionCoreGrads grads{.dq = at::empty_like(q, on), .dk = at::empty_like(k, on), .dv = at::empty_like(v, on)};
+    attention_core_backward(dout.to(on), saved, grads);
+    return std::vector{out.cpu(), grads.dq.cpu(), grads.dk.cpu(), grads.dv.cpu()};
+  };
+  const std::vector<at::Tensor> found = run(device), expected = run(at::kCPU);
+  for (size_t i = 0; i < found.size(); ++i) expect_close(found[i], expected[i], cat("tensor ", i), 1e-5);
 }
 
 }  // namespace

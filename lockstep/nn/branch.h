@@ -46,9 +46,17 @@ class Branch {
   virtual void forget(Saved& saved) = 0;
   virtual void restore(const at::Tensor& x, Saved& saved) = 0;
 
+  // forward and backward_input in parts (divided_pass.h), with the first of them run; null: nothing leaves the branch for experts.
+  // `saved` outlives the pass.
+  virtual bool divides() const { return false; }
+  virtual std::shared_ptr<DividedPass> begin_forward(const at::Tensor&, Saved*, const Sequences&) { return nullptr; }
+  virtual std::shared_ptr<DividedPass> begin_backward_input(const at::Tensor&, Saved&) { return nullptr; }
+
   // What the branch counts while it trains, as sums since the last call: experts.h says which numbers. A microbatch counts with its
   // backward_input, so once in every mode of recomputation and never in evaluation.
   virtual std::vector<double> take_loads() { return {}; }
+  // Of the step before, over its whole batch: assignments to each expert [E]; empty where there was none.
+  virtual void set_last_loads(std::span<const double> /*routed*/) {}
 
   // Generation: room for `slots` sequences of up to `capacity` tokens; none where no token sees another.
   virtual KvCacheLayer new_cache(int64_t, int64_t, const at::TensorOptions&) const { return {}; }

@@ -73,6 +73,10 @@ struct WatchedPiece {
 // pieces, also several of one flag.
 void mark_nonfinite(const std::vector<WatchedPiece>& pieces, const at::Tensor& flags);
 
+// Whether LibTorch's product of groups of bf16 rows (at::_grouped_mm) runs on the device in one launch and without a wait: on compute
+// capability 9 and 10; on others it reads the ends of the groups on the host and multiplies one after the other.
+bool multiplies_groups(at::Device device);
+
 // dropout_mask_cpu's bits, on `device`; without our own kernels drawn on the host and copied, which waits.
 at::Tensor dropout_mask(const MaskDraw& draw, at::IntArrayRef shape, at::Device device);
 

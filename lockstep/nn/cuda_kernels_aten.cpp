@@ -137,6 +137,9 @@ void mark_nonfinite(const std::vector<WatchedPiece>& pieces, const at::Tensor& f
   }
 }
 
+// Which device it is only CUDA could say: LibTorch, that knows, picks its own way.
+bool multiplies_groups(at::Device device) { return device.is_cuda(); }
+
 at::Tensor dropout_mask(const MaskDraw& draw, at::IntArrayRef shape, at::Device device) {
   return dropout_mask_cpu(draw, shape).to(device);
 }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "lockstep/base/error.h"
+
 namespace lockstep::nn {
 namespace {
 
@@ -21,14 +23,22 @@ Pending ExpertExchange::give_all(const at::Tensor& own, const at::Tensor& like, 
 
 at::Tensor ExpertExchange::gather_scores(const at::Tensor& own, int64_t) { return own; }
 
-std::unique_ptr<ExpertExchange::Plan> ExpertExchange::plan(const std::vector<int64_t>& counts) {
+ExpertExchange::Plan::~Plan() = default;
+
+std::unique_ptr<ExpertExchange::Plan> ExpertExchange::plan(const Routing& own) {
   auto plan = std::make_unique<Plan>();
-  plan->here = counts;
+  plan->here = own.counts;
   return plan;
 }
 
 Pending ExpertExchange::dispatch(const at::Tensor& sorted, const Plan&, ExchangePhase) { return ready(sorted); }
 
 Pending ExpertExchange::combine(const at::Tensor& here, const Plan&, ExchangePhase) { return ready(here); }
+
+Pending ExpertExchange::spread(const at::Tensor&, const Plan&, ExchangePhase) { throw InternalError("no tokens are spread"); }
+
+Pending ExpertExchange::collect(const at::Tensor&, const Plan&, ExchangePhase) { throw InternalError("no tokens are spread"); }
+
+at::Tensor ExpertExchange::return_weights(const at::Tensor&, const Plan&) { throw InternalError("no tokens are spread"); }
 
 }  // namespace lockstep::nn

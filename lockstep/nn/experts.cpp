@@ -2,15 +2,16 @@
 
 #include <ATen/ops/tensor.h>
 
+#include <numeric>
 #include <utility>
 
 #include "lockstep/arch/expert_branch.h"
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/nn/accumulate.h"
+#include "lockstep/nn/device_router.h"
 #include "lockstep/nn/gemm.h"
 #include "lockstep/nn/grouped.h"
-#include "lockstep/nn/permute.h"
 #include "lockstep/nn/router.h"
 
 namespace lockstep::nn {
@@ -29,7 +30,7 @@ RoutingRules rules_of(const ExpertShape& shape) {
 
 }  // namespace
 
-Experts::Experts(ExpertShape shape, ExpertParameters parameters, std::unique_ptr<Branch> shared,
+Experts::Experts(ExpertShape shape, ExpertParameters parameters, std::unique_ptr<Mlp> shared,
                  std::shared_ptr<ExpertExchange> exchange)
     : shape_(std::move(shape)), rules_(rules_of(shape_)), parameters_(std::move(parameters)), shared_(std::move(shared)),
       exchange_(std::move(exchange)) {
@@ -40,6 +41,7 @@ Experts::Experts(ExpertShape shape, ExpertParameters parameters, std::unique_ptr
   LOCKSTEP_CHECK_EQ(parameters_.down.value.size(0), local_experts_ * width, "rows of down");
   LOCKSTEP_CHECK_EQ(parameters_.gate_up.value.size(0), local_experts_ * 2 * inner, "rows of gate and up");
   LOCKSTEP_CHECK(local_experts_ >= 1 && rules_.experts % local_experts_ == 0, local_experts_, " of ", rules_.experts, " experts");
+  Experts::set_last_loads({});
 }
 
 std::unique_ptr<Branch::Saved> Experts::new_saved() const {
@@ -71,41 +73,67 @@ at::Tensor Experts::decode(const at::Tensor& x, const KvCacheLayer&, std::span<c
 }
 
 at::Tensor Experts::run(const at::Tensor& x, Saved* kept, const Pass& pass) {
-  at::Tensor of_shared;
-  const Product product = run_experts(x, kept, pass, [&] {
-    if (shared_) of_shared = shared_->forward(x, kept ? kept->shared.get() : nullptr, pass.sequences);
-  });
-  const at::Tensor own = sum_rows(product.outputs, *product.routing, /*weighted=*/true);
+  at::Tensor inner, of_shared;
+  Beside beside;
+  if (shared_) {
+    Branch::Saved* const of = kept ? kept->shared.get() : nullptr;
+    beside = {.dispatch = [&, of] { inner = shared_->forward_up(x, of); },
+              .combine = [&, of] { of_shared = shared_->forward_down(std::exchange(inner, {}), of); }};
+  }
+  const Product product = run_experts(x, kept, pass, beside);
+  const at::Tensor own = product.plan->rounds.empty() ? sum_outputs(product.outputs, *product.routing, *product.plan, beside)
+                                                     : sum_rounds(exchange_->take_own(x, pass.rows()), *product.plan, beside);
   at::Tensor y = exchange_->give_all(own, x, pass.rows(), ExchangePhase::kForward)();
   return of_shared.defined() ? y.add_(of_shared) : y;
 }
 
 void Experts::recompute(const at::Tensor& x, Branch::Saved& saved, const Sequences& sequences) {
   auto& kept = static_cast<Saved&>(saved);
-  run_experts(x, &kept, {.sequences = sequences}, [&] {
-    if (shared_) shared_->recompute(x, *kept.shared, sequences);
-  });
+  Beside beside;
+  if (shared_) beside.dispatch = [&] { shared_->recompute(x, *kept.shared, sequences); };
+  const Product product = run_experts(x, &kept, {.sequences = sequences}, beside);
+  if (!product.plan->rounds.empty()) beside.dispatch();
 }
 
-Experts::Product Experts::run_experts(const at::Tensor& x, Saved* kept, const Pass& pass, const std::function<void()>& meanwhile) {
+Experts::Product Experts::run_experts(const at::Tensor& x, Saved* kept, const Pass& pass, const Beside& beside) {
   const at::Tensor own = exchange_->take_own(x, pass.rows());
-  const std::shared_ptr<const Routing> routing = route(own, kept, pass);
-  const std::shared_ptr<const ExpertExchange::Plan> plan = exchange_->plan(routing->counts);
-  Pending dispatched = exchange_->dispatch(permute_rows(own, *routing), *plan, ExchangePhase::kForward);
-  meanwhile();
-  const at::Tensor here = multiply_experts(std::exchange(dispatched, {})(), *plan, kept);
-  at::Tensor outputs = exchange_->combine(here, *plan, ExchangePhase::kForward)();
+  Product product;
+  product.routing = route(own, kept, pass);
+  product.plan = exchange_->plan(*product.routing);
   if (kept) {
     kept->x = own;
-    kept->routing = routing;
-    kept->plan = plan;
-    kept->outputs = outputs;
+    kept->routing = product.routing;
+    kept->plan = product.plan;
     kept->rows = pass.rows();
   }
-  return {.outputs = std::move(outputs), .routing = routing};
+  if (!product.plan->rounds.empty()) return product;
+  product.outputs = send_through(own, *product.routing, *product.plan, kept, beside);
+  if (kept) kept->outputs = product.outputs;
+  return product;
 }
 
-at::Tensor Experts::multiply_experts(const at::Tensor& received, const ExpertExchange::Plan& plan, Saved* kept) const {
+at::Tensor Experts::send_through(const at::Tensor& own, const Routing& routing, const Plan& plan, Saved* kept,
+                                 const Beside& beside) {
+  Pending coming = plan.tokens ? exchange_->spread(own, plan, ExchangePhase::kForward)
+                               : exchange_->dispatch(permute_rows(own, routing), plan, ExchangePhase::kForward);
+  beside.dispatch();
+  at::Tensor received = std::exchange(coming, {})();
+  if (plan.tokens) received = permute_rows(received, *plan.tokens);
+  at::Tensor here = multiply_experts(std::exchange(received, {}), plan, kept);
+  if (plan.tokens) return here;
+  Pending back = exchange_->combine(std::exchange(here, {}), plan, ExchangePhase::kForward);
+  beside.combine();
+  return back();
+}
+
+at::Tensor Experts::sum_outputs(const at::Tensor& outputs, const Routing& routing, const Plan& plan, const Beside& beside) {
+  if (!plan.tokens) return sum_rows(outputs, routing, /*weighted=*/true);
+  Pending back = exchange_->collect(sum_rows(outputs, *plan.tokens, /*weighted=*/true), plan, ExchangePhase::kForward);
+  beside.combine();
+  return back();
+}
+
+at::Tensor Experts::multiply_experts(const at::Tensor& received, const Plan& plan, Saved* kept) const {
   at::Tensor h = grouped_multiply(received, by_expert(parameters_.gate_up.value), plan.here);
   const at::Tensor inner = activation_.forward(h);
   if (kept) {
@@ -124,13 +152,15 @@ std::shared_ptr<const Routing> Experts::route(const at::Tensor& x, Saved* kept, 
   const bool all = wants_all_rows(pass);
   at::Tensor logits = multiply(x.to(at::kFloat), router_weight().t());
   if (all) logits = exchange_->gather_scores(logits, rows);
+  if (routes_on_device(logits, pass)) return route_on_device(logits, kept, pass);
   logits = logits.to(at::kCPU);
   const at::Tensor scores = router_scores(logits, rules_.router);
   const bool experts_choose = rules_.router == config::Router::kExpertChoice;
   const at::Tensor bias = parameters_.router_bias.defined() ? parameters_.router_bias.value.to(at::kCPU, at::kFloat) : at::Tensor();
   std::vector<Assignment> assignments =
       experts_choose ? choose_tokens(scores, rules_, length) : choose_experts(scores, bias, rules_);
-  if (pass.drops && rules_.capacity_factor && !experts_choose) drop_beyond_capacity(assignments, rules_, length);
+  if (pass.drops && rules_.capacity_factor && !experts_choose)
+    by_last_step() ? drop_beyond_last_load(assignments, rules_, length, last_loads_) : drop_beyond_capacity(assignments, rules_, length);
 
   const mesh::Range here = all ? own : mesh::Range{.begin = 0, .end = own.size()};
   auto routing = std::make_shared<Routing>(sort_by_expert(assignments, here, rules_.experts));
@@ -147,8 +177,14 @@ void Experts::add_losses(Routing& routing, const at::Tensor& scores, std::span<c
   const at::Tensor valid = sequences.valid.to(at::kCPU, at::kDouble).contiguous();
   LOCKSTEP_CHECK_EQ(valid.numel(), sequences.count, "counts of valid targets");
   const std::span<const double> targets(valid.const_data_ptr<double>(), static_cast<size_t>(valid.numel()));
-  if (has_aux_loss())
-    add_aux_loss(routing, router_probabilities(scores, rules_.router), assignments, targets, shape_.moe.aux_coefficient);
+  const double coefficient = shape_.moe.aux_coefficient;
+  if (has_aux_loss() && by_last_step()) {
+    const int64_t own = own_logits.size(0);
+    const at::Tensor own_scores = scores.size(0) == own ? scores : scores.narrow(0, routing.begin, own);
+    add_aux_loss_of_shares(routing, router_probabilities(own_scores, rules_.router), last_shares(), targets, coefficient);
+  } else if (has_aux_loss()) {
+    add_aux_loss(routing, router_probabilities(scores, rules_.router), assignments, targets, coefficient);
+  }
   if (shape_.moe.z_coefficient > 0) add_z_loss(routing, own_logits, targets, shape_.moe.z_coefficient);
 }
 
@@ -161,22 +197,60 @@ Pending Experts::start_backward_input(const at::Tensor& dy, Branch::Saved& saved
 }
 
 Pending Experts::input_gradient(const at::Tensor& dy, Saved& kept, bool weights_follow) {
-  WeightedGradients gradients =
-      sum_rows_backward(exchange_->take_own(dy, kept.rows), std::exchange(kept.outputs, {}), *kept.routing);
-  Pending dispatched =
-      exchange_->dispatch(std::exchange(gradients.outputs, {}), *kept.plan, ExchangePhase::kBackward);
-  Pending of_shared;
-  if (shared_ && weights_follow) of_shared = shared_->start_backward_input(dy, *kept.shared);
-  if (shared_ && !weights_follow) of_shared = [dx = shared_->backward_input(dy, *kept.shared)] { return dx; };
-  const at::Tensor of_router = backward_router(gradients.weights, kept);
-  const at::Tensor here = backward_experts(std::exchange(dispatched, {})(), kept);
-  Pending combined = exchange_->combine(here, *kept.plan, ExchangePhase::kBackward);
-  count_loads(*kept.routing);
-  // By then `kept` may be empty.
-  return [this, dy, combined = std::move(combined), of_shared = std::move(of_shared), of_router, routing = kept.routing,
-          plan = kept.plan, rows = kept.rows] {
-    const at::Tensor own = sum_rows(combined(), *routing, /*weighted=*/false, of_router);
-    at::Tensor dx = exchange_->give_all(own, dy, rows, ExchangePhase::kBackward)();
+  const Plan& plan = *kept.plan;
+  if (!plan.rounds.empty()) return input_gradient_of_rounds(dy, kept, weights_follow);
+  const at::Tensor own = exchange_->take_own(dy, kept.rows);
+  WeightedGradients gradients;
+  Pending coming;
+  if (plan.tokens) {
+    coming = exchange_->spread(own, plan, ExchangePhase::kBackward);
+  } else {
+    gradients = sum_rows_backward(own, std::exchange(kept.outputs, {}), *kept.routing);
+    coming = exchange_->dispatch(std::exchange(gradients.outputs, {}), plan, ExchangePhase::kBackward);
+  }
+  at::Tensor begun = begin_shared_gradient(dy, kept);
+  if (plan.tokens) {  // the weights' gradients are made where the outputs are
+    gradients = sum_rows_backward(std::exchange(coming, {})(), std::exchange(kept.outputs, {}), *plan.tokens);
+    gradients.weights = exchange_->return_weights(gradients.weights, plan);
+  }
+  at::Tensor of_router = backward_router(std::exchange(gradients.weights, {}), kept);
+  at::Tensor here = backward_experts(plan.tokens ? std::exchange(gradients.outputs, {}) : std::exchange(coming, {})(), kept);
+  Pending own_dx = return_gradients(std::move(here), kept, std::move(of_router));
+  Pending of_shared = end_shared_gradient(std::exchange(begun, {}), kept, weights_follow);
+  count_loads(kept);
+  return give_back(std::move(own_dx), std::move(of_shared), dy, kept.rows);
+}
+
+at::Tensor Experts::begin_shared_gradient(const at::Tensor& dy, Saved& kept) {
+  return shared_ ? shared_->backward_down(dy, *kept.shared) : at::Tensor();
+}
+
+Pending Experts::end_shared_gradient(const at::Tensor& begun, Saved& kept, bool weights_follow) {
+  if (!shared_) return {};
+  if (weights_follow) return shared_->start_backward_up(begun, *kept.shared);
+  return [dx = shared_->backward_up(begun, *kept.shared)] { return dx; };
+}
+
+// By the time that the result is asked for `kept` may be empty.
+Pending Experts::return_gradients(at::Tensor here, const Saved& kept, at::Tensor of_router) {
+  if (!kept.plan->tokens) {
+    Pending coming = exchange_->combine(std::exchange(here, {}), *kept.plan, ExchangePhase::kBackward);
+    return [combined = std::move(coming), routing = kept.routing, plan = kept.plan, of_router = std::move(of_router)] {
+      return sum_rows(combined(), *routing, /*weighted=*/false, of_router);
+    };
+  }
+  const at::Tensor sums = sum_rows(here, *kept.plan->tokens, /*weighted=*/false);
+  here.reset();
+  Pending coming = exchange_->collect(sums, *kept.plan, ExchangePhase::kBackward);
+  return [collected = std::move(coming), plan = kept.plan, of_router = std::move(of_router)] {
+    const at::Tensor own = collected();
+    return of_router.defined() ? of_router.add(own).to(own.scalar_type()) : own;
+  };
+}
+
+Pending Experts::give_back(Pending own, Pending of_shared, const at::Tensor& dy, int64_t rows) {
+  return [this, own = std::move(own), of_shared = std::move(of_shared), dy, rows] {
+    at::Tensor dx = exchange_->give_all(own(), dy, rows, ExchangePhase::kBackward)();
     return of_shared ? dx.add_(of_shared()) : dx;
   };
 }
@@ -191,23 +265,25 @@ at::Tensor Experts::backward_experts(const at::Tensor& dy, Saved& kept) const {
 }
 
 at::Tensor Experts::backward_router(const at::Tensor& dweights, Saved& kept) const {
-  router_backward(kept.logits, dweights.to(at::kCPU), *kept.routing, rules_);
+  if (kept.routing->on_device)
+    device_router_backward(kept.logits, dweights, *kept.routing, rules_);
+  else
+    router_backward(kept.logits, dweights.to(at::kCPU), *kept.routing, rules_);
   return multiply(kept.logits.to(dweights.device()), router_weight());
 }
 
 void Experts::backward_weight(Branch::Saved& saved) {
   auto& kept = static_cast<Saved&>(saved);
   if (shared_) shared_->backward_weight(*kept.shared);
-  const std::vector<int64_t>& sizes = kept.plan->here;
-  accumulate_grouped(kept.dy, kept.inner, sizes, by_expert(parameters_.down.grad));
-  accumulate_grouped(kept.h, kept.received, sizes, by_expert(parameters_.gate_up.grad));
+  accumulate_experts(kept);
   if (kept.x.size(0) > 0)
     accumulate_matmul(parameters_.router_weight.grad, kept.logits.to(kept.x.device()).t(), kept.x.to(at::kFloat));
-  if (parameters_.router_bias.defined()) add_bias_gradient(*kept.routing);
+  if (parameters_.router_bias.defined() && shape_.moe.balance == config::Balance::kBias) add_bias_gradient(*kept.routing);
   kept = Saved();
 }
 
 void Experts::add_bias_gradient(const Routing& routing) const {
+  if (routing.on_device) return add_bias_gradient_on_device(*routing.on_device);
   std::vector<float> gradient;
   const auto sum = static_cast<int64_t>(routing.assignments.size());
   for (const int64_t count : routing.routed) gradient.push_back(static_cast<float>(rules_.experts * count - sum));
@@ -227,19 +303,36 @@ void Experts::restore(const at::Tensor& x, Branch::Saved& saved) {
   if (shared_) shared_->restore(x, *kept.shared);
 }
 
-void Experts::count_loads(const Routing& routing) {
-  loads_.resize(static_cast<size_t>(rules_.experts + kLoadExtras), 0.0);
+void Experts::count_loads(const Saved& kept) {
+  const Routing& routing = *kept.routing;
+  if (routing.on_device) return count_loads_on_device(*routing.on_device);
+  loads_.resize(load_numbers(), 0.0);
   for (size_t e = 0; e < routing.routed.size(); ++e) loads_[e] += static_cast<double>(routing.routed[e]);
   double* const extras = loads_.data() + rules_.experts;
   extras[0] += static_cast<double>(routing.dropped());
-  if (exchange_->tells_sums()) extras[1] += routing.aux_sum;
+  if (by_last_step() || exchange_->tells_sums()) extras[1] += routing.aux_sum;  // of own rows, or of all
   extras[2] += routing.z_sum;
+  if (shape_.moe.imbalance_limit) extras[3] += static_cast<double>(kept.plan->told_rounds);
 }
 
 std::vector<double> Experts::take_loads() {
   std::vector<double> loads = std::exchange(loads_, {});
-  loads.resize(static_cast<size_t>(rules_.experts + kLoadExtras), 0.0);
+  loads.resize(load_numbers(), 0.0);
+  add_device_loads(loads);
   return loads;
+}
+
+void Experts::set_last_loads(std::span<const double> routed) {
+  LOCKSTEP_CHECK(routed.empty() || std::ssize(routed) == rules_.experts, routed.size(), " loads of ", rules_.experts, " experts");
+  last_loads_.assign(routed.begin(), routed.end());
+  if (routed.empty()) last_loads_.assign(static_cast<size_t>(rules_.experts), 1.0);
+}
+
+std::vector<double> Experts::last_shares() const {
+  const double sum = std::accumulate(last_loads_.begin(), last_loads_.end(), 0.0);
+  std::vector<double> shares;
+  for (const double load : last_loads_) shares.push_back(load / sum);
+  return shares;
 }
 
 }  // namespace lockstep::nn

@@ -3,7 +3,8 @@
 //   y_t = sum over the experts e chosen for t of weight_te W_down,e (silu(W_gate,e x_t) * W_up,e x_t)  + shared(x_t)
 //
 // Shapes: T own rows of a microbatch of B S, E experts of all ranks, G here, F inner width here, N assignments of own rows that were
-// not dropped, R rows that come to the experts here. The router is fp32 and runs on the host (routing.h).
+// not dropped, R rows that come to the experts here. The router is fp32 and runs on the host (routing.h); on a GPU whose messages have slots
+// it runs there (device_routing.h), and no pass waits for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,12 +21,15 @@
 #include "lockstep/nn/branch.h"
 #include "lockstep/nn/expert_exchange.h"
 #include "lockstep/nn/layer.h"
+#include "lockstep/nn/mlp.h"
+#include "lockstep/nn/permute.h"
 #include "lockstep/nn/routing.h"
 
 namespace lockstep::nn {
 
 // What take_loads of an experts branch gives: assignments of own rows to each expert before dropping [E], then the dropped ones, the sum
-// of the auxiliary loss and that of the z-loss, both without their coefficients.
+// of the auxiliary loss and that of the z-loss, both without their coefficients; with moe.imbalance_limit further rounds in which it ran
+// (arch::load_extras).
 using arch::kLoadExtras;
 
 struct ExpertShape {
@@ -42,23 +46,27 @@ struct ExpertParameters {
 
 class Experts : public Branch {
  public:
-  // Kept by forward, but for the host's vectors of `routing`.
+  // Kept by forward, but for the host's vectors of `routing`. Of a plan in rounds x and logits alone: backward brings the rows of each round
+  // once more, and computes what it needs of them.
   struct Saved : Branch::Saved {
     at::Tensor x;         // [T, D]: a view of the branch's x
-    at::Tensor logits;    // [T, E] fp32 of the host. Backward puts its gradient here.
+    at::Tensor logits;    // [T, E] fp32, where the routing is. Backward puts its gradient here.
     std::shared_ptr<const Routing> routing{};
     std::shared_ptr<const ExpertExchange::Plan> plan{};
     at::Tensor received;  // [R, D]
     at::Tensor h;         // [R, 2F]: before the nonlinearity. Backward overwrites it with its gradient.
     at::Tensor inner;     // [R, F]
-    at::Tensor outputs;   // [N, D], back at the source; backward_input releases it
+    // [N, D], back at the source, T k of a routing on a device; where tokens are spread [R, D]. backward_input releases it.
+    at::Tensor outputs;
     at::Tensor dy;        // [R, D]: from backward_input, for backward_weight
+    at::Tensor own_dy;    // [T, D]: the same of a plan in rounds
     int64_t rows = 0;     // B S
     std::unique_ptr<Branch::Saved> shared{};
   };
 
-  // `shared` may be null. `exchange` decides which rows and experts are here.
-  Experts(ExpertShape shape, ExpertParameters parameters, std::unique_ptr<Branch> shared, std::shared_ptr<ExpertExchange> exchange);
+  // `shared` may be null. Its halves run beside the exchanges: of a pass the first beside dispatch, the second beside combine.
+  // `exchange` decides which rows and experts are here.
+  Experts(ExpertShape shape, ExpertParameters parameters, std::unique_ptr<Mlp> shared, std::shared_ptr<ExpertExchange> exchange);
 
   std::unique_ptr<Branch::Saved> new_saved() const override;
   using Branch::forward;
@@ -75,17 +83,29 @@ class Experts : public Branch {
   void forget(Branch::Saved& saved) override;
   void restore(const at::Tensor& x, Branch::Saved& saved) override;
 
+  // experts_parts.cpp
+  bool divides() const override { return true; }
+  std::shared_ptr<DividedPass> begin_forward(const at::Tensor& x, Branch::Saved* saved, const Sequences& sequences) override;
+  std::shared_ptr<DividedPass> begin_backward_input(const at::Tensor& dy, Branch::Saved& saved) override;
+
   std::vector<double> take_loads() override;
+  // With [moe] scope "last_step" capacity and auxiliary loss go by these; before the first step all experts count alike.
+  void set_last_loads(std::span<const double> routed) override;
 
   // Nothing is dropped, whatever the capacity. ConfigError LS1340 with expert choice, where a token's experts depend on tokens that come
   // after it.
   at::Tensor decode(const at::Tensor& x, const KvCacheLayer& cache, std::span<const CacheSpan> spans) override;
 
  private:
-  // Outputs of the experts, back at the source.
+  class Parts;
+  class ForwardParts;
+  class BackwardParts;
+  using Plan = ExpertExchange::Plan;
+  // Outputs of the experts, back at the source or where tokens are spread there; of a plan in rounds their sums [T, D].
   struct Product {
-    at::Tensor outputs;  // [N, D]
+    at::Tensor outputs;
     std::shared_ptr<const Routing> routing;
+    std::shared_ptr<const Plan> plan;
   };
   // What a pass does beside giving the output: decode drops nothing.
   struct Pass {
@@ -93,22 +113,57 @@ class Experts : public Branch {
     bool drops = true;
     int64_t rows() const { return sequences.count * sequences.length; }
   };
+  // What the losses on a device are of: scores and experts of all rows, logits of own ones, valid targets.
+  struct Judged {
+    const at::Tensor &scores, &expert, &own_logits, &valid;
+  };
+  // What runs while rows are on their way to the experts, and back.
+  struct Beside {
+    std::function<void()> dispatch = [] {};
+    std::function<void()> combine = [] {};
+  };
 
   at::Tensor run(const at::Tensor& x, Saved* kept, const Pass& pass);
-  // `meanwhile` runs while rows are on their way.
-  Product run_experts(const at::Tensor& x, Saved* kept, const Pass& pass, const std::function<void()>& meanwhile);
-  at::Tensor multiply_experts(const at::Tensor& received, const ExpertExchange::Plan& plan, Saved* kept) const;
+  // Of a plan in rounds nothing is sent yet, and nothing is run.
+  Product run_experts(const at::Tensor& x, Saved* kept, const Pass& pass, const Beside& beside);
+  // Own rows through the experts: their outputs.
+  at::Tensor send_through(const at::Tensor& own, const Routing& routing, const Plan& plan, Saved* kept, const Beside& beside);
+  at::Tensor multiply_experts(const at::Tensor& received, const Plan& plan, Saved* kept) const;
+  at::Tensor sum_outputs(const at::Tensor& outputs, const Routing& routing, const Plan& plan, const Beside& beside);  // [T, D]
+  at::Tensor sum_rounds(const at::Tensor& own, const Plan& plan, const Beside& beside);  // the same, round by round
   std::shared_ptr<const Routing> route(const at::Tensor& x, Saved* kept, const Pass& pass);
   void add_losses(Routing& routing, const at::Tensor& scores, std::span<const Assignment> assignments, const at::Tensor& own_logits,
                   const Sequences& sequences) const;
+  // On a device (experts_device.cpp). logits [T, E] or, where routing looks at whole sequences, [B S, E].
+  bool routes_on_device(const at::Tensor& logits, const Pass& pass) const;
+  std::shared_ptr<const Routing> route_on_device(const at::Tensor& logits, Saved* kept, const Pass& pass) const;
+  void add_losses_on_device(Routing& routing, DeviceRouting& placed, const Judged& judged) const;
+  void add_bias_gradient_on_device(const DeviceRouting& routing) const;
+  void count_loads_on_device(const DeviceRouting& routing);
+  void add_device_loads(std::vector<double>& loads);  // and forgets them; waits for the device
+
   bool wants_all_rows(const Pass& pass) const;
   bool has_aux_loss() const;
+  std::vector<double> last_shares() const;  // [E]
+  bool by_last_step() const { return shape_.moe.scope == config::MoeScope::kLastStep; }
 
   Pending input_gradient(const at::Tensor& dy, Saved& kept, bool weights_follow);
+  // dx [R, D] here -> of own rows [T, D], and with what the router gives, or undefined.
+  Pending return_gradients(at::Tensor here, const Saved& kept, at::Tensor of_router);
+  Pending give_back(Pending own, Pending of_shared, const at::Tensor& dy, int64_t rows);  // [T, D] -> as dy
+  // The shared expert's halves; undefined and null without one.
+  at::Tensor begin_shared_gradient(const at::Tensor& dy, Saved& kept);
+  Pending end_shared_gradient(const at::Tensor& begun, Saved& kept, bool weights_follow);
+  // Of a plan in rounds (experts_rounds.cpp).
+  Pending input_gradient_of_rounds(const at::Tensor& dy, Saved& kept, bool weights_follow);
+  WeightedGradients send_gradients(const at::Tensor& own_dy, Saved& kept, const Beside& beside);
+  Saved saved_of(const Saved& kept, const ExpertExchange::Round& round) const;
+  void accumulate_experts(const Saved& kept);
   at::Tensor backward_experts(const at::Tensor& dy, Saved& kept) const;
   at::Tensor backward_router(const at::Tensor& dweights, Saved& kept) const;  // [T, D] fp32
   void add_bias_gradient(const Routing& routing) const;
-  void count_loads(const Routing& routing);
+  void count_loads(const Saved& kept);
+  size_t load_numbers() const { return static_cast<size_t>(rules_.experts + arch::load_extras(shape_.moe)); }
 
   at::Tensor by_expert(const at::Tensor& fused) const { return fused.view({local_experts_, -1, fused.size(1)}); }
   at::Tensor router_weight() const { return parameters_.router_weight.value.to(at::kFloat); }
@@ -118,9 +173,11 @@ class Experts : public Branch {
   ExpertParameters parameters_;
   int64_t local_experts_ = 0;  // G
   SwiGlu activation_;
-  std::unique_ptr<Branch> shared_;
+  std::unique_ptr<Mlp> shared_;
   std::shared_ptr<ExpertExchange> exchange_;
   std::vector<double> loads_;
+  at::Tensor device_loads_;  // the same of routings on a device, fp64; undefined: none since the last take_loads
+  std::vector<double> last_loads_;  // [E]
 };
 
 }  // namespace lockstep::nn

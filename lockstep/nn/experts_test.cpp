@@ -43,6 +43,7 @@ struct Case {
   config::MoeSection moe{.balance = Balance::kNone};
   int64_t length = 8;
   std::vector<float> bias{};
+  std::vector<double> last{};  // the loads of the step before, with scope last_step; none: the first step
   at::ScalarType dtype = at::kFloat;
   double bound = 2e-5;
 };
@@ -85,6 +86,15 @@ config::MoeSection bias_balance(double z = 0) {
   return moe;
 }
 
+config::MoeSection by_last_step(config::MoeSection moe) {
+  moe.scope = config::MoeScope::kLastStep;
+  return moe;
+}
+
+std::vector<double> last_loads(const Case& c) {
+  return c.last.empty() ? std::vector<double>(static_cast<size_t>(c.sizes.count), 1.0) : c.last;
+}
+
 const auto kShared = [](arch::ExpertSizes& s) { s.shared = 1; };
 const auto kGroups = [](arch::ExpertSizes& s) {
   s.groups = 4;
@@ -107,6 +117,12 @@ const std::vector<Case> kCases = {
     {.name = "aux of softmax", .sizes = sizes(5, 2, Router::kSoftmax), .moe = losses(0.3, 0)},
     {.name = "aux and z of logits", .sizes = sizes(5, 2, Router::kSoftmaxAfterTopk), .moe = losses(0.3, 0.2)},
     {.name = "aux and z of sigmoid", .sizes = sizes(5, 2, Router::kSigmoid), .moe = losses(0.3, 0.2)},
+    {.name = "aux of softmax by the last step", .sizes = sizes(5, 2, Router::kSoftmax), .moe = by_last_step(losses(0.3, 0.1)), .last = {3, 0, 10, 1, 6}},
+    {.name = "aux of logits by the last step", .sizes = sizes(5, 2, Router::kSoftmaxAfterTopk), .moe = by_last_step(losses(0.3, 0)), .last = {7, 7, 0, 0, 1}},
+    {.name = "aux of sigmoid by the last step", .sizes = sizes(5, 2, Router::kSigmoid), .moe = by_last_step(losses(0.3, 0.2)), .last = {0, 0, 0, 0, 9}},
+    {.name = "aux before the first step", .sizes = sizes(5, 2, Router::kSigmoid), .moe = by_last_step(losses(0.3, 0.2))},
+    {.name = "drop by the last load", .sizes = sizes(4, 2, Router::kSoftmaxAfterTopk), .moe = by_last_step(capacity(0.5, Drop::kProbability)), .last = {1, 20, 3, 8}},
+    {.name = "drop before the first step", .sizes = sizes(4, 2, Router::kSoftmax), .moe = by_last_step(capacity(0.5, Drop::kPosition))},
     {.name = "z of expert choice", .sizes = sizes(5, 2, Router::kExpertChoice), .moe = losses(0.3, 0.2)},
     {.name = "bias", .sizes = sizes(5, 2, Router::kSigmoid), .moe = bias_balance(), .bias = {0.3f, -0.2f, 0, 0.5f, -0.4f}},
     {.name = "all to one", .sizes = sizes(5, 1, Router::kSigmoid), .moe = bias_balance(0.2), .bias = {0, 0, 50, 0, 0}},
@@ -131,7 +147,7 @@ Parts build(const Case& c, std::shared_ptr<ExpertExchange> exchange = std::make_
                       .gate_up = parameter("gate_up", {count * 2 * kInner, kWidth}, 0.3, c.dtype),
                       .down = parameter("down", {count * kWidth, kInner}, 0.3, c.dtype)};
   if (!c.bias.empty()) parts.parameters.router_bias = {.value = at::tensor(c.bias), .grad = at::zeros({count}, at::kFloat)};
-  std::unique_ptr<Branch> shared;
+  std::unique_ptr<Mlp> shared;
   if (c.sizes.shared > 0) {
     parts.shared_up = parameter("shared_up", {2 * kInner, kWidth}, 0.3, c.dtype);
     parts.shared_down = parameter("shared_down", {kWidth, kInner}, 0.3, c.dtype);
@@ -140,6 +156,7 @@ Parts build(const Case& c, std::shared_ptr<ExpertExchange> exchange = std::make_
   }
   parts.experts = std::make_unique<Experts>(ExpertShape{.sizes = c.sizes, .moe = c.moe}, parts.parameters, std::move(shared),
                                             std::move(exchange));
+  parts.experts->set_last_loads(c.last);
   return parts;
 }
 
@@ -195,7 +212,10 @@ struct Dense {
       return;
     }
     assignments = choose_experts(scores, c.bias.empty() ? at::Tensor() : at::tensor(c.bias), rules);
-    if (rules.capacity_factor) drop_beyond_capacity(assignments, rules, c.length);
+    if (rules.capacity_factor && c.moe.scope == config::MoeScope::kLastStep)
+      drop_beyond_last_load(assignments, rules, c.length, last_loads(c));
+    else if (rules.capacity_factor)
+      drop_beyond_capacity(assignments, rules, c.length);
   }
 
   // 1 where a token has an expert.
@@ -223,7 +243,11 @@ struct Dense {
     at::Tensor p = at::softmax(logits, 1);
     if (c.sizes.router == Router::kSigmoid) p = at::sigmoid(logits) / at::sigmoid(logits).sum(1, /*keepdim=*/true);
     const at::Tensor valid = sequences(c).valid.to(at::kFloat).view({kBatch, 1});
-    const at::Tensor share = mask(logits, false).view({kBatch, c.length, count}).sum(1) / static_cast<double>(c.length * c.sizes.per_token);
+    at::Tensor share = mask(logits, false).view({kBatch, c.length, count}).sum(1) / static_cast<double>(c.length * c.sizes.per_token);
+    if (c.moe.scope == config::MoeScope::kLastStep) {
+      const at::Tensor last = at::tensor(last_loads(c), at::kDouble).to(at::kFloat);
+      share = (last / last.sum()).expand({kBatch, count});
+    }
     aux = (valid * share * p.view({kBatch, c.length, count}).mean(1) * static_cast<double>(count)).sum();
     const at::Tensor squares = at::logsumexp(logits, {1}).square().view({kBatch, c.length});
     z = (squares * valid / static_cast<double>(c.length)).sum();
@@ -367,13 +391,13 @@ class PartOfRows : public ExpertExchange {
   int rank_;
 };
 
-TEST(Experts, PartsOfTheRowsAddUp) {
-  const Case c{.name = "", .sizes = sizes(5, 2, Router::kSigmoid), .moe = bias_balance(), .length = 3, .bias = {0.3f, 0, 0, 0.5f, -0.4f}};
+void expect_parts_add_up(const Case& c) {
   const at::Tensor x = input(c), dy = input(c, "dy");
   const Parts whole = build(c);
   Dense dense(c, whole, x);
   dense.backward(c, dy);
   at::Tensor y = at::zeros_like(x), dx = at::zeros_like(x);
+  double aux = 0;
   std::vector<Parts> ranks;
   for (int rank = 0; rank < PartOfRows::kRanks; ++rank) {
     const Parts& parts = ranks.emplace_back(build(c, std::make_shared<PartOfRows>(rank)));
@@ -381,6 +405,7 @@ TEST(Experts, PartsOfTheRowsAddUp) {
     y.add_(parts.experts->forward(x, saved.get(), sequences(c)));
     dx.add_(parts.experts->backward_input(dy, *saved));
     parts.experts->backward_weight(*saved);
+    aux += parts.experts->take_loads()[static_cast<size_t>(c.sizes.count + 1)];
     if (rank == 0) continue;
     ranks[0].parameters.router_weight.grad.add_(parts.parameters.router_weight.grad);
     ranks[0].parameters.gate_up.grad.add_(parts.parameters.gate_up.grad);
@@ -389,6 +414,19 @@ TEST(Experts, PartsOfTheRowsAddUp) {
   expect_close(y, dense.y, "y", c.bound);
   expect_close(dx, dense.x.grad(), "dx", c.bound);
   expect_gradients(ranks[0], dense, c.bound);
+  if (Dense::has_aux(c)) {
+    EXPECT_NEAR(aux, dense.aux.item<double>(), 1e-5 * aux);
+  }
+}
+
+TEST(Experts, PartsOfTheRowsAddUp) {
+  expect_parts_add_up({.name = "", .sizes = sizes(5, 2, Router::kSigmoid), .moe = bias_balance(), .length = 3, .bias = {0.3f, 0, 0, 0.5f, -0.4f}});
+}
+
+// A rank needs no scores of other rows where the shares are those of the step before.
+TEST(Experts, PartsOfTheRowsAddUpByTheLastStep) {
+  for (const Router router : {Router::kSoftmax, Router::kSoftmaxAfterTopk, Router::kSigmoid})
+    expect_parts_add_up({.name = "", .sizes = sizes(5, 2, router), .moe = by_last_step(losses(0.3, 0.2)), .length = 3, .last = {3, 0, 10, 1, 6}});
 }
 
 }  // namespace

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "lockstep/base/check.h"
-#include "lockstep/nn/accumulate.h"
 #include "lockstep/nn/accumulate_cpu.h"
 #include "lockstep/nn/gemm_rows.h"
+#include "lockstep/nn/grouped_gpu.h"
 
 namespace lockstep::nn {
 namespace {
@@ -102,17 +102,6 @@ void multiply_few(const at::Tensor& rows, const at::Tensor& weight, const at::Te
   multiply_few_rows(product, tile.columns.begin, tile.columns.begin + tile.columns.size);
 }
 
-// rows [R, k] times factor(g) [k, n] of each group, a view of its weight -> out [R, n].
-void multiply_on_gpu(const at::Tensor& rows, const std::vector<Span>& groups, const std::function<at::Tensor(int64_t)>& factor,
-                     const at::Tensor& out) {
-  for (size_t group = 0; group < groups.size(); ++group) {
-    const Span& here = groups[group];
-    if (here.size == 0) continue;
-    at::Tensor target = out.narrow(0, here.begin, here.size);
-    at::mm_out(target, rows.narrow(0, here.begin, here.size), factor(static_cast<int64_t>(group)));
-  }
-}
-
 void check_operands(const at::Tensor& rows, const at::Tensor& weight, std::span<const int64_t> sizes, int64_t width) {
   LOCKSTEP_CHECK(rows.is_contiguous() && weight.is_contiguous());
   LOCKSTEP_CHECK_EQ(rows.size(1), width, "columns of rows and weight");
@@ -123,12 +112,9 @@ void check_operands(const at::Tensor& rows, const at::Tensor& weight, std::span<
 
 at::Tensor grouped_multiply(const at::Tensor& rows, const at::Tensor& weight, std::span<const int64_t> sizes) {
   check_operands(rows, weight, sizes, weight.size(2));
+  if (!rows.is_cpu()) return multiply_groups(rows, weight.transpose(1, 2), sizes, group_form(rows, weight));
   const std::vector<Span> groups = group_rows(sizes, rows.size(0));
   const at::Tensor out = at::empty({rows.size(0), weight.size(1)}, rows.options());
-  if (!rows.is_cpu()) {
-    multiply_on_gpu(rows, groups, [&](int64_t group) { return weight.select(0, group).t(); }, out);
-    return out;
-  }
   const bool is_float = rows.scalar_type() == at::kFloat;
   run_tiles(result_tiles(groups, out.size(1), compiles_shapes(rows)), [&](const Tile& tile) {
     if (is_float && groups[static_cast<size_t>(tile.group)].size <= kFewRows) return multiply_few(rows, weight, out, tile);
@@ -141,12 +127,9 @@ at::Tensor grouped_multiply(const at::Tensor& rows, const at::Tensor& weight, st
 
 at::Tensor grouped_multiply_input(const at::Tensor& dy, const at::Tensor& weight, std::span<const int64_t> sizes) {
   check_operands(dy, weight, sizes, weight.size(1));
+  if (!dy.is_cpu()) return multiply_groups(dy, weight, sizes, group_form(dy, weight));
   const std::vector<Span> groups = group_rows(sizes, dy.size(0));
   const at::Tensor out = at::empty({dy.size(0), weight.size(2)}, dy.options());
-  if (!dy.is_cpu()) {
-    multiply_on_gpu(dy, groups, [&](int64_t group) { return weight.select(0, group); }, out);
-    return out;
-  }
   run_tiles(result_tiles(groups, out.size(1), compiles_shapes(dy)), [&](const Tile& tile) {
     at::Tensor target = part(out, tile.rows, tile.columns);
     at::mm_out(target, dy.narrow(0, tile.rows.begin, tile.rows.size),
@@ -159,15 +142,11 @@ void accumulate_grouped(const at::Tensor& dy, const at::Tensor& x, std::span<con
   check_operands(dy, grad, sizes, grad.size(1));
   LOCKSTEP_CHECK_EQ(x.size(1), grad.size(2), "columns of x and gradient");
   LOCKSTEP_CHECK_EQ(x.size(0), dy.size(0), "rows of x and dy");
+  if (!dy.is_cpu()) return accumulate_groups(dy, x, sizes, grad, group_form(dy, x));
   const std::vector<Span> groups = group_rows(sizes, dy.size(0));
-  const auto rows_of = [](const at::Tensor& matrix, const Span& rows) { return matrix.narrow(0, rows.begin, rows.size); };
   std::vector<Tile> tiles;  // of the gradients: rows are those of grad[group]
   for (size_t group = 0; group < groups.size(); ++group) {
     if (groups[group].size == 0) continue;
-    if (!dy.is_cpu()) {
-      accumulate_matmul(grad.select(0, static_cast<int64_t>(group)), rows_of(dy, groups[group]).t(), rows_of(x, groups[group]));
-      continue;
-    }
     for (const Span& rows : cut({.begin = 0, .size = grad.size(1)}, kTileRows))
       for (const Span& columns : cut({.begin = 0, .size = grad.size(2)}, kTileColumns))
         tiles.push_back({.group = static_cast<int64_t>(group), .rows = rows, .columns = columns});

@@ -1,6 +1,6 @@
 // Products of rows that lie group by group, each group with a matrix of its own: what experts are made of (Gale et al.,
 // MegaBlocks, 2022). On the CPU one parallel region runs over tiles of all groups; each tile is a product of a library
-// (gemm.h) on one thread, or for a few rows of our own kernel (gemm_rows.h). On a GPU one product a group, queued without a wait.
+// (gemm.h) on one thread, or for a few rows of our own kernel (gemm_rows.h). On a GPU: grouped_gpu.h.
 //
 // sizes [G]: rows of each group, in order; any may be 0, and their sum is R. Contiguous fp32 or bf16, of one type.
 #pragma once

@@ -7,11 +7,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lockstep/base/check.h"
+#include "lockstep/nn/divided_pass.h"
 
 namespace lockstep::nn {
 
@@ -78,8 +80,13 @@ class Layer {
   // have nothing of the kind do nothing.
   virtual void forget(Saved&) {}
   virtual void restore(Saved&) {}
+  // forward and backward_input in parts, with the first of them run; null: the layer has no experts. `saved`, which outlives the pass,
+  // has what is kept once the pass has ended.
+  virtual std::shared_ptr<DividedPass> begin_forward(const at::Tensor&, const Microbatch&, std::unique_ptr<Saved>*) { return nullptr; }
+  virtual std::shared_ptr<DividedPass> begin_backward_input(const at::Tensor&, Saved&) { return nullptr; }
   // What its branches have counted since the last call (Branch::take_loads), one after the other.
   virtual std::vector<double> take_loads() { return {}; }
+  virtual void set_last_loads(std::span<const double> /*routed*/) {}  // of its branches
   // Both (action B). A layer whose dx has to be waited for may run its weight gradients meanwhile.
   virtual at::Tensor backward(const at::Tensor& dy, Saved& saved) {
     at::Tensor dx = backward_input(dy, saved);

@@ -8,26 +8,40 @@ Mlp::Mlp(std::unique_ptr<Linear> up, std::unique_ptr<Activation> activation, std
     : up_(std::move(up)), activation_(std::move(activation)), down_(std::move(down)) {}
 
 at::Tensor Mlp::forward(const at::Tensor& x, Branch::Saved* saved, const Sequences&) {
+  return forward_down(forward_up(x, saved), saved);
+}
+
+at::Tensor Mlp::forward_up(const at::Tensor& x, Branch::Saved* saved) {
   auto* kept = static_cast<Saved*>(saved);
-  at::Tensor h = up_->forward(x, kept ? &kept->up : nullptr);
-  const at::Tensor a = activation_->forward(h);
+  const at::Tensor h = up_->forward(x, kept ? &kept->up : nullptr);
   if (kept) kept->h = h;
-  h.reset();
-  return down_->forward(a, kept ? &kept->down : nullptr);
+  return activation_->forward(h);
+}
+
+at::Tensor Mlp::forward_down(const at::Tensor& inner, Branch::Saved* saved) {
+  auto* kept = static_cast<Saved*>(saved);
+  return down_->forward(inner, kept ? &kept->down : nullptr);
 }
 
 at::Tensor Mlp::backward_input(const at::Tensor& dy, Branch::Saved& saved) {
-  auto& kept = static_cast<Saved&>(saved);
-  return up_->backward_input(activation_backward(dy, kept), kept.up);
+  return backward_up(backward_down(dy, saved), saved);
 }
 
 Pending Mlp::start_backward_input(const at::Tensor& dy, Branch::Saved& saved) {
-  auto& kept = static_cast<Saved&>(saved);
-  return up_->start_backward_input(activation_backward(dy, kept), kept.up);
+  return start_backward_up(backward_down(dy, saved), saved);
 }
 
-at::Tensor Mlp::activation_backward(const at::Tensor& dy, Saved& saved) {
-  return activation_->backward(down_->backward_input(dy, saved.down), std::exchange(saved.h, {}));
+at::Tensor Mlp::backward_down(const at::Tensor& dy, Branch::Saved& saved) {
+  auto& kept = static_cast<Saved&>(saved);
+  return activation_->backward(down_->backward_input(dy, kept.down), std::exchange(kept.h, {}));
+}
+
+at::Tensor Mlp::backward_up(const at::Tensor& dh, Branch::Saved& saved) {
+  return up_->backward_input(dh, static_cast<Saved&>(saved).up);
+}
+
+Pending Mlp::start_backward_up(const at::Tensor& dh, Branch::Saved& saved) {
+  return up_->start_backward_input(dh, static_cast<Saved&>(saved).up);
 }
 
 void Mlp::recompute(const at::Tensor& x, Branch::Saved& saved, const Sequences&) {

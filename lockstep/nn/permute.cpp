@@ -9,9 +9,12 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "lockstep/base/check.h"
+#include "lockstep/nn/device_rows.h"
+#include "lockstep/nn/upload.h"
 #include "lockstep/nn/vector_math.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"
@@ -112,8 +115,8 @@ int64_t grain_of(int64_t size) { return std::max<int64_t>(1, kGrain / std::max<i
 // A host vector where `like` is. On the CPU the vector's own memory.
 template <typename T>
 at::Tensor on_device(const std::vector<T>& values, at::ScalarType type, const at::Tensor& like) {
-  const at::Tensor host = at::from_blob(const_cast<T*>(values.data()), {static_cast<int64_t>(values.size())}, at::TensorOptions(type));
-  return like.is_cpu() ? host : host.to(like.device());
+  if (!like.is_cpu()) return upload(std::span<const T>(values), like.device());
+  return at::from_blob(const_cast<T*>(values.data()), {static_cast<int64_t>(values.size())}, at::TensorOptions(type));
 }
 
 at::Tensor rows_on_device(const Routing& routing, const at::Tensor& like) { return on_device(routing.rows, at::kLong, like); }
@@ -143,11 +146,13 @@ at::Tensor sum_rows_gpu(const at::Tensor& sent, const Routing& routing, bool wei
 }  // namespace
 
 at::Tensor permute_rows(const at::Tensor& x, const Routing& routing) {
+  if (routing.on_device) return repeat_rows(x, *routing.on_device);
   if (routing.sent_rows() == 0) return at::empty({0, x.size(1)}, x.options());
   return at::index_select(x, 0, rows_on_device(routing, x));
 }
 
 at::Tensor sum_rows(const at::Tensor& sent, const Routing& routing, bool weighted, const at::Tensor& base) {
+  if (routing.on_device) return sum_repeated(sent, *routing.on_device, weighted, base);
   LOCKSTEP_CHECK_EQ(sent.size(0), routing.sent_rows(), "rows that were sent");
   if (!sent.is_cpu()) return sum_rows_gpu(sent, routing, weighted, base);
   LOCKSTEP_CHECK(sent.is_contiguous() && (!base.defined() || base.is_contiguous()));
@@ -161,6 +166,7 @@ at::Tensor sum_rows(const at::Tensor& sent, const Routing& routing, bool weighte
 }
 
 WeightedGradients sum_rows_backward(const at::Tensor& dy, const at::Tensor& outputs, const Routing& routing) {
+  if (routing.on_device) return sum_repeated_backward(dy, outputs, *routing.on_device);
   if (!dy.is_cpu()) {
     const at::Tensor sent = permute_rows(dy, routing).to(at::kFloat);
     return {.outputs = sent.mul(weights_on_device(routing, dy)).to(dy.scalar_type()),

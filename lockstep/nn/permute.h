@@ -1,5 +1,6 @@
 // Rows to the order in which they are sent to experts, and back into sums in the order of tokens. One pass over memory each on the CPU,
 // fp32 inside, rounded once; sums of a row have the order of experts. Contiguous fp32 or bf16.
+// Of a Routing that is on a device: device_rows.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

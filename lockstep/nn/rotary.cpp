@@ -5,6 +5,7 @@
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -70,6 +71,24 @@ void rotate_cpu(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor&
   });
 }
 
+// Of frequencies theta^(-2j/K) the index j that makes so many turns in `tokens`.
+double index_of_turns(double turns, int64_t head_size, double theta, double tokens) {
+  return static_cast<double>(head_size) * std::log(tokens / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
+}
+
+// Frequencies theta^(-2j/K) of YaRN, from their reciprocals; by the operations that transformers takes, in their order.
+void stretch_yarn(const arch::RopeScaling& scaling, int64_t head_size, double theta, const float* reciprocal, float* f) {
+  const auto tokens = static_cast<double>(scaling.original_max_position_embeddings);
+  const double low = std::max(std::floor(index_of_turns(scaling.beta_fast, head_size, theta, tokens)), 0.0);
+  double high = std::min(std::ceil(index_of_turns(scaling.beta_slow, head_size, theta, tokens)), static_cast<double>(head_size - 1));
+  if (high == low) high += 0.001;
+  const auto first = static_cast<float>(low), width = static_cast<float>(high - low), factor = static_cast<float>(scaling.factor);
+  for (int64_t j = 0; j < head_size / 2; ++j) {
+    const float ramp = std::clamp((static_cast<float>(j) - first) / width, 0.0f, 1.0f), kept = 1.0f - ramp;
+    f[j] = 1.0f / (factor * reciprocal[j]) * (1.0f - kept) + 1.0f / reciprocal[j] * kept;
+  }
+}
+
 // One frequency (radians a token), stretched.
 float scaled(const arch::RopeScaling& scaling, float frequency) {
   using Kind = arch::RopeScaling::Kind;
@@ -91,12 +110,20 @@ Rotary::Rotary(int64_t positions, int64_t head_size, double theta, const at::Ten
                const arch::RopeScaling& scaling) {
   const auto fp32 = at::TensorOptions().dtype(at::kFloat);
   const at::Tensor exponent = at::arange(0, head_size, 2, fp32).div_(head_size);
-  const at::Tensor frequency = at::pow(theta, exponent).reciprocal_();
+  const at::Tensor reciprocal = at::pow(theta, exponent), frequency = reciprocal.reciprocal();
   float* f = frequency.data_ptr<float>();
-  for (int64_t j = 0; j < head_size / 2; ++j) f[j] = scaled(scaling, f[j]);
+  if (scaling.kind == arch::RopeScaling::Kind::kYarn)
+    stretch_yarn(scaling, head_size, theta, reciprocal.const_data_ptr<float>(), f);
+  else
+    for (int64_t j = 0; j < head_size / 2; ++j) f[j] = scaled(scaling, f[j]);
   const at::Tensor angle = at::outer(at::arange(positions, fp32), frequency);  // [positions, K/2]
-  cos_ = angle.cos().to(options).unsqueeze(1);                                 // [positions, 1, K/2]: over heads
-  sin_ = angle.sin().to(options).unsqueeze(1);
+  const double factor = arch::rope_attention_factor(scaling);
+  const auto table = [&](at::Tensor values) {
+    if (factor != 1) values.mul_(factor);
+    return values.to(options).unsqueeze(1);  // [positions, 1, K/2]: over heads
+  };
+  cos_ = table(angle.cos());
+  sin_ = table(angle.sin());
 }
 
 void Rotary::rotate(const at::Tensor& x, int64_t start, double direction) const {

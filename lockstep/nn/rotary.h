@@ -10,15 +10,15 @@
 namespace lockstep::nn {
 
 // A value: copies share the two tables of [positions, K/2], angle(p, j) = p * f(theta^(-2j/K)); f stretches frequencies as
-// `scaling` says (arch/model_config.h) and is the identity without. Frequencies are fp32, by the operations that
+// `scaling` says (arch/model_config.h) and is the identity without; YaRN scales cosines and sines too. Frequencies are fp32, by the operations that
 // transformers takes: far into a text one bit of them is seen.
 class Rotary {
  public:
   Rotary(int64_t positions, int64_t head_size, double theta, const at::TensorOptions& options,
          const arch::RopeScaling& scaling = {});
 
-  // Rotates x [B, S, heads, K] in place, S positions starting at `start`. Its inverse is its backward: a rotation keeps
-  // nothing of its input.
+  // Rotates x [B, S, heads, K] in place, S positions starting at `start`. apply_inverse is its backward, which needs nothing of the
+  // input: the inverse rotation, where YaRN scales with the same factor again.
   void apply(const at::Tensor& x, int64_t start = 0) const { rotate(x, start, 1); }
   void apply_inverse(const at::Tensor& x, int64_t start = 0) const { rotate(x, start, -1); }
 

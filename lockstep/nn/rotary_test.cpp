@@ -43,5 +43,25 @@ TEST(RopeScaling, LinearDividesAll) {
     EXPECT_NEAR(frequency(rotary, 16, static_cast<int64_t>(j)), expected[j], 1e-6 * expected[j]) << j;
 }
 
+TEST(RopeScaling, Yarn) {
+  const arch::RopeScaling deepseek{.kind = arch::RopeScaling::Kind::kYarn, .factor = 40, .original_max_position_embeddings = 4096,
+                                   .mscale = 1, .mscale_all_dim = 1};
+  const arch::RopeScaling scaled{.kind = arch::RopeScaling::Kind::kYarn, .factor = 4, .original_max_position_embeddings = 64,
+                                 .beta_fast = 8, .mscale = 1, .mscale_all_dim = 0.5};
+  const Rotary of_deepseek(2, 16, 10000, at::TensorOptions(at::kFloat), deepseek), other(2, 16, 500, at::TensorOptions(at::kFloat), scaled);
+  const std::vector<double> expected = {1.0, 0.3162277638912201, 0.10000000149011612, 0.023914724588394165, 0.005124999675899744,
+                                        0.0008498621755279601, 2.499999936844688e-05, 7.905694474175107e-06};
+  const std::vector<double> expected_other = {1.0, 0.34489744901657104, 0.1057371199131012, 0.02431231178343296, 0.011180340312421322,
+                                              0.005141428206115961, 0.0023643539752811193, 0.0010872796410694718};
+  for (size_t j = 0; j < expected.size(); ++j) {
+    EXPECT_NEAR(frequency(of_deepseek, 16, static_cast<int64_t>(j)), expected[j], 1e-6 * expected[j]) << j;
+    EXPECT_NEAR(frequency(other, 16, static_cast<int64_t>(j)), expected_other[j], 1e-6 * expected_other[j]) << j;
+  }
+  const at::Tensor x = at::zeros({1, 1, 1, 16});
+  x.select(3, 2).fill_(1);
+  other.apply(x, 1);
+  EXPECT_NEAR(x.norm().item<double>(), 1.0648216253695715, 1e-6);  // of cosines and sines
+}
+
 }  // namespace
 }  // namespace lockstep::nn

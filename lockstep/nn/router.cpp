@@ -212,6 +212,24 @@ void add_aux_loss(Routing& routing, const at::Tensor& probabilities, std::span<c
   }
 }
 
+void add_aux_loss_of_shares(Routing& routing, const at::Tensor& own_probabilities, std::span<const double> shares,
+                            std::span<const double> valid, double coefficient) {
+  const int64_t rows = own_probabilities.size(0), experts = own_probabilities.size(1);
+  LOCKSTEP_CHECK_EQ(rows, routing.own_rows(), "own rows");
+  LOCKSTEP_CHECK_EQ(std::ssize(shares), experts, "shares of experts");
+  const double scale = static_cast<double>(experts) / static_cast<double>(routing.length);
+  routing.aux_slope = at::empty({std::ssize(valid), experts}, at::kFloat);
+  float* slope = routing.aux_slope.data_ptr<float>();
+  for (const double targets : valid)
+    for (const double share : shares) *slope++ = static_cast<float>(coefficient * targets * scale * share);
+  const float* p = own_probabilities.const_data_ptr<float>();
+  for (int64_t row = 0; row < rows; ++row) {
+    double sum = 0;
+    for (const double share : shares) sum += share * *p++;
+    routing.aux_sum += valid[static_cast<size_t>(sequence_of(routing, row))] * scale * sum;
+  }
+}
+
 void add_z_loss(Routing& routing, const at::Tensor& own_logits, std::span<const double> valid, double coefficient) {
   const int64_t rows = own_logits.size(0), experts = own_logits.size(1);
   LOCKSTEP_CHECK(own_logits.is_cpu() && own_logits.is_contiguous());

@@ -23,6 +23,11 @@ at::Tensor router_probabilities(const at::Tensor& scores, config::Router router)
 void add_aux_loss(Routing& routing, const at::Tensor& probabilities, std::span<const Assignment> assignments,
                   std::span<const double> valid, double coefficient);
 
+// The same with the shares [E] of an earlier batch in the place of f_be, so that no row depends on others: over own rows alone.
+// own_probabilities [T, E].
+void add_aux_loss_of_shares(Routing& routing, const at::Tensor& own_probabilities, std::span<const double> shares,
+                            std::span<const double> valid, double coefficient);
+
 // sum over own rows of v_b / S (log sum_e exp(logit_e))^2. own_logits [T, E]. Into z_sum, and with `coefficient` into z_slope.
 void add_z_loss(Routing& routing, const at::Tensor& own_logits, std::span<const double> valid, double coefficient);
 

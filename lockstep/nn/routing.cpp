@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "lockstep/arch/expert_branch.h"
@@ -104,6 +105,27 @@ void choose_of_row(const float* scores, const float* bias, const RoutingRules& r
   weigh(chosen, scores, rules);
 }
 
+// In each sequence an expert keeps room(expert, its assignments) of them, those that `rules.drop` prefers.
+template <typename Room>
+void drop_beyond(std::span<Assignment> assignments, const RoutingRules& rules, int64_t length, const Room& room) {
+  std::vector<std::vector<size_t>> of_expert(at_index(rules.experts));
+  for (size_t begin = 0, end = 0; begin < assignments.size(); begin = end) {
+    const int64_t sequence = assignments[begin].row / length;
+    for (auto& places : of_expert) places.clear();
+    for (; end < assignments.size() && assignments[end].row / length == sequence; ++end)
+      of_expert[at_index(assignments[end].expert)].push_back(end);
+    for (size_t expert = 0; expert < of_expert.size(); ++expert) {
+      std::vector<size_t>& places = of_expert[expert];
+      const size_t kept = room(expert, places.size());
+      if (places.size() <= kept) continue;
+      if (rules.drop == config::Drop::kProbability)
+        std::stable_sort(places.begin(), places.end(),
+                         [&](size_t a, size_t b) { return assignments[a].weight > assignments[b].weight; });
+      for (size_t i = kept; i < places.size(); ++i) assignments[places[i]].kept = false;
+    }
+  }
+}
+
 void check_rules(const at::Tensor& scores, const RoutingRules& rules) {
   LOCKSTEP_CHECK(scores.is_cpu() && scores.is_contiguous() && scores.scalar_type() == at::kFloat);
   LOCKSTEP_CHECK_EQ(scores.size(1), rules.experts, "experts");
@@ -111,17 +133,6 @@ void check_rules(const at::Tensor& scores, const RoutingRules& rules) {
   LOCKSTEP_CHECK(rules.top_groups >= 1 && rules.top_groups <= rules.groups, rules.top_groups, " of ", rules.groups, " groups");
   LOCKSTEP_CHECK(rules.per_token >= 1 && rules.per_token <= rules.experts / rules.groups * rules.top_groups, rules.per_token,
                  " experts of ", rules.top_groups, " groups of ", rules.experts / rules.groups);
-}
-
-// Where in the order of sending each row stands.
-void index_rows(Routing& routing, int64_t own_rows) {
-  routing.first.assign(at_index(own_rows) + 1, 0);
-  for (const int64_t row : routing.rows) ++routing.first[at_index(row) + 1];
-  for (size_t t = 1; t < routing.first.size(); ++t) routing.first[t] += routing.first[t - 1];
-  std::vector<int64_t> next(routing.first.begin(), routing.first.end() - 1);
-  routing.sent.resize(routing.rows.size());
-  for (size_t place = 0; place < routing.rows.size(); ++place)
-    routing.sent[at_index(next[at_index(routing.rows[place])]++)] = static_cast<int64_t>(place);
 }
 
 }  // namespace
@@ -152,21 +163,19 @@ std::vector<Assignment> choose_experts(const at::Tensor& scores, const at::Tenso
 
 void drop_beyond_capacity(std::span<Assignment> assignments, const RoutingRules& rules, int64_t length) {
   LOCKSTEP_CHECK(rules.capacity_factor.has_value());
-  const int64_t room = expert_capacity(*rules.capacity_factor, rules, length);
-  std::vector<std::vector<size_t>> of_expert(at_index(rules.experts));
-  for (size_t begin = 0, end = 0; begin < assignments.size(); begin = end) {
-    const int64_t sequence = assignments[begin].row / length;
-    for (auto& places : of_expert) places.clear();
-    for (; end < assignments.size() && assignments[end].row / length == sequence; ++end)
-      of_expert[at_index(assignments[end].expert)].push_back(end);
-    for (auto& places : of_expert) {
-      if (static_cast<int64_t>(places.size()) <= room) continue;
-      if (rules.drop == config::Drop::kProbability)
-        std::stable_sort(places.begin(), places.end(),
-                         [&](size_t a, size_t b) { return assignments[a].weight > assignments[b].weight; });
-      for (size_t i = at_index(room); i < places.size(); ++i) assignments[places[i]].kept = false;
-    }
-  }
+  const size_t room = at_index(expert_capacity(*rules.capacity_factor, rules, length));
+  drop_beyond(assignments, rules, length, [room](size_t, size_t) { return room; });
+}
+
+void drop_beyond_last_load(std::span<Assignment> assignments, const RoutingRules& rules, int64_t length, std::span<const double> last) {
+  LOCKSTEP_CHECK(rules.capacity_factor.has_value());
+  LOCKSTEP_CHECK_EQ(std::ssize(last), rules.experts, "loads of experts");
+  const double mean = std::accumulate(last.begin(), last.end(), 0.0) / static_cast<double>(rules.experts);
+  const double room = *rules.capacity_factor * mean;
+  drop_beyond(assignments, rules, length, [&](size_t expert, size_t assigned) {
+    if (last[expert] <= room) return assigned;
+    return static_cast<size_t>(std::ceil(static_cast<double>(assigned) * room / last[expert]));
+  });
 }
 
 std::vector<Assignment> choose_tokens(const at::Tensor& scores, const RoutingRules& rules, int64_t length) {
@@ -199,6 +208,16 @@ std::vector<Assignment> choose_tokens(const at::Tensor& scores, const RoutingRul
       if (taken[at_index(row * rules.experts + e)])
         assignments.push_back({.row = row, .expert = e, .weight = scale * all[row * rules.experts + e]});
   return assignments;
+}
+
+void index_rows(Routing& routing, int64_t count) {
+  routing.first.assign(at_index(count) + 1, 0);
+  for (const int64_t row : routing.rows) ++routing.first[at_index(row) + 1];
+  for (size_t t = 1; t < routing.first.size(); ++t) routing.first[t] += routing.first[t - 1];
+  std::vector<int64_t> next(routing.first.begin(), routing.first.end() - 1);
+  routing.sent.resize(routing.rows.size());
+  for (size_t place = 0; place < routing.rows.size(); ++place)
+    routing.sent[at_index(next[at_index(routing.rows[place])]++)] = static_cast<int64_t>(place);
 }
 
 Routing sort_by_expert(std::span<const Assignment> assignments, mesh::Range own, int64_t experts) {

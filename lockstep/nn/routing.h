@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -44,9 +45,16 @@ std::vector<Assignment> choose_experts(const at::Tensor& scores, const at::Tenso
 // Marks what an expert has no room for in each sequence of `length` rows; whole sequences, assignments by row.
 void drop_beyond_capacity(std::span<Assignment> assignments, const RoutingRules& rules, int64_t length);
 
+// The same by the load of the step before: `last` [E] are its assignments before dropping, of all ranks. An expert whose load was
+// beyond capacity_factor times the mean keeps, of each sequence, that share of its assignments that would have brought it there, rounded
+// up; any other keeps all.
+void drop_beyond_last_load(std::span<Assignment> assignments, const RoutingRules& rules, int64_t length, std::span<const double> last);
+
 // Choice by experts (Zhou et al. 2022): in each sequence of `length` rows an expert takes its best min(capacity, length) ones by
 // `scores` [rows, E]. By row, then by expert.
 std::vector<Assignment> choose_tokens(const at::Tensor& scores, const RoutingRules& rules, int64_t length);
+
+struct DeviceRouting;
 
 // How the own rows of a rank are sent and summed.
 struct Routing {
@@ -67,6 +75,8 @@ struct Routing {
   double z_sum = 0;
   int64_t begin = 0;               // own row 0 within the microbatch
   int64_t length = 1;              // S
+  // Set where the host does not know the routing (device_routing.h): the vectors are empty then, the sums in it, the slopes on its device.
+  std::shared_ptr<const DeviceRouting> on_device{};
 
   int64_t own_rows() const { return static_cast<int64_t>(first.size()) - 1; }
   int64_t sent_rows() const { return static_cast<int64_t>(rows.size()); }
@@ -75,5 +85,8 @@ struct Routing {
 
 // Of `assignments` of a microbatch, by row, those of the rows in `own`.
 Routing sort_by_expert(std::span<const Assignment> assignments, mesh::Range own, int64_t experts);
+
+// Makes `first` and `sent` of a Routing whose rows, of `count` in all, are set.
+void index_rows(Routing& routing, int64_t count);
 
 }  // namespace lockstep::nn

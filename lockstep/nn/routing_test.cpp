@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <vector>
 
 #include "lockstep/base/text.h"
 #include "lockstep/nn/router.h"
@@ -164,6 +165,37 @@ TEST(Routing, IsThatOfSortingEverything) {
     expect_sorted(all, c, {.begin = 0, .end = c.rows()});
     expect_sorted(all, c, {.begin = half, .end = c.rows()});
     expect_sorted(all, c, {.begin = half, .end = half});
+  }
+}
+
+// Of the m assignments of a sequence an expert keeps the best that bring it from its last load to the capacity: m room / load, rounded up.
+TEST(Routing, TheLastLoadSaysWhatShareIsKept) {
+  std::mt19937 random(29);
+  for (int i = 0; i < 10000 && !::testing::Test::HasFailure(); ++i) {
+    SCOPED_TRACE(cat("case ", i));
+    Case c = random_case(random);
+    if (!c.rules.capacity_factor) c.rules.capacity_factor = 0.75;
+    std::vector<double> last;
+    for (int64_t e = 0; e < c.rules.experts; ++e) last.push_back(std::uniform_int_distribution(0, 20)(random));
+    double sum = 0;
+    for (const double load : last) sum += load;
+    const double room = *c.rules.capacity_factor * sum / static_cast<double>(c.rules.experts);
+    std::vector<Assignment> all = choose_experts(router_scores(c.logits, c.rules.router), c.bias, c.rules);
+    drop_beyond_last_load(all, c.rules, c.length, last);
+    for (const Assignment& a : all) {
+      const auto of_same = [&](const Assignment& b) { return b.expert == a.expert && b.row / c.length == a.row / c.length; };
+      const int64_t assigned = std::count_if(all.begin(), all.end(), of_same);
+      const int64_t kept = std::count_if(all.begin(), all.end(), [&](const Assignment& b) { return of_same(b) && b.kept; });
+      const double load = last[static_cast<size_t>(a.expert)];
+      if (load <= room * (1 - 1e-9)) {
+        EXPECT_EQ(kept, assigned);
+      }
+      if (load > room * (1 + 1e-9)) {
+        EXPECT_GE(static_cast<double>(kept) * load, static_cast<double>(assigned) * room * (1 - 1e-9));
+        EXPECT_LT(static_cast<double>(kept - 1) * load, static_cast<double>(assigned) * room * (1 + 1e-9));
+      }
+      EXPECT_EQ(a.kept, ahead(all, a, c) < kept);
+    }
   }
 }
 

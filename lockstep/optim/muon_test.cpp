@@ -116,6 +116,16 @@ TEST(Muon, AGradientOfZeroMovesNothing) {
   EXPECT_TRUE(ones.equal(at::zeros({3, 4}).fill_(1)));
 }
 
+// As of an expert that no token comes to any more, until squares are below the least number there is.
+TEST(Muon, StaysFiniteWhileMomentumFades) {
+  for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16})
+    for (const double scale : {1.0, 1e-6, 1e-8, 1e-20, 1e-38, 1e-44, 0.0}) {
+      const at::Tensor x = kMuon.orthogonal(at::randn({24, 16}).mul(scale), {.ns_precision = precision});
+      EXPECT_TRUE(x.isfinite().all().item<bool>()) << scale;
+      EXPECT_LT(x.abs().max().to(at::kFloat).item<double>(), 1.5) << scale;
+    }
+}
+
 TEST(Muon, IsChosenByItsSpecAndUpdatesMatricesAlone) {
   const auto ones = [](at::IntArrayRef shape) { return at::zeros(shape).fill_(1); };
   Parameter chosen{.value = ones({4, 4}), .grad = ones({4, 4}), .slots = {at::zeros({4, 4})}, .rule = muon()};

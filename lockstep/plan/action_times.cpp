@@ -31,7 +31,7 @@ ActionTimes times_of(const Program& program, const Function& seconds) {
 
 // Of what an action asks for (step_cost.h).
 double seconds_of(const Action& action, const Price& price, const Layout& layout, const StepCosts& costs) {
-  const auto work = [&](const WorkCost& cost) { return cost.of(layout, action.layer); };
+  const auto work = [&](const WorkCost& cost) { return price.share * cost.of(layout, action.layer); };
   double sum = (price.norm ? costs.norm : 0) + costs.step * price.updated / price.parameters;
   if (program::work_of(action.kind) == Work::kForward) sum += work(costs.forward);
   if (program::goes_back(action.kind)) sum += work(costs.input);
@@ -56,10 +56,15 @@ double end_of(const Transfer& transfer, const Program& program, const Spans& mea
 }  // namespace
 
 ActionTimes unit_times(const Program& program, const Layout& layout) {
+  std::optional<std::vector<arch::LayerCost>> costs;  // where layers are divided
   ActionTimes times = times_of(program, [&](const ActionRef&, const Action& action) {
     if (!program::computes(action.kind)) return 0.0;
-    const double whole = program::work_of(action.kind) == Work::kInputAndWeight ? 2 : 1;
+    double whole = program::work_of(action.kind) == Work::kInputAndWeight ? 2 : 1;
     if (action.layer < 0) return whole;
+    if (action.part >= 0) {
+      if (!costs) costs = layer_costs(layout, 0);
+      whole *= work_of_part(action, costs->at(static_cast<size_t>(action.layer))).share;
+    }
     const auto [begin, end] = layout.stage_layers(layout.pipeline.stage_of(action.layer));
     return whole * (1.0 / (end - begin));
   });

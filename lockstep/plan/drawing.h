@@ -77,6 +77,11 @@ struct ReportInput {
 // as text, and all numbers as JSON in <script type="application/json">. Light and dark, and for paper.
 std::string report_html(const ReportInput& input);
 
+// A page of that form: title, model and layout, then `body`.
+std::string page_html(std::string_view title, const program::Layout& layout, std::string_view body);
+// `page` with `section` at its end, or in the place of the section that has gone by that name before.
+std::string with_section(std::string page, std::string_view name, std::string_view section);
+
 // Those numbers: {layout, schedule, ranks, virtual_stages, microbatches, unit, times, simulated, bubble_formula, measured, typical};
 // ranks are the pipeline's, "unit" is s, or "unit" where the times are of equal stages. simulated and measured hold step, bubble,
 // idle and the busy time of each rank; measured also the number of its step and the overhead of the engine per action; typical as

@@ -37,6 +37,7 @@ details{margin:14px 0}summary{cursor:pointer}
 </head>
 <body>
 )";
+constexpr std::string_view kEnd = "</body>\n</html>\n";
 
 OrderedJson use_json(const Utilisation& use) {
   return {{"step", use.step_seconds}, {"bubble", use.bubble()}, {"idle", use.idle()}, {"busy", use.busy}};
@@ -58,9 +59,7 @@ class Report {
 
   std::string text() const {
     const std::string title = in_.title.empty() ? "A training step" : in_.title;
-    return cat(kHead, escaped(title), kStyle, "<h1>", escaped(title), "</h1>\n<p class=\"q\">", escaped(arch::describe(in_.layout.model)),
-               "<br>", escaped(program::describe(in_.layout)), "</p>\n", cards(), "<p>", verdict(), "</p>\n", pictures(), "<h2>Ranks</h2>\n",
-               rank_table(), text_twin(), data(), "</body>\n</html>\n");
+    return page_html(title, in_.layout, cat(cards(), "<p>", verdict(), "</p>\n", pictures(), "<h2>Ranks</h2>\n", rank_table(), text_twin(), data()));
   }
 
  private:
@@ -183,5 +182,18 @@ OrderedJson step_numbers(const ReportInput& input) {
 }
 
 std::string report_html(const ReportInput& input) { return Report(input).text(); }
+
+std::string page_html(std::string_view title, const program::Layout& layout, std::string_view body) {
+  return cat(kHead, escaped(title), kStyle, "<h1>", escaped(title), "</h1>\n<p class=\"q\">", escaped(arch::describe(layout.model)), "<br>",
+             escaped(program::describe(layout)), "</p>\n", body, kEnd);
+}
+
+std::string with_section(std::string page, std::string_view name, std::string_view section) {
+  const std::string begin = cat("<!-- ", name, " -->\n"), end = cat("<!-- end of ", name, " -->\n"), all = cat(begin, section, end);
+  const size_t from = page.find(begin), to = page.find(end);
+  if (from != std::string::npos && to != std::string::npos && from < to) return page.replace(from, to + end.size() - from, all);
+  const size_t behind = page.rfind(kEnd);
+  return page.insert(behind == std::string::npos ? page.size() : behind, all);
+}
 
 }  // namespace lockstep::plan

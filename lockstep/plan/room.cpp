@@ -124,7 +124,8 @@ std::string ways_text(const std::vector<WayOut>& ways, const Room& room) {
   for (const WayOut& way : ways) {
     const auto percent = std::llround(100 * way.slower);
     rows.push_back({" " + way.change, "-" + bytes_text(way.saved), bytes_text(way.peak),
-                    cat(percent < 0 ? "" : "+", percent, " %", room.kind != Room::Kind::kUnbounded && !way.fits ? "   not enough alone" : "")});
+                    cat(percent < 0 ? "" : "+", percent, " %", room.kind != Room::Kind::kUnbounded && !way.fits ? "   not enough alone" : "",
+                        way.limits_experts ? "   of a step without further rounds" : "")});
   }
   return table(rows, 1, 2);
 }

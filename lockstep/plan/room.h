@@ -58,6 +58,7 @@ struct WayOut {
   int64_t saved = 0;     // of that
   double slower = 0;     // predicted time of a step: 0.04 = 4 % more (step_cost.h)
   bool fits = false;     // in the room; with memory.device_limit on every stage of a pipeline
+  bool limits_experts = false;  // sets moe.imbalance_limit: `slower` leaves out the rounds of steps that pass it
   bool same_numbers() const { return note.empty(); }
 };
 
@@ -68,8 +69,9 @@ struct Shortage {
 };
 
 // The cheapest changes of the configuration that are valid for its model and ranks and lower what is needed: recomputation, a
-// higher zero stage, smaller microbatches, offload from a GPU, none on the CPU, tensor parallelism, more stages, fewer ranks of
-// the host, saving without a copy, bf16, shorter sequences. Those that fit come first, among them those that keep the
+// higher zero stage, smaller microbatches, a limit of the rows that come to experts (the largest round one that fits; 1 where none
+// does; at most 2 in a room of kUnbounded), offload from a GPU, none on the CPU, tensor parallelism, more stages, fewer ranks of the
+// host, saving without a copy, bf16, shorter sequences. Those that fit come first, among them those that keep the
 // numbers, among those the fastest; of those that do not fit, the ones that save most. Where no change fits alone, the
 // first one that does is made of up to three, which is not tried for the longest programs. Empty where nothing helps.
 std::vector<WayOut> ways_out(const config::RunConfig& config, const program::Layout& layout, const Shortage& shortage);

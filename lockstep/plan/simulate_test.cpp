@@ -3,13 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/plan/cost_file.h"
 #include "lockstep/plan/test_layouts.h"
 #include "lockstep/program/passes/passes.h"
+#include "lockstep/program/test_experts.h"
 #include "lockstep/program/test_program.h"
 #include "lockstep/program/verify/verify.h"
 
@@ -108,6 +111,41 @@ TEST(Simulate, TransfersTakeTheirTime) {
   const Simulation simulation = simulate(program, layout, cost_times(program, layout, costs));
   EXPECT_NEAR(simulation.use.step_seconds, 4 * 0.75, 1e-6);
   expect_unbroken(simulation);
+}
+
+// Two microbatches in turns end together. Where exchanges take no time, that costs what docs/parallelism/expert-parallel.md says.
+TEST(Simulate, TurnsCostAFewPassesAStep) {
+  for (const int pp : {2, 4})
+    for (const auto& [kind, price] : {std::pair(ScheduleKind::kInterleaved, 0), {ScheduleKind::kZbV, 2 * pp - 3}, {ScheduleKind::kDualPipeV, pp - 1}}) {
+      program::Layout layout = program::layout_of(
+          {.replicate = 2, .pp = pp, .ep = 2, .microbatches = 16, .schedule = kind, .virtual_stages = 2});
+      const auto seconds = [&](bool overlap) {
+        layout.overlap_experts = overlap;
+        const program::Program program = program::make_program(layout);
+        EXPECT_EQ(std::ranges::any_of(program.list(0), [](const program::Action& action) { return program::exchanges(action.kind); }), overlap);
+        return simulate(program, layout, unit_times(program, layout)).use.pipeline_seconds;
+      };
+      EXPECT_LE(seconds(true), seconds(false) + price + 1e-6) << program::schedule_name(kind) << " pp " << pp;
+    }
+}
+
+// Calls between ranks of experts inside of F and B take their time; as actions, another microbatch's work runs meanwhile, and so do sums of
+// gradients, on their own channel.
+TEST(Simulate, ExchangesRunBesideAnotherMicrobatch) {
+  program::Layout divided = program::layout_of({.replicate = 2, .ep = 2, .microbatches = 8});
+  program::Layout whole = divided;
+  divided.overlap_experts = true;
+  const StepCosts costs = parse_costs("[forward]\nblock = 1\n[input]\nblock = 1\n[weight]\nblock = 1\n[collective]\nlatency = 0.05\n", "costs", whole);
+  const auto run = [&](const program::Layout& layout) {
+    const program::Program program = program::make_program(layout);
+    return simulate(program, layout, cost_times(program, layout, costs));
+  };
+  const Simulation beside = run(divided), inside = run(whole);
+  const double work = 8 * 4 * 3.0, exchanges = 8 * 4 * 4 * 0.05;
+  EXPECT_GE(beside.use.step_seconds, work);
+  EXPECT_GE(inside.use.step_seconds, work + exchanges);
+  EXPECT_LE(beside.use.step_seconds, inside.use.step_seconds - 0.6 * exchanges) << "all but those of the first F and the last B";
+  expect_unbroken(beside);
 }
 
 // Without pipelines: collectives wait for all their ranks, what uses them waits for these.

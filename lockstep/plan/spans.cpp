@@ -47,13 +47,14 @@ class Matcher {
     for (const auto& [group, ids] : meetings_)
       for (const int id : ids) {
         const std::vector<ActionRef>& actions = result_.meetings[static_cast<size_t>(id)].actions;
-        LOCKSTEP_CHECK_EQ(actions.size(), group.size(), "ranks that come to action ", actions.front().index, " of rank ", actions.front().rank);
+        LOCKSTEP_CHECK_EQ(actions.size(), group.second.size(), "ranks that come to action ", actions.front().index, " of rank ", actions.front().rank);
       }
     return std::move(result_);
   }
 
  private:
-  using Meetings = std::pair<const std::vector<int>, std::vector<int>>;  // a group, and its own in their order
+  using Group = std::pair<program::Channel, std::vector<int>>;  // ranks, ascending
+  using Meetings = std::pair<const Group, std::vector<int>>;    // a group, and its own in their order
 
   int transfer(const ActionRef& ref, const Action& action) {
     const auto [send, forward, neighbour] = program::transfer_of(action);
@@ -88,8 +89,8 @@ class Matcher {
     if (!fresh) return known->second;
     const std::vector<program::CallOfRank> calls = program::calls_of_rank(layout_, program_, rank, action);
     if (calls.empty()) return nullptr;
-    std::vector<int> group = calls.back().call.group;
-    std::sort(group.begin(), group.end());
+    Group group{calls.back().group.channel, calls.back().call.group};
+    std::sort(group.second.begin(), group.second.end());
     return known->second = &*meetings_.try_emplace(std::move(group)).first;
   }
 
@@ -97,7 +98,7 @@ class Matcher {
   const program::Layout& layout_;
   Matching result_;
   std::map<std::tuple<int, int, bool>, std::pair<std::vector<int>, std::array<size_t, 2>>> channels_;  // transfers; RECVs, SENDs so far
-  std::map<std::vector<int>, std::vector<int>> meetings_;  // by group, ascending
+  std::map<Group, std::vector<int>> meetings_;
   std::map<Action, Meetings*> known_;                      // of the rank at hand; null: none
   std::map<const Meetings*, size_t> called_;               // the same: calls so far
 };

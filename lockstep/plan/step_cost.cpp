@@ -42,6 +42,14 @@ double whole_flops(const Layout& layout, int rank, int unit) {
 
 }  // namespace
 
+PartWork work_of_part(const Action& action, const arch::LayerCost& cost) {
+  if (action.part < 0) return {};
+  const bool forward = program::work_of(action.kind) == Work::kForward;
+  const arch::PartCost& parts = forward ? cost.forward_parts : program::adds_to_weights(action.kind) ? cost.backward_parts : cost.input_parts;
+  const double flops = parts.flops[static_cast<size_t>(action.part)], all = parts.flops[0] + parts.flops[1] + parts.flops[2];
+  return {.flops = flops, .share = all > 0 ? flops / all : 1.0 / program::kParts};
+}
+
 Prices::Prices(const Layout& layout, const Program& program, int rank, bool with_calls)
     : layout_(layout),
       rank_(rank),
@@ -72,6 +80,11 @@ void Prices::add_work(const Action& action, Price& price) const {
   if (work == Work::kInputAndWeight) price.flops = cost.backward_flops;
   if (work == Work::kInput) price.flops = cost.input_flops();
   if (work == Work::kWeight) price.flops = cost.weight_flops;
+  if (action.part >= 0) {
+    const PartWork part = work_of_part(action, cost);
+    price.flops = part.flops;
+    price.share = part.share;
+  }
   if (work != Work::kAgain) return;
   price.pointwise = static_cast<double>(cost.memory_traffic);
   if (layout_.recompute_of(action.layer) == arch::Recompute::kFull) price.flops = cost.forward_flops;

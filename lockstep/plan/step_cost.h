@@ -16,6 +16,7 @@ namespace lockstep::plan {
 // Of one action on one rank; bytes.
 struct Price {
   double flops = 0;                           // of matrix products, those computed again included; of layers, and of matrices that are updated whole
+  double share = 1;                           // of a part: its FLOPs over those of all parts
   double pointwise = 0;                       // memory that recomputation reads and writes once more
   double sent = 0;                            // by this rank, in all calls
   double handed_over = 0;                     // SEND: activations or their gradient
@@ -25,6 +26,13 @@ struct Price {
   bool norm = false;                          // it makes the gradient norm
   double updated = 0, parameters = 1;         // elements that it updates, of all that the rank does
 };
+
+// Of F, B and I in parts: the part's FLOPs, and its share of those of all parts; of all else nothing, and 1.
+struct PartWork {
+  double flops = 0;
+  double share = 1;
+};
+PartWork work_of_part(const program::Action& action, const arch::LayerCost& cost);
 
 // Of a rank. Layout and program outlive it.
 class Prices {

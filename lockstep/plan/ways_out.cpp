@@ -9,6 +9,7 @@
 #include "lockstep/config/check.h"
 #include "lockstep/config/fields.h"
 #include "lockstep/config/suggestion.h"
+#include "lockstep/plan/expert_limits.h"
 #include "lockstep/plan/room.h"
 #include "lockstep/plan/step_cost.h"
 #include "lockstep/program/passes/make_layout.h"
@@ -31,6 +32,8 @@ using config::RunConfig;
 
 constexpr int kMostTogether = 3;               // changes
 constexpr double kLargeProgram = 100'000;  // actions of all ranks: beyond them changes are not tried together
+constexpr const char* kLimit = "moe.imbalance_limit";
+constexpr double kUnboundedLimit = 2;  // of it, where nobody says how much room there is
 
 const config::Field& field_of(const std::string& key) {
   const size_t dot = key.find('.');
@@ -124,6 +127,8 @@ std::vector<WayOut> changes_of(const RunConfig& config, int world_size, const Ro
   }
   for (int64_t size = config.train.micro_batch / 2; size >= 1; size /= 2)
     changes.push_back({.set = {{"train.micro_batch", cat(size)}}});
+  // At first the least one, which saves most.
+  if (config.parallel.ep * config.parallel.etp > 1 && !config.moe.imbalance_limit) changes.push_back({.set = {{kLimit, "1"}}, .limits_experts = true});
   constexpr int64_t kShortest = 64;
   for (int64_t size = config.train.seq_len / 2; size >= kShortest; size /= 2)
     changes.push_back({.set = {{"train.seq_len", cat(size)}}, .note = " (shorter sequences)"});
@@ -152,8 +157,10 @@ WayOut joined(WayOut first, const WayOut& second) {
   }
   if (second.ranks > 0) first.ranks = second.ranks;
   if (first.note != second.note) first.note += second.note;
+  first.limits_experts |= second.limits_experts;
   return first;
 }
+
 
 // It is neither among the first `most` nor, of those that keep the numbers, the one that saves most: it does not fit, and so many
 // others take less than it takes at least.
@@ -184,8 +191,9 @@ class Search {
   std::vector<WayOut> best() const {
     std::vector<Plan> tried = try_changes(now_, shortage_.most);
     std::vector<WayOut> ways;
-    for (const Plan& one : tried) {
+    for (Plan& one : tried) {
       if (ways.size() == shortage_.most) break;
+      raise_limit(one);
       ways.push_back(one.way);
       if (!one.way.fits) ways.back().slower = slower(one, judged_steps(one.layout));
     }
@@ -253,6 +261,34 @@ class Search {
     return tried;
   }
 
+  // The plan with another limit of experts; false, and as it was, where that does not fit.
+  bool fits_with(double limit, Plan& plan) const {
+    if (shortage_.room.kind == Room::Kind::kUnbounded && limit > kUnboundedLimit) return false;
+    const WayOut change{.set = {{kLimit, number_text(limit)}}};
+    Plan other{.config = changed(plan.config, change), .way = joined(plan.way, change), .order = plan.order};
+    other.layout = make_layout(other.config, plan.layout.model, plan.layout.mesh.world_size());
+    other.layout.threads = plan.layout.threads;
+    const JudgedSteps steps = judged_steps(other.layout);
+    RankMemory memory(other.layout, steps);
+    if (!lowers(other, memory) || !other.way.fits) return false;
+    other.way.change = text_of(now_.config, other.way);
+    other.way.slower = slower(other, steps);
+    plan = std::move(other);
+    return true;
+  }
+
+  // Of a plan that fits with the least limit of experts the one with the largest round limit that does: the larger, the fewer steps
+  // have rounds.
+  void raise_limit(Plan& plan) const {
+    if (!plan.way.fits || !plan.way.limits_experts) return;
+    const std::vector<double> limits = round_limits(plan.layout);
+    size_t fitting = 0, beyond = limits.size();
+    while (beyond - fitting > 1) {
+      const size_t middle = (fitting + beyond) / 2;
+      (fits_with(limits[middle], plan) ? fitting : beyond) = middle;
+    }
+  }
+
   // Where none fits alone: of those that keep the numbers, or else of all, what saves most; and on top of it the next.
   std::optional<WayOut> together(std::vector<Plan> tried) const {
     for (int changes = 2; changes <= kMostTogether && !tried.empty(); ++changes) {
@@ -260,7 +296,10 @@ class Search {
       const Plan start = same != tried.end() ? *same : tried.front();
       tried = try_changes(start, 1);
       std::erase_if(tried, [&](const Plan& one) { return one.way.saved <= start.way.saved; });
-      if (!tried.empty() && tried.front().way.fits) return tried.front().way;
+      if (!tried.empty() && tried.front().way.fits) {
+        raise_limit(tried.front());
+        return tried.front().way;
+      }
     }
     return std::nullopt;
   }

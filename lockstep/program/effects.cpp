@@ -9,7 +9,8 @@
 namespace lockstep::program {
 
 bool by_microbatch(Resource resource) {
-  return resource == Resource::kInput || resource == Resource::kOutputGrad || resource == Resource::kSaved || resource == Resource::kSent;
+  return resource == Resource::kInput || resource == Resource::kOutputGrad || resource == Resource::kSaved ||
+         resource == Resource::kForwardParts || resource == Resource::kBackwardParts || resource == Resource::kSent;
 }
 
 EffectTable::EffectTable(const Layout& layout, std::span<const Bucket> buckets, int rank)
@@ -21,10 +22,11 @@ EffectTable::EffectTable(const Layout& layout, std::span<const Bucket> buckets, 
 const Effects& EffectTable::of(const Action& action) {
   static const Effects kNothing{};
   if (computes(action.kind) && action.layer < 0) return kNothing;
-  constexpr size_t kMoved = 3;
-  if (known_.empty()) known_.resize(std::size(kActionKinds) * kMoved * (places_ + 1));
+  constexpr size_t kVariants = 1 + kParts;  // what is moved, or the part
+  if (known_.empty()) known_.resize(std::size(kActionKinds) * kVariants * (places_ + 1));
   const int place = action.layer >= 0 ? action.layer : action.unit >= 0 ? action.unit : action.bucket >= 0 ? action.bucket : action.stage;
-  const size_t what = static_cast<size_t>(action.kind) * kMoved + static_cast<size_t>(action.moved);
+  const size_t variant = computes(action.kind) ? static_cast<size_t>(action.part + 1) : static_cast<size_t>(action.moved);
+  const size_t what = static_cast<size_t>(action.kind) * kVariants + variant;
   std::unique_ptr<const Effects>& known = known_.at(what * (places_ + 1) + static_cast<size_t>(place + 1));
   if (!known) known = std::make_unique<const Effects>(make(action));
   return *known;
@@ -69,12 +71,33 @@ void EffectTable::compute(const Action& action, Effects& effects) {
   const int layer = action.layer, last = layout_->num_layers() - 1;
   const Work work = work_of(action.kind);
   const bool forward = work == Work::kForward, input = goes_back(action.kind);
+  const bool begins = begins_pass(action), ends = ends_pass(action);
   for (const int unit : units_read(action, table())) effects.touch(Resource::kParameters, Access::kRead, unit);
-  if (forward && layer > 0) effects.touch(Resource::kInput, Access::kConsume, layer);
-  if (forward && layer < last) effects.touch(Resource::kInput, Access::kCreate, layer + 1);
-  if (input && layer < last) effects.touch(Resource::kOutputGrad, Access::kConsume, layer);
-  if (input && layer > 0) effects.touch(Resource::kOutputGrad, Access::kCreate, layer - 1);
+  if (forward && begins && layer > 0) effects.touch(Resource::kInput, Access::kConsume, layer);
+  if (forward && ends && layer < last) effects.touch(Resource::kInput, Access::kCreate, layer + 1);
+  if (input && begins && layer < last) effects.touch(Resource::kOutputGrad, Access::kConsume, layer);
+  if (input && ends && layer > 0) effects.touch(Resource::kOutputGrad, Access::kCreate, layer - 1);
   if (input && layer == last) effects.touch(Resource::kLosses, Access::kAdd, 0, kIncomplete, kIncomplete);
+  const Resource parts = forward ? Resource::kForwardParts : Resource::kBackwardParts;
+  if (action.part == 0) effects.touch(parts, Access::kCreate, layer, 0, kForExperts);
+  if (action.part == 1) effects.touch(parts, Access::kUpdate, layer, kAtExperts, kFromExperts);
+  if (action.part == 2) effects.touch(parts, Access::kConsume, layer);
+  change_saved(action, effects);
+  for (const int unit : ends ? units_written(action, table(), last) : std::vector<int>()) {
+    const bool transient = layout_->transient_gradients(layout_->group_of(unit));
+    const State part = unsummed(unit), opens = !transient ? 0 : kOpen | (layout_->shards_of_unit(unit) > 1 ? kPartOfTokens : 0);
+    effects.touch(Resource::kGradients, Access::kAdd, unit, part, part | opens);
+  }
+}
+
+// F in parts leaves what it keeps with the last, and a backward in parts uses it up with the last.
+void EffectTable::change_saved(const Action& action, Effects& effects) const {
+  const int layer = action.layer;
+  const Work work = work_of(action.kind);
+  if (!ends_pass(action)) {
+    if (work != Work::kForward) effects.touch(Resource::kSaved, Access::kRead, layer);
+    return;
+  }
   const arch::Recompute recompute = layout_->recompute_of(layer);
   const State copied = layout_->offload.activations && recompute == arch::Recompute::kFull ? kCopied : 0;
   switch (work) {
@@ -95,11 +118,6 @@ void EffectTable::compute(const Action& action, Effects& effects) {
       break;
     case Work::kNone:
       break;
-  }
-  for (const int unit : units_written(action, table(), last)) {
-    const bool transient = layout_->transient_gradients(layout_->group_of(unit));
-    const State part = unsummed(unit), opens = !transient ? 0 : kOpen | (layout_->shards_of_unit(unit) > 1 ? kPartOfTokens : 0);
-    effects.touch(Resource::kGradients, Access::kAdd, unit, part, part | opens);
   }
 }
 
@@ -125,6 +143,16 @@ Effects EffectTable::make(const Action& action) {
     case ActionKind::kRecompute:
       compute(action, effects);
       break;
+    case ActionKind::kDispatchForward:
+    case ActionKind::kCombineForward:
+    case ActionKind::kCombineBackward:
+    case ActionKind::kDispatchBackward: {
+      starts(Lane::kNetwork);
+      const bool there = leads_to_experts(action.kind);
+      effects.touch(words_of(action.kind).gradients ? Resource::kBackwardParts : Resource::kForwardParts, Access::kUpdate, action.layer,
+                    there ? kForExperts : kFromExperts, there ? kAtExperts : 0);
+      break;
+    }
     case ActionKind::kSendForward:
     case ActionKind::kSendBackward:
     case ActionKind::kRecvForward:
@@ -241,7 +269,9 @@ void EffectTable::step(const Action& action, Effects& effects) {
     const int speaks = std::max(0, action.unit);  // for all
     effects.touch(Resource::kParameters, Access::kUpdate, unit, parameters_at_rest(speaks), parameters_behind_step(speaks));
   }
-  if (action.unit >= 0 && scatters_matrices(*layout_, rank_, unit))
+  if (action.unit < 0) return;
+  if (!scattered_) scattered_ = scattered_units(*layout_, rank_);
+  if (scattered_->contains(unit))
     effects.touch(Resource::kDirections, Access::kConsume, unit, 0, kAway);
 }
 

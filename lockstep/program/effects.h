@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -21,6 +22,8 @@ enum class Resource : uint8_t {
   kInput,       // of a layer, for a microbatch: the output of the layer below
   kOutputGrad,  // the gradient of a layer's output, for a microbatch
   kSaved,       // what F of a layer keeps for its backward, for a microbatch
+  kForwardParts,   // of a divided layer's F, for a microbatch: what a part leaves to the next one
+  kBackwardParts,  // the same of its B or I
   kSent,        // what is on its way to a neighbour of the pipeline, by the stage here, for a microbatch
   kParameters,  // the compute copy of a unit: whole, or this rank's shard of it
   kGradients,   // of a unit, summed over what has run so far
@@ -55,6 +58,9 @@ inline constexpr State kPartOfTokens = 1 << 6;   // gradients: part of a sum ove
 inline constexpr State kPartOfCopies = 1 << 7;   // with shards: over the ranks that hold the same one
 inline constexpr State kPartOfTp = 1 << 8;       // some of the unit's parameters are (arch::ParamSpec::partial)
 inline constexpr State kPartOfStages = 1 << 9;   // another stage uses the parameters too
+inline constexpr State kForExperts = 1 << 10;    // parts: rows that have not left for the experts
+inline constexpr State kAtExperts = 1 << 11;     // parts: rows that the experts have not worked on
+inline constexpr State kFromExperts = 1 << 12;   // parts: results that are not back
 // Sums of a gradient are made in this order.
 inline constexpr State kSums[] = {kPartOfTokens, kOpen, kPartOfCopies, kPartOfStages, kPartOfTp};
 
@@ -99,6 +105,7 @@ class EffectTable {
  private:
   Effects make(const Action& action);
   void compute(const Action& action, Effects& effects);
+  void change_saved(const Action& action, Effects& effects) const;
   void move(const Action& action, Effects& effects) const;
   void step(const Action& action, Effects& effects);
   State parameters_at_rest(int unit) const;
@@ -112,15 +119,16 @@ class EffectTable {
   size_t places_;  // of layers, units, stages and buckets
   std::vector<arch::ParamSpec> table_;  // made once it is asked for
   std::optional<HostPlan> plan_;        // the same
-  std::vector<std::unique_ptr<const Effects>> known_;  // by kind, what is moved and place
+  std::optional<std::set<int>> scattered_;  // the same: units with matrices that no rank has whole
+  std::vector<std::unique_ptr<const Effects>> known_;  // by kind, what is moved or which part, and place
 };
 
-// The units whose parameters an action reads: F and RECOMPUTE, B and I of blocks and head their own
-// and tied ones. W and the embedding's backward read none. The head's F counts although its B or I does all the work while
+// The units whose parameters an action reads, each part of a divided layer as all of it: F and RECOMPUTE, B and I of blocks and head
+// their own and tied ones. W and the embedding's backward read none. The head's F counts although its B or I does all the work while
 // training (nn/head.h): in an evaluation it reads, and what its B needs is so under way one action earlier.
 std::vector<int> units_read(const Action& action, const std::vector<arch::ParamSpec>& table);
-// The units whose gradients it adds to: B and W those of their layer; B and I of the head (layer `head`) that of its projection, which
-// may be a tied one.
+// The units whose gradients it adds to, of a divided layer its last part: B and W those of their layer; B and I of the head (layer
+// `head`) that of its projection, which may be a tied one.
 std::vector<int> units_written(const Action& action, const std::vector<arch::ParamSpec>& table, int head);
 
 // The layers whose backward adds to the bucket's gradients, ascending: its own, and further users of tied parameters.

@@ -30,6 +30,10 @@ const std::vector<ExpertLayout> kLayouts = {
     {.shard = 2, .tp = 2, .ep = 4, .zero = 3},
     {.tp = 4, .ep = 2, .zero = 1},
     {.replicate = 2, .tp = 2, .pp = 2, .ep = 2},
+    {.replicate = 4, .ep = 4, .dispatcher = config::Dispatcher::kAllGather},
+    {.replicate = 4, .ep = 4, .dispatcher = config::Dispatcher::kHierarchical, .node = 2},
+    {.replicate = 8, .ep = 2, .etp = 2, .dispatcher = config::Dispatcher::kHierarchical, .node = 2},
+    {.shard = 4, .tp = 2, .pp = 2, .ep = 4, .zero = 1, .dispatcher = config::Dispatcher::kHierarchical, .node = 2},
 };
 
 TEST(Experts, OfAStageAreSharedOutCutAndCopied) {
@@ -159,6 +163,27 @@ TEST(Experts, CallsOfLayersGoOverTheirRanks) {
   EXPECT_THAT(texts, testing::ElementsAre("blocks.0.experts.combine forward", "blocks.0.experts.counts forward",
                                           "blocks.0.experts.dispatch forward"));
   EXPECT_TRUE(tensor_calls(layout_of({.replicate = 4}), {.kind = ActionKind::kForward, .layer = 1, .microbatch = 0}).empty());
+}
+
+// 8 ranks, two grids of 4: neighbours are on a node, and every other one has the same place on the other node.
+TEST(Experts, NodesAreNeighbours) {
+  const Layout layout = layout_of({.replicate = 8, .ep = 2, .etp = 2, .dispatcher = config::Dispatcher::kHierarchical, .node = 2});
+  EXPECT_THAT(layout.mesh.group(5, layout.expert_ranks()), testing::ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(layout.mesh.group(5, layout.expert_node()), testing::ElementsAre(4, 5));
+  EXPECT_THAT(layout.mesh.group(5, layout.expert_nodes()), testing::ElementsAre(5, 7));
+  EXPECT_EQ(group_name(layout, group_over(layout, layout.expert_node(), Channel::kExperts)), "ep_node");
+  EXPECT_EQ(group_name(layout, group_over(layout, layout.expert_nodes(), Channel::kExperts)), "ep_nodes");
+  std::map<std::string, int> sizes;
+  for (const PlannedCall& call : tensor_calls(layout, {.kind = ActionKind::kForward, .layer = 1, .microbatch = 0})) {
+    sizes[call_text(call.id)] = group_size(layout, call.group);
+    EXPECT_EQ(call.group.channel, Channel::kExperts);
+    EXPECT_TRUE(std::ranges::count(groups_of(layout, 5), call.group) == 1);
+    EXPECT_EQ(call.algorithm, Algorithm::kDirect);
+  }
+  EXPECT_THAT(sizes, testing::UnorderedElementsAre(
+                         testing::Pair("blocks.0.experts.counts forward", 4), testing::Pair("blocks.0.experts.tokens forward", 4),
+                         testing::Pair("blocks.0.experts.dispatch forward", 2), testing::Pair("blocks.0.experts.dispatch.node forward", 2),
+                         testing::Pair("blocks.0.experts.combine forward", 2), testing::Pair("blocks.0.experts.combine.node forward", 2)));
 }
 
 TEST(Experts, LoadsTravelWithTheLoss) {

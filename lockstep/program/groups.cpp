@@ -32,6 +32,11 @@ constexpr AxesName kNames[] = {
     {Axis::kEp, "ep"},
     {Axis::kEtp, "etp"},
     {Axis::kEp | Axis::kEtp, "ep_etp"},
+    {Axis::kEdpShard, "edp_shard"},
+    {Axis::kEdpReplicate | Axis::kEdpShard | Axis::kEtp, "edp_etp"},
+    {Axis::kEdpShard | Axis::kEtp, "edp_shard_etp"},
+    {Axis::kEpNodes, "ep_nodes"},
+    {Axis::kEpNode, "ep_node"},
     {Axis::kPp | Axis::kDpReplicate | Axis::kDpShard | Axis::kCp | Axis::kTp, "replica"},
     {Axis::kDpShard | Axis::kTp, "dp_shard_tp"},
     {Axis::kDpReplicate | Axis::kDpShard | Axis::kTp, "dp_tp"},
@@ -97,7 +102,9 @@ std::vector<GroupRef> groups_of(const Layout& layout, int rank) {
   if (layout.mesh.degree(Axis::kTp) > 1)
     add(group_over(layout, same_heads(layout, partial_gradients(layout.param_table(rank)).copies)));
   if (layout.model.has_experts()) add(group_over(layout, layout.expert_ranks(), Channel::kExperts));
-  if (scatters_matrices(layout, rank)) add(matrix_group(layout));
+  if (layout.dispatches_by_node())
+    for (const mesh::View& view : {layout.expert_nodes(), layout.expert_node()}) add(group_over(layout, view, Channel::kExperts));
+  for (const GroupRef& group : matrix_groups(layout, rank)) add(group);
   add(group_over(layout, layout.model_group()));
   const Pipeline& pipeline = layout.pipeline;
   const int own = layout.pipeline_rank(rank);

@@ -45,7 +45,7 @@ int group_size(const Layout& layout, const GroupRef& group);
 int group_rank(const Layout& layout, int rank, const GroupRef& group);               // of `rank`, which is in it
 std::vector<int> group_ranks(const Layout& layout, int rank, const GroupRef& group);  // world ranks in group order
 // The name in ledgers and messages: "dp" where the group has all ranks of the sample axes (or they have one rank), else
-// "dp_shard", "dp_replicate"; "tp", "pp", "kv"; "ep", "etp" or "ep_etp", and "edp" with its parts; "model" over both tp and pp; "replica" over all ranks where these have
+// "dp_shard", "dp_replicate"; "tp", "pp", "kv"; "ep", "etp" or "ep_etp", "ep_nodes" and "ep_node", and "edp" with its parts, alone and beside etp; "model" over both tp and pp; "replica" over all ranks where these have
 // several and there are several samples too; "tied"; "world".
 std::string group_name(const Layout& layout, const GroupRef& group);
 

@@ -11,16 +11,16 @@
 namespace lockstep::program {
 namespace {
 
-// Rows are summed over tp beside the tokens.
-mesh::AxisSet more_axes(arch::ParameterGroup group) {
-  return group == arch::ParameterGroup::kRows ? mesh::AxisSet(mesh::Axis::kTp) : mesh::AxisSet{};
+// Beside the tokens.
+mesh::AxisSet more_axes(const Layout& layout, arch::ParameterGroup group) {
+  return layout.sums_over_tensor(group) ? mesh::AxisSet(mesh::Axis::kTp) : mesh::AxisSet{};
 }
 
 // Context parallel ranks share out states too, and stand closest (cp varies faster than dp_shard); of rows those of tp, closer still.
 mesh::AxisSet shard_axes(const Layout& layout, arch::ParameterGroup group) {
   if (layout.zero == 0) return {};
   const mesh::AxisSet shard = mesh::Axis::kDpShard | mesh::Axis::kCp;
-  return layout.mesh.degree(shard) > 1 ? shard | more_axes(group) : shard;
+  return layout.mesh.degree(shard) > 1 ? shard | more_axes(layout, group) : shard;
 }
 
 // Experts lie over other axes than all else.
@@ -54,12 +54,20 @@ mesh::ExpertDegrees Layout::expert_degrees() const {
 
 mesh::View Layout::expert_ranks() const { return {mesh::expert_fold(expert_degrees()), mesh::Axis::kEp | mesh::Axis::kEtp}; }
 
+mesh::View Layout::expert_nodes() const { return {mesh::expert_node_fold(expert_degrees(), node_ranks), mesh::Axis::kEpNodes}; }
+mesh::View Layout::expert_node() const { return {mesh::expert_node_fold(expert_degrees(), node_ranks), mesh::Axis::kEpNode}; }
+
+bool Layout::sums_over_tensor(arch::ParameterGroup group) const {
+  if (group == arch::ParameterGroup::kRows) return true;
+  return group == arch::ParameterGroup::kFp32 && row_groups && !server_mode() && mesh.degree(mesh::Axis::kTp) > 1;
+}
+
 Domain Layout::domain(arch::ParameterGroup group) const {
   if (group == arch::ParameterGroup::kExperts) {
     if (folds_experts(*this)) return expert_domain(*this);
     group = arch::ParameterGroup::kDense;
   }
-  const mesh::AxisSet sum = tokens() | more_axes(group), shard = shard_axes(*this, group);
+  const mesh::AxisSet sum = tokens() | more_axes(*this, group), shard = shard_axes(*this, group);
   return {.sum = sum, .shard = shard, .copies = sum.without(shard), .owner = server_mode() ? kServerRank : -1};
 }
 
@@ -73,7 +81,8 @@ arch::TensorShard Layout::tensor_shard(int rank) const {
   arch::TensorShard shard{.size = mesh.degree(mesh::Axis::kTp),
                           .rank = mesh.coordinates(rank)[mesh::Axis::kTp],
                           .sequence_parallel = sequence_parallel,
-                          .row_groups = row_groups && !server_mode()};
+                          .row_groups = row_groups && !server_mode(),
+                          .fp32_group = has_fp32_group()};
   if (!model.has_experts()) return shard;
   const mesh::Fold fold = mesh::expert_fold(expert_degrees());
   shard.experts.ep = ep;
@@ -92,6 +101,8 @@ arch::CostInput Layout::cost_input(int rank, arch::Recompute choice) const {
                         .recompute = choice,
                         .overlap = overlap};
   input.moe = moe;
+  input.dispatcher = dispatcher;
+  input.node_ranks = node_ranks;
   return input;
 }
 
@@ -137,7 +148,7 @@ bool Layout::shares_states() const {
 
 arch::FlatLayout Layout::flat_layout(const std::vector<arch::ParamSpec>& table) const {
   const int experts = model.has_experts() ? shards(arch::ParameterGroup::kExperts) : 1;
-  return arch::flat_layout(table, {shards(), shards(arch::ParameterGroup::kRows), experts});
+  return arch::flat_layout(table, {shards(), shards(arch::ParameterGroup::kRows), experts, shards(arch::ParameterGroup::kFp32)});
 }
 
 arch::Recompute Layout::recompute_of(int layer) const {
@@ -169,7 +180,7 @@ int64_t Layout::load_numbers() const { return model.has_experts() ? load_offset(
 int64_t Layout::load_offset(int layer) const {
   int64_t blocks = 0;
   for (int below = 1; below < layer; ++below) blocks += is_expert_block(below) ? 1 : 0;
-  return blocks * (model.experts.count + kLoadExtras);
+  return blocks * (model.experts.count + arch::load_extras(moe));
 }
 
 std::vector<arch::LayerCost> layer_costs(const Layout& layout, int rank) {
@@ -194,6 +205,8 @@ Layout reference_layout(const Layout& layout) {
   reference.device_limit = 0;
   reference.data_parallel = config::DataParallel::kRing;
   reference.ep = reference.etp = 1;
+  reference.dispatcher = config::Dispatcher::kAllToAll;
+  reference.node_ranks = 1;
   return reference;
 }
 
@@ -219,7 +232,9 @@ std::string describe(const Layout& layout) {
   std::vector<std::string> experts;
   if (layout.ep > 1) experts.push_back(cat("ep ", layout.ep));
   if (layout.etp > 1) experts.push_back(cat("etp ", layout.etp));
-  return cat(axes.empty() ? "1 rank" : join(axes, " x "), ", ", experts.empty() ? "" : "experts over " + join(experts, " x ") + ", ",
+  const char* dispatched = layout.dispatcher == config::Dispatcher::kAllGather ? " (all_gather)" : "";
+  const std::string nodes = layout.dispatches_by_node() ? cat(" (hierarchical, nodes of ", layout.node_ranks, ")") : dispatched;
+  return cat(axes.empty() ? "1 rank" : join(axes, " x "), ", ", experts.empty() ? "" : "experts over " + join(experts, " x ") + nodes + (layout.overlap_experts ? " in turns, " : ", "),
              several(layout.num_microbatches(), "microbatch", "microbatches"), " x ",
              several(layout.micro_batch, "sequence", "sequences"), " x ", several(layout.seq_len, "token", "tokens"),
              ", ", layout.precision == config::Precision::kBf16 ? "bf16" : "fp32", recompute_text(layout.recompute));

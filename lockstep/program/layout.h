@@ -64,6 +64,10 @@ struct Layout {
   // Ranks over which the experts of a layer are shared out, and over which each is cut: of the ranks of one coordinate on pp, whatever
   // the other axes are (Liu et al. 2025, MoE Parallel Folding). Mean nothing without experts.
   int ep = 1, etp = 1;
+  bool overlap_experts = false;  // rows of one microbatch travel to experts and back beside the work of another (passes.h, divide_layers)
+  // How tokens come to experts on other ranks; of a hierarchical one how many neighbours of ep x etp are on one node.
+  config::Dispatcher dispatcher = config::Dispatcher::kAllToAll;
+  int node_ranks = 1;
 
   // Axes by what they mean. Along samples() ranks see other sequences, and each coordinate on them has a replica: one full copy
   // of the model. Along tokens() they see other tokens: gradients and losses are parts of a sum.
@@ -75,13 +79,30 @@ struct Layout {
   // dp_replicate leaves it. InternalError where ep x etp does not divide them.
   mesh::ExpertDegrees expert_degrees() const;
   mesh::View expert_ranks() const;  // hold all experts of a layer together: over ep and etp
+  // Of them, under a hierarchical dispatcher, those of equal place on all nodes, and those of one node.
+  bool dispatches_by_node() const { return dispatcher == config::Dispatcher::kHierarchical && model.has_experts() && ep * etp > 1; }
+  mesh::View expert_nodes() const;
+  mesh::View expert_node() const;
   // Of a group: dense parameters are summed over tokens(), rows over tp too, experts over the ranks that hold the same ones; each is
   // shared out among as many of them as zero says. Where experts lie as all else does (ep 1, etp = tp) it is the dense one.
   Domain domain(arch::ParameterGroup group) const;
   Domain dense_domain() const { return domain(arch::ParameterGroup::kDense); }
 
   int64_t num_microbatches() const;  // global_batch / (micro_batch * replicas)
-  int64_t element_size() const { return config::bytes_of(precision); }  // of the compute copy: 4 fp32, 2 bf16
+  int64_t element_size() const { return config::bytes_of(precision); }  // of activations and most of the compute copy: 4 fp32, 2 bf16
+  // Of a group's compute copy.
+  config::Precision precision_of(arch::ParameterGroup group) const {
+    return group == arch::ParameterGroup::kFp32 ? config::Precision::kFp32 : precision;
+  }
+  int64_t element_size(arch::ParameterGroup group) const { return config::bytes_of(precision_of(group)); }
+  // Of a group's gradients on the wire.
+  config::Precision reduce_precision_of(arch::ParameterGroup group) const {
+    return group == arch::ParameterGroup::kFp32 ? config::Precision::kFp32 : reduce_precision;
+  }
+  // Something of the others is bf16: what is used in fp32 is a group of its own.
+  bool has_fp32_group() const { return precision == config::Precision::kBf16 || reduce_precision == config::Precision::kBf16; }
+  // Its gradients are summed over tp too, by its domain: rows, and what is used in fp32 where rows are a group.
+  bool sums_over_tensor(arch::ParameterGroup group) const;
   arch::TensorShard tensor_shard(int rank) const;
   arch::CostInput cost_input(int rank, arch::Recompute choice = arch::Recompute::kNone) const;  // of a layer of `rank`
   // With the pieces of `rank` and the rules of their updates: of the layers it holds, and of those that own parameters its layers
@@ -89,7 +110,10 @@ struct Layout {
   std::vector<arch::ParamSpec> param_table(int rank) const;
   int num_layers() const { return static_cast<int>(model.layers) + 2; }  // of arch::layer_table
   // Units by id (arch::ParamSpec::unit).
-  int num_units() const { return num_layers() * (model.has_experts() ? 3 : row_groups ? 2 : 1); }
+  int num_units() const {
+    if (has_fp32_group()) return num_layers() * static_cast<int>(arch::kParameterGroups.size());
+    return num_layers() * (model.has_experts() ? 3 : row_groups ? 2 : 1);
+  }
   arch::ParameterGroup group_of(int unit) const { return static_cast<arch::ParameterGroup>(unit / num_layers()); }
   int layer_of(int unit) const { return unit % num_layers(); }
   int pipeline_rank(int rank) const { return mesh.coordinates(rank)[mesh::Axis::kPp]; }
@@ -138,6 +162,10 @@ struct Layout {
   // What LOSS sums behind loss, tokens and flag: of every block of experts, in the order of the layers, its loads
   // (nn::Layer::take_loads): E counts, then the assignments dropped, and the sums of both router losses.
   bool is_expert_block(int layer) const;     // of the layer table
+  // Rows leave it for other ranks and come back, once each way: it can be divided there.
+  bool divisible(int layer) const {
+    return ep * etp > 1 && dispatcher == config::Dispatcher::kAllToAll && !moe.imbalance_limit && is_expert_block(layer);
+  }
   int64_t load_numbers() const;              // of all layers, stages of other ranks included; 0 without experts
   int64_t load_offset(int layer) const;      // of them, where those of an expert block begin
 };

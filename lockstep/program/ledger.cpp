@@ -12,9 +12,18 @@ int64_t LedgerEntry::sent_total() const {
   return total;
 }
 
-void Ledger::add(const LedgerKey& key, int64_t payload, std::map<int, int64_t> sent, int64_t times, bool at_run_time) {
+namespace {
+
+// Calls of one key are alike.
+void add(AtRunTime& to, const AtRunTime& from) {
+  to = {.decided = to.decided || from.decided, .most = std::max(to.most, from.most), .in_rounds = to.in_rounds || from.in_rounds};
+}
+
+}  // namespace
+
+void Ledger::add(const LedgerKey& key, int64_t payload, std::map<int, int64_t> sent, int64_t times, const AtRunTime& at_run_time) {
   LedgerEntry& entry = entries_[key];
-  entry.at_run_time = entry.at_run_time || at_run_time;
+  program::add(entry.at_run_time, at_run_time);
   entry.count += times;
   entry.payload += times * payload;
   if (times == 1 && entry.sent.empty()) return entry.sent.swap(sent);  // to very many peers
@@ -30,7 +39,7 @@ void Ledger::merge(const Ledger& other) {
     LedgerEntry& entry = entries_[key];
     entry.count += from.count;
     entry.payload += from.payload;
-    entry.at_run_time = entry.at_run_time || from.at_run_time;
+    program::add(entry.at_run_time, from.at_run_time);
     for (const auto& [peer, bytes] : from.sent) entry.sent[peer] += bytes;
   }
 }
@@ -53,13 +62,18 @@ std::string text_of(const LedgerKey& key) {
 std::string text_of(const LedgerEntry& entry) {
   std::vector<std::string> links;
   for (const auto& [peer, bytes] : entry.sent) links.push_back(cat(bytes, " B to rank ", peer));
-  return cat(entry.count, " calls of ", entry.at_run_time ? "about " : "", entry.payload, " B in all, sent ",
+  const AtRunTime& about = entry.at_run_time;
+  return cat(entry.count, about.in_rounds ? " or more" : "", " calls of ", about.decided ? "about " : "", entry.payload, " B in all",
+             about.decided ? cat(", at most ", about.most, " B each") : std::string(), ", sent ",
              links.empty() ? "nothing" : join(links, ", "));
 }
 
 // As far as the data does not make it.
 bool agree(const LedgerEntry& predicted, const LedgerEntry& recorded) {
-  return predicted.at_run_time ? predicted.count == recorded.count : predicted == recorded;
+  const AtRunTime& about = predicted.at_run_time;
+  if (!about.decided) return predicted == recorded;
+  const bool calls = about.in_rounds ? recorded.count >= predicted.count : recorded.count == predicted.count;
+  return calls && std::max(recorded.payload, recorded.sent_total()) <= recorded.count * about.most;
 }
 
 }  // namespace

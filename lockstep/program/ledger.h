@@ -33,11 +33,18 @@ struct LedgerKey {
   Algorithm algorithm = Algorithm::kRing;
   auto operator<=>(const LedgerKey&) const = default;
 };
+// Of a predicted call: whether the data makes its size. Then its bytes are those of balanced routing.
+struct AtRunTime {
+  bool decided = false;
+  int64_t most = 0;        // bytes of its payload at most
+  bool in_rounds = false;  // it may be made several times in its place (moe.imbalance_limit), each time with at most so many
+  bool operator==(const AtRunTime&) const = default;
+};
 struct LedgerEntry {
-  int64_t count = 0;                 // calls
-  int64_t payload = 0;               // bytes of the tensor, all calls
-  std::map<int, int64_t> sent{};     // world rank of the peer -> bytes this rank put on the link to it
-  bool at_run_time = false;          // predicted of calls whose sizes the data makes: bytes are those of balanced routing
+  int64_t count = 0;              // calls
+  int64_t payload = 0;            // bytes of the tensor, all calls
+  std::map<int, int64_t> sent{};  // world rank of the peer -> bytes this rank put on the link to it
+  AtRunTime at_run_time{};        // of each call
   bool operator==(const LedgerEntry&) const = default;
   int64_t sent_total() const;
 };
@@ -46,13 +53,14 @@ struct LedgerEntry {
 class Ledger {
  public:
   // `times` calls, each with this payload and these bytes.
-  void add(const LedgerKey& key, int64_t payload, std::map<int, int64_t> sent, int64_t times = 1, bool at_run_time = false);
+  void add(const LedgerKey& key, int64_t payload, std::map<int, int64_t> sent, int64_t times = 1, const AtRunTime& at_run_time = {});
   void merge(const Ledger& other);
   const std::map<LedgerKey, LedgerEntry>& entries() const { return entries_; }
   // With the text of each call, in the order of the texts: for pages.
   std::vector<std::tuple<std::string, LedgerKey, LedgerEntry>> printed() const;
   bool operator==(const Ledger&) const = default;
-  // Lines that say where the two differ; empty where they agree. Of what is known at run time alone the numbers of calls count.
+  // Lines that say where the two differ; empty where they agree. Of calls whose sizes the data makes there are as many, in rounds as
+  // many or more, and none has more bytes than it may have; all others agree in every number.
   static std::vector<std::string> difference(const Ledger& predicted, const Ledger& recorded);
 
  private:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <set>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -10,15 +9,26 @@
 namespace lockstep::program {
 namespace {
 
-// The rank's neighbours on tp, by their coordinate: tables with their pieces.
+// Of the ranks with which this one has matrices cut, by their coordinate: tables with their pieces.
 struct Tables {
   std::vector<std::vector<arch::ParamSpec>> tables{};
   std::vector<arch::FlatLayout> flats{};
 };
 
-Tables tables_of(const Layout& layout, int rank) {
+// Experts lie over other ranks than all else.
+bool folded(const Layout& layout, arch::ParameterGroup group) {
+  return group == arch::ParameterGroup::kExperts && layout.domain(group) != layout.dense_domain();
+}
+
+// The axes that cut the parameters of a group; rows are whole.
+mesh::View cut_over(const Layout& layout, arch::ParameterGroup group) {
+  if (layout.sums_over_tensor(group)) return {};
+  return folded(layout, group) ? mesh::View(layout.expert_ranks().fold, mesh::Axis::kEtp) : mesh::View(mesh::Axis::kTp);
+}
+
+Tables tables_of(const Layout& layout, int rank, arch::ParameterGroup group) {
   Tables all;
-  for (const int neighbour : layout.mesh.group(rank, mesh::Axis::kTp)) {
+  for (const int neighbour : layout.mesh.group(rank, cut_over(layout, group))) {
     all.tables.push_back(layout.param_table(neighbour));
     all.flats.push_back(layout.flat_layout(all.tables.back()));
   }
@@ -30,7 +40,18 @@ bool knows_matrices(const config::OptimizerSection& choice) {
   return std::ranges::any_of(choice.rules.list, [](const config::OptimizerRule& rule) { return rule.optimizer.has_value(); });
 }
 
-// tp varies fastest.
+bool several_share(const Layout& layout, arch::ParameterGroup group) {
+  const bool there = group != arch::ParameterGroup::kExperts || layout.model.has_experts();
+  return there && group_size(layout, matrix_group(layout, group)) > 1;
+}
+
+std::set<arch::ParameterGroup> groups_of_units(const Layout& layout, const std::set<int>& units) {
+  std::set<arch::ParameterGroup> groups;
+  for (const int unit : units) groups.insert(layout.group_of(unit));
+  return groups;
+}
+
+// tp and etp vary fastest.
 void add_pieces(const Tables& all, size_t unit, size_t slot, int tensor, ScatteredMatrix& matrix) {
   const auto at = static_cast<size_t>(tensor);
   const arch::FlatLayout& flat = all.flats[at];
@@ -75,36 +96,55 @@ void choose_owners(int members, std::map<int, std::vector<ScatteredMatrix>>& uni
 
 double ScatteredMatrix::flops(int iterations) const { return iterations * arch::iteration_flops(rows, columns); }
 
-GroupRef matrix_group(const Layout& layout) {
-  return group_over(layout, layout.dense_domain().shard.axes | mesh::Axis::kTp);
+GroupRef matrix_group(const Layout& layout, arch::ParameterGroup group) {
+  const mesh::View cut = cut_over(layout, group);
+  return group_over(layout, {cut.fold, layout.domain(group).shard.axes | cut.axes});
 }
 
-bool scatters_matrices(const Layout& layout, int rank, int unit) {
-  if (!knows_matrices(layout.optimizer) || group_size(layout, matrix_group(layout)) == 1) return false;
-  const std::vector<arch::ParamSpec> table = layout.param_table(rank);
-  return std::ranges::any_of(table, [&](const arch::ParamSpec& spec) {
-    return (unit < 0 || spec.unit == unit) && arch::is_scattered_matrix(spec, layout.shards(spec.group));
-  });
+std::set<int> scattered_units(const Layout& layout, int rank) {
+  const auto shared = [&](arch::ParameterGroup group) { return several_share(layout, group); };
+  std::set<int> units;
+  if (!knows_matrices(layout.optimizer) || std::ranges::none_of(arch::kParameterGroups, shared)) return units;
+  for (const arch::ParamSpec& spec : layout.param_table(rank))
+    if (arch::is_scattered_matrix(spec, layout.shards(spec.group))) units.insert(spec.unit);
+  return units;
+}
+
+std::vector<GroupRef> matrix_groups(const Layout& layout, int rank) {
+  std::vector<GroupRef> groups;
+  for (const arch::ParameterGroup group : groups_of_units(layout, scattered_units(layout, rank)))
+    groups.push_back(matrix_group(layout, group));
+  return groups;
 }
 
 MatrixPlan::MatrixPlan(const Layout& layout, int rank)
-    : group_(matrix_group(layout)),
-      member_(group_rank(layout, rank, group_)),
-      element_size_(config::bytes_of(layout.optimizer.ns_precision)) {
-  if (!scatters_matrices(layout, rank)) return;
-  const Tables all = tables_of(layout, rank);
+    : element_size_(config::bytes_of(layout.optimizer.ns_precision)), num_layers_(layout.num_layers()) {
+  for (const arch::ParameterGroup group : groups_of_units(layout, scattered_units(layout, rank))) add(layout, rank, group);
+}
+
+void MatrixPlan::add(const Layout& layout, int rank, arch::ParameterGroup group) {
+  const Tables all = tables_of(layout, rank, group);
+  std::map<int, std::vector<ScatteredMatrix>> units;
   for (size_t unit = 0; unit < all.flats[0].units.size(); ++unit) {
     const arch::FlatUnit& place = all.flats[0].units[unit];
-    for (size_t slot = 0; slot < place.slots.size(); ++slot) {
+    for (size_t slot = 0; place.group == group && slot < place.slots.size(); ++slot) {
       const arch::ParamSpec& spec = all.tables[0][static_cast<size_t>(place.slots[slot].param)];
-      if (!arch::is_scattered_matrix(spec, layout.shards(spec.group))) continue;
-      LOCKSTEP_CHECK(spec.group == arch::ParameterGroup::kDense, spec.name, " is updated whole, but lies scattered over other ranks");
+      if (!arch::is_scattered_matrix(spec, place.shards)) continue;
       ScatteredMatrix matrix{.param = place.slots[slot].param, .rows = spec.shape[0], .columns = spec.shape[1]};
       for (int tensor = 0; tensor < static_cast<int>(all.tables.size()); ++tensor) add_pieces(all, unit, slot, tensor, matrix);
-      units_[place.id].push_back(std::move(matrix));
+      units[place.id].push_back(std::move(matrix));
     }
   }
-  choose_owners(group_size(layout, group_), units_);
+  const GroupRef ranks = matrix_group(layout, group);
+  sharing_[group] = {.group = ranks, .member = group_rank(layout, rank, ranks)};
+  choose_owners(group_size(layout, ranks), units);
+  units_.merge(units);
+}
+
+const MatrixPlan::Sharing& MatrixPlan::sharing(int unit) const {
+  const auto found = sharing_.find(static_cast<arch::ParameterGroup>(unit / num_layers_));
+  LOCKSTEP_CHECK(found != sharing_.end(), "unit ", unit, " has no matrices that lie scattered");
+  return found->second;
 }
 
 const std::vector<ScatteredMatrix>& MatrixPlan::of(int unit) const {

@@ -1,10 +1,11 @@
 // Matrices that are updated whole and that no rank has whole (arch::is_scattered_matrix): who orthogonalises which, and what moves
-// there and back. A function of the layout alone, the same on all ranks of a group.
+// there and back. A function of the layout alone, the same on all ranks of a group. Each parameter group has groups of its own: those
+// of dense matrices are over its shard view and tp, those of rows over its shard view, those of experts over edp_shard and etp.
 #pragma once
 
 #include <cstdint>
 #include <map>
-#include <string>
+#include <set>
 #include <vector>
 
 #include "lockstep/program/program.h"
@@ -41,12 +42,13 @@ struct MatrixMessage {
 
 class MatrixPlan {
  public:
-  // Of the group of `rank`.
+  // Of the groups of `rank`.
   MatrixPlan(const Layout& layout, int rank);
 
-  const GroupRef& group() const { return group_; }
-  int member() const { return member_; }  // `rank` in it
   const std::vector<ScatteredMatrix>& of(int unit) const;  // by its id; empty where there are none
+  // Of a unit that has some, else InternalError: the ranks that share them, and `rank` among these.
+  const GroupRef& group(int unit) const { return sharing(unit).group; }
+  int member(int unit) const { return sharing(unit).member; }
   // All messages of a unit, to owners or back, in one order for all members: so that nobody waits for whom waits for it.
   std::vector<MatrixMessage> messages(int unit, bool to_owners) const;
   // Bytes of one element on the wire, which the iteration begins and ends with: nothing is lost.
@@ -55,15 +57,25 @@ class MatrixPlan {
   int64_t most_bytes(int unit) const;
 
  private:
-  GroupRef group_;
-  int member_ = 0;
+  struct Sharing {
+    GroupRef group{};
+    int member = 0;
+  };
+  void add(const Layout& layout, int rank, arch::ParameterGroup group);  // which has some
+  const Sharing& sharing(int unit) const;
+
   int64_t element_size_ = 2;
-  std::map<int, std::vector<ScatteredMatrix>> units_;
+  int num_layers_ = 1;                                // of the layer table
+  std::map<int, std::vector<ScatteredMatrix>> units_;  // by id
+  std::map<arch::ParameterGroup, Sharing> sharing_;    // of those that have some
 };
 
-// The ranks that share matrices: over the shard view and tp.
-GroupRef matrix_group(const Layout& layout);
-// The rank has a part of such matrices in the unit, or with -1 in any. Alike on all ranks of a coordinate on pp.
-bool scatters_matrices(const Layout& layout, int rank, int unit = -1);
+// The ranks that share the matrices of a parameter group.
+GroupRef matrix_group(const Layout& layout, arch::ParameterGroup group = arch::ParameterGroup::kDense);
+// The units of which the rank has a part of such matrices, by id. Alike on all ranks of a coordinate on pp: no rule tells experts apart
+// that are on other ranks of ep (layout_problems).
+std::set<int> scattered_units(const Layout& layout, int rank);
+// Those of the parameter groups that have some.
+std::vector<GroupRef> matrix_groups(const Layout& layout, int rank);
 
 }  // namespace lockstep::program

@@ -92,10 +92,10 @@ config::LayoutProblem problem_of(const Layout& layout, const HostPlan& worst) {
 bool HostPlan::on_disk(int unit) const { return std::binary_search(disk_units.begin(), disk_units.end(), unit); }
 
 std::map<int, UnitSize> unit_sizes(const Layout& layout, const std::vector<arch::ParamSpec>& table) {
-  const bool copy = layout.offload.parameters && layout.precision == config::Precision::kBf16;
   std::map<int, UnitSize> sizes;
   for (const arch::FlatUnit& unit : layout.flat_layout(table).units) {
     const int64_t updated = arch::update_bytes(table, unit);
+    const bool copy = layout.offload.parameters && layout.precision_of(unit.group) == config::Precision::kBf16;
     sizes[unit.id] = {.whole = unit.numel(), .part = unit.part(), .updated = updated, .offloaded = updated + (copy ? 2 * unit.part() : 0)};
   }
   return sizes;

@@ -12,13 +12,13 @@ namespace lockstep::program {
 // domains are those of the unit or bucket:
 //   send_f stage s         send over pp, direct, of the rows [B S, D] of this rank in the compute precision, one for each
 //   send_b stage s         microbatch; s is the stage here. recv_f, recv_b: the other side of it, which sends nothing
-//   unshard blocks.3       all_gather over the domain's shard view, ring, of a unit in the compute precision
+//   unshard blocks.3       all_gather over the domain's shard view, ring, of a unit in the precision of its group's compute copy
 //   reduce_grad bucket k   all_reduce over its sum view, ring, fp32; with several shards unit by unit a reduce_scatter over
 //                          its shard view, ring, fp32, or with reduce_precision bf16 an all_to_all, direct, bf16: summed in
 //                          fp32 behind it
 //   reduce_shard bucket k  all_reduce over its copies, ring, fp32, of one shard unit by unit
 //   push bucket k          reduce to the server, direct, fp32
-//   pull bucket k          broadcast from the server, direct, in the compute precision
+//   pull bucket k          broadcast from the server, direct, in the precision of the group's compute copy
 //   tokens                 all_reduce over the ranks of other tokens, direct: 1 fp64
 //   loss                   all_reduce over all ranks, direct: loss sum, tokens and the non-finite flag as 3 fp64, and the loads of all
 //                          blocks of experts (Layout::load_numbers)
@@ -27,8 +27,8 @@ namespace lockstep::program {
 //                          partial_gradients() counts
 //   norm                   all_reduce over the model group, with several shards or scattered experts over all ranks, direct
 //                          (Layout::norm_ranks): 1 fp64; parameter server: broadcast from the server, direct
-//   gather_update blocks.3   send and recv over the domain's shard view and tp, direct, in the type of the iteration: a piece of a
-//   scatter_update blocks.3  matrix to its owner and back (matrices.h)
+//   gather_update blocks.3   send and recv over the domain's shard view and tp, of experts etp, direct, in the type of the iteration: a
+//   scatter_update blocks.3  piece of a matrix to its owner and back (matrices.h)
 // and those of sharded layers, tensor_calls().
 class CallTable::Planner {
  public:
@@ -62,7 +62,7 @@ class CallTable::Planner {
         over(domain(action).sum, {.id = call_of_bucket(Purpose::kPull, action.bucket),
                                   .collective = Collective::kBroadcast,
                                   .numel = bucket(action).numel(),
-                                  .element_size = layout_.element_size()});
+                                  .element_size = layout_.element_size(group_of(layout_, bucket(action)))});
         break;
       case ActionKind::kLoss:
         over(layout_.all_ranks(), sum(call_id(Purpose::kLoss), Summed::kLoss, 3 + layout_.load_numbers()));
@@ -131,7 +131,7 @@ class CallTable::Planner {
                                 .collective = Collective::kAllGather,
                                 .algorithm = Algorithm::kRing,
                                 .numel = unit(action.unit).numel(),
-                                .element_size = layout_.element_size()});
+                                .element_size = layout_.element_size(layout_.group_of(action.unit))});
   }
 
   void reduce_grad(const Action& action) {
@@ -148,13 +148,14 @@ class CallTable::Planner {
     const bool gathers = action.kind == ActionKind::kGatherUpdate;
     const CallId id = id_of_unit(gathers ? Purpose::kGatherUpdate : Purpose::kScatterUpdate, action);
     for (const MatrixMessage& message : matrices_->messages(action.unit, gathers)) {
-      const bool sends = message.from == matrices_->member();
-      if (!sends && message.to != matrices_->member()) continue;
-      add(matrices_->group(), {.id = id,
-                               .collective = sends ? Collective::kSend : Collective::kRecv,
-                               .root = sends ? message.to : message.from,
-                               .numel = matrices_->of(action.unit)[message.matrix].pieces[message.piece].numel,
-                               .element_size = matrices_->element_size()});
+      const int here = matrices_->member(action.unit);
+      const bool sends = message.from == here;
+      if (!sends && message.to != here) continue;
+      add(matrices_->group(action.unit), {.id = id,
+                                          .collective = sends ? Collective::kSend : Collective::kRecv,
+                                          .root = sends ? message.to : message.from,
+                                          .numel = matrices_->of(action.unit)[message.matrix].pieces[message.piece].numel,
+                                          .element_size = matrices_->element_size()});
     }
   }
 
@@ -244,7 +245,7 @@ CallOfRank call_of_rank(const Layout& layout, int rank, const PlannedCall& plann
                    .root = planned.root},
           .group = planned.group,
           .group_rank = group_rank(layout, rank, planned.group),
-          .at_run_time = planned.at_run_time};
+          .at_run_time = {.decided = planned.at_run_time, .most = planned.most * planned.element_size, .in_rounds = planned.in_rounds}};
 }
 
 std::vector<CallOfRank> calls_of_rank(const Layout& layout, const Program& program, int rank, const Action& action) {

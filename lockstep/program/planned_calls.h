@@ -24,6 +24,8 @@ struct PlannedCall {
   int64_t numel = 0;         // of the full buffer, as CollectiveCall has it
   int64_t element_size = 8;  // on the wire
   bool at_run_time = false;  // how much each rank sends to each other is known when it is made: numel is what balanced routing makes
+  int64_t most = 0;          // of such a call: numel at most
+  bool in_rounds = false;    // and it may be made several times in its place
   int64_t bytes() const { return numel * element_size; }
 };
 // The communication of one action on `rank`, in order; nothing where it makes none or its group has one rank.
@@ -51,7 +53,7 @@ struct CallOfRank {
   CollectiveCall call{};
   GroupRef group{};    // that of the call
   int group_rank = 0;  // of this rank in it
-  bool at_run_time = false;
+  AtRunTime at_run_time{};
 };
 CallOfRank call_of_rank(const Layout& layout, int rank, const PlannedCall& planned);
 std::vector<CallOfRank> calls_of_rank(const Layout& layout, const Program& program, int rank, const Action& action);
@@ -70,8 +72,8 @@ PartialGradients partial_gradients(const Layout& layout, int rank);
 // calls and the planner read it here, the layers of parallel/tensor and parallel/expert make these calls, and a test asserts that both
 // are the same.
 
-// Of one F, RECOMPUTE, B, I or W of a layer, in the order of the forward pass, each with its group: tp, or with arch::CallGroup::kExperts
-// Layout::expert_ranks() on their channel. Nothing over a group of one rank.
+// Of one F, RECOMPUTE, B, I or W of a layer, or of a divided one those of the action's part, of DISPATCH_* and COMBINE_* what these move;
+// in the order of the forward pass, each with its group: tp, or with arch::CallGroup::kExperts Layout::expert_ranks() on their channel. Nothing over a group of one rank.
 // M = B S rows, padded to a multiple of tp:
 //   without sequence parallelism, a block    F: all_reduce [M, D] after attention.out and after mlp.down
 //                                            I: all_reduce [M, D] of dx of attention.qkv and of mlp's first linear

@@ -13,10 +13,15 @@ std::string label_range(int first, int last, int num_layers) {
 }
 
 std::string layer_label(int layer, int num_layers) {
+  if (num_layers > 0 && layer >= 3 * num_layers) return layer_label(layer - 3 * num_layers, num_layers) + " fp32";
   if (num_layers > 0 && layer >= 2 * num_layers) return layer_label(layer - 2 * num_layers, num_layers) + " experts";
   if (num_layers > 0 && layer >= num_layers) return layer_label(layer - num_layers, num_layers) + " rows";
   if (layer == 0) return "embed";
   return layer == num_layers - 1 ? "head" : cat("b", layer - 1);
+}
+
+std::string part_letter(const Action& action) {
+  return action.part < 0 ? std::string() : std::string(1, static_cast<char>('a' + action.part));
 }
 
 std::string action_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers) {
@@ -31,7 +36,7 @@ std::string action_text(const Action& action, const std::vector<Bucket>& buckets
   }
   if (action.unit >= 0) text += " " + layer_label(action.unit, num_layers);
   if (action.stage >= 0) text += cat(" stage ", action.stage);
-  if (action.layer >= 0) text += " " + layer_label(action.layer, num_layers);
+  if (action.layer >= 0) text += " " + layer_label(action.layer, num_layers) + part_letter(action);
   if (action.microbatch >= 0) text += cat(" m", action.microbatch);
   return text;
 }

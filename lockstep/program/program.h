@@ -21,6 +21,10 @@ enum class ActionKind {
   kBackwardInput,   // I   gradient of the input
   kBackwardWeight,  // W   gradients of the weights, accumulated into the gradient buffer
   kRecompute,       // RECOMPUTE  what the layer's B or I and W need and its F did not keep
+  kDispatchForward,   // DISPATCH_F  between the parts of a divided F: rows go to their experts
+  kCombineForward,    // COMBINE_F   what the experts made of them comes back
+  kCombineBackward,   // COMBINE_B   between those of a divided B or I: the gradient of what came back goes to the experts
+  kDispatchBackward,  // DISPATCH_B  and that of the rows comes back
   kSendForward,     // SEND_F  the output of a stage goes to the rank of the next stage
   kRecvForward,     // RECV_F  the input of a stage comes from the rank of the stage before it
   kSendBackward,    // SEND_B  the gradient of a stage's input goes to the rank of the stage before it
@@ -67,6 +71,7 @@ struct KindWords {
   Work work = Work::kNone;
   bool sends = false, receives = false;  // between the ranks of pp: activations
   bool gradients = false;                // or their gradients, back
+  bool exchanges = false;                // between the parts of a divided layer: rows and its experts
   bool comes_and_goes = false;  // what is elsewhere between its uses, or made again: such lists are shown as rounds
   bool opens_round = false;     // beside what computes
 };
@@ -76,6 +81,10 @@ inline constexpr KindWords kActionKinds[] = {
     {.kind = ActionKind::kBackwardInput, .name = "I", .verb = "backward of the input", .work = Work::kInput},
     {.kind = ActionKind::kBackwardWeight, .name = "W", .verb = "backward of the weights", .work = Work::kWeight},
     {.kind = ActionKind::kRecompute, .name = "RECOMPUTE", .letter = "f", .verb = "recomputation", .work = Work::kAgain, .comes_and_goes = true},
+    {.kind = ActionKind::kDispatchForward, .name = "DISPATCH_F", .letter = "d", .exchanges = true},
+    {.kind = ActionKind::kCombineForward, .name = "COMBINE_F", .letter = "c", .exchanges = true},
+    {.kind = ActionKind::kCombineBackward, .name = "COMBINE_B", .letter = "C", .gradients = true, .exchanges = true},
+    {.kind = ActionKind::kDispatchBackward, .name = "DISPATCH_B", .letter = "D", .gradients = true, .exchanges = true},
     {.kind = ActionKind::kSendForward, .name = "SEND_F", .sends = true},
     {.kind = ActionKind::kRecvForward, .name = "RECV_F", .receives = true},
     {.kind = ActionKind::kSendBackward, .name = "SEND_B", .sends = true, .gradients = true},
@@ -111,6 +120,10 @@ constexpr bool goes_back(ActionKind kind) { return work_of(kind) == Work::kInput
 constexpr bool adds_to_weights(ActionKind kind) { return work_of(kind) == Work::kWeight || work_of(kind) == Work::kInputAndWeight; }
 // SEND_F, RECV_F, SEND_B, RECV_B.
 constexpr bool is_transfer(ActionKind kind) { return words_of(kind).sends || words_of(kind).receives; }
+// DISPATCH_F, COMBINE_F, COMBINE_B, DISPATCH_B.
+constexpr bool exchanges(ActionKind kind) { return words_of(kind).exchanges; }
+// DISPATCH_F and COMBINE_B: rows, or gradients, on their way to experts; the two others are on the way back.
+constexpr bool leads_to_experts(ActionKind kind) { return kind == ActionKind::kDispatchForward || kind == ActionKind::kCombineBackward; }
 // What kinds are known by where what they touch (effects.h) does not matter, as while a program is made.
 // REDUCE_GRAD, SHARD_GRAD, REDUCE_SHARD, PUSH.
 constexpr bool reduces(ActionKind kind) {
@@ -149,8 +162,14 @@ struct Action {
   int unit = -1;        // UNSHARD, RESHARD, REDUCE_TIED, FETCH and EVICT of parameters or optimizer state, GATHER_UPDATE, SCATTER_UPDATE, STEP: its id
                         // (arch::ParamSpec::unit), that of a parameter group of a layer; STEP with -1: all
   Moved moved = Moved::kParameters;  // FETCH, EVICT; an activation has layer and microbatch
+  int part = -1;        // F, B, I of a divided layer: 0 up to the rows that leave for the experts, 1 the experts, 2 from where their
+                        // results are back; -1: all of it
   auto operator<=>(const Action&) const = default;
 };
+inline constexpr int kParts = 3;
+// Of a layer's pass it is all, or the first part; all, or the last part.
+constexpr bool begins_pass(const Action& action) { return action.part <= 0; }
+constexpr bool ends_pass(const Action& action) { return action.part < 0 || action.part == kParts - 1; }
 // What all actions are known by that differ in the microbatch alone.
 constexpr Action without_microbatch(Action action) {
   action.microbatch = -1;
@@ -188,6 +207,8 @@ inline Domain domain_of(const Layout& layout, const Bucket& bucket) { return lay
 std::string layer_label(int layer, int num_layers);
 // "b0", "b0..b3".
 std::string label_range(int first, int last, int num_layers);
+// Behind the label of a divided layer: "a", "b", "c"; nothing for all of it.
+std::string part_letter(const Action& action);
 // "F b3 m1", "REDUCE_GRAD head", "PUSH b5..b3" (the layers of the bucket), "REDUCE_GRAD b3 m1", "UNSHARD b3", "STEP";
 // "FETCH b3" moves its parameters, "FETCH state of b3" those of the optimizer, "FETCH input of b3 m1" an activation.
 std::string action_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers);

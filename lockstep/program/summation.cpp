@@ -13,7 +13,7 @@ Summation made_by(Collective collective, Algorithm algorithm, int64_t element_si
 
 Summation gradient_sum(const Layout& layout, arch::ParameterGroup of) {
   if (layout.shards(of) == 1) return made_by(Collective::kAllReduce, Algorithm::kRing, kFp32);
-  if (layout.reduce_precision == config::Precision::kFp32) return made_by(Collective::kReduceScatter, Algorithm::kRing, kFp32);
+  if (layout.reduce_precision_of(of) == config::Precision::kFp32) return made_by(Collective::kReduceScatter, Algorithm::kRing, kFp32);
   return {.collective = Collective::kAllToAll, .algorithm = Algorithm::kDirect, .element_size = kBf16, .order = SumOrder::kRanks};
 }
 

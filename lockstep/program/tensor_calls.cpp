@@ -8,6 +8,12 @@ namespace {
 
 std::optional<arch::Phase> phase_of(const Layout& layout, const Action& action) {
   switch (action.kind) {
+    case ActionKind::kDispatchForward:
+    case ActionKind::kCombineForward:
+      return arch::Phase::kForward;
+    case ActionKind::kCombineBackward:
+    case ActionKind::kDispatchBackward:  // the same of B and of I
+      return arch::Phase::kInput;
     case ActionKind::kForward:
       return arch::Phase::kForward;
     case ActionKind::kBackward:
@@ -23,28 +29,52 @@ std::optional<arch::Phase> phase_of(const Layout& layout, const Action& action) 
   }
 }
 
-}  // namespace
-
-std::vector<PlannedCall> tensor_calls(const Layout& layout, const Action& action) {
-  const std::optional<arch::Phase> phase = phase_of(layout, action);
-  return phase ? tensor_calls(layout, action.layer, *phase) : std::vector<PlannedCall>();
+// Which calls of a phase are wanted of a divided layer.
+struct Wanted {
+  int part = -1;            // those that its part makes; -1: of all parts
+  int way = -1;             // 0: rows on their way to the experts, 1: back; -1: neither
+  bool all() const { return part < 0 && way < 0; }
+};
+Wanted wanted_of(const Action& action) {
+  if (exchanges(action.kind)) return {.way = leads_to_experts(action.kind) ? 0 : 1};
+  return {.part = action.part};
 }
 
-std::vector<PlannedCall> tensor_calls(const Layout& layout, int layer, arch::Phase phase) {
+// By call of a layer whether the phase makes it and it is wanted.
+std::vector<bool> calls_made(const arch::LayerDescription& description, arch::Phase phase, const Wanted& wanted) {
+  std::vector<bool> made(description.calls.size());
+  int part = 0;
+  for (const arch::Step& step : description.steps) {
+    if (step.what != arch::Step::What::kStart || !step.phases.has(phase)) continue;
+    const auto index = static_cast<size_t>(step.index);
+    const arch::RowsWay rows = arch::rows_way(description.calls[index]);
+    const int way = rows == arch::RowsWay::kNone ? -1 : rows == arch::RowsWay::kToExperts ? 0 : 1;
+    if (way >= 0) part = way + 1;
+    // The weights are the last part's work.
+    const int of = way >= 0 ? -1 : phase == arch::Phase::kBackward && !step.phases.has(arch::Phase::kInput) ? kParts - 1 : part;
+    made[index] = made[index] || wanted.all() || (wanted.way >= 0 ? wanted.way == way : wanted.part == of);
+  }
+  return made;
+}
+
+std::vector<PlannedCall> calls_of_layer(const Layout& layout, int layer, arch::Phase phase, const Wanted& wanted) {
   const GroupRef tensor = group_over(layout, mesh::Axis::kTp);
   const GroupRef experts = layout.model.has_experts() ? group_over(layout, layout.expert_ranks(), Channel::kExperts) : tensor;
+  const auto group_of = [&](arch::CallGroup over) {
+    if (over == arch::CallGroup::kTensor) return tensor;
+    if (over == arch::CallGroup::kExperts) return experts;
+    return group_over(layout, over == arch::CallGroup::kExpertNodes ? layout.expert_nodes() : layout.expert_node(), Channel::kExperts);
+  };
   if (group_size(layout, tensor) == 1 && group_size(layout, experts) == 1) return {};
   const arch::LayerSpec spec = arch::layer_spec(layout.model, layer);
   // As it is on the first rank: its calls are those of all.
   const arch::LayerDescription description = arch::describe_layer(layout.model, spec, layout.cost_input(0));
-  std::vector<bool> made(description.calls.size());
-  for (const arch::Step& step : description.steps)
-    if (step.what == arch::Step::What::kStart && step.phases.has(phase)) made[static_cast<size_t>(step.index)] = true;
+  const std::vector<bool> made = calls_made(description, phase, wanted);
   std::vector<PlannedCall> calls;
   for (size_t i = 0; i < made.size(); ++i) {
     if (!made[i]) continue;
     const arch::LayerCall& call = description.calls[i];
-    const GroupRef& group = call.over == arch::CallGroup::kExperts ? experts : tensor;
+    const GroupRef group = group_of(call.over);
     const int ranks = group_size(layout, group);
     if (ranks == 1) continue;
     const CallId id = call_of_layer(Purpose::kLayer, spec).of_part(call.part).with(call.phase);
@@ -54,9 +84,25 @@ std::vector<PlannedCall> tensor_calls(const Layout& layout, int layer, arch::Pha
           tensor_call(id, call.collective, std::min(at_once, call.numel - begin), call.element_size, ranks));
       made_call.group = group;
       made_call.at_run_time = call.at_run_time;
+      made_call.most = call.most;
+      made_call.in_rounds = call.in_rounds;
+      if (!call.direct) continue;
+      made_call.algorithm = Algorithm::kDirect;
+      made_call.order = order_of(call.collective, Algorithm::kDirect);
     }
   }
   return calls;
+}
+
+}  // namespace
+
+std::vector<PlannedCall> tensor_calls(const Layout& layout, const Action& action) {
+  const std::optional<arch::Phase> phase = phase_of(layout, action);
+  return phase ? calls_of_layer(layout, action.layer, *phase, wanted_of(action)) : std::vector<PlannedCall>();
+}
+
+std::vector<PlannedCall> tensor_calls(const Layout& layout, int layer, arch::Phase phase) {
+  return calls_of_layer(layout, layer, phase, {});
 }
 
 PlannedCall tensor_call(const CallId& id, Collective collective, int64_t numel, int64_t element_size, int ranks) {

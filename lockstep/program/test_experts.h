@@ -16,6 +16,8 @@ struct ExpertLayout {
   int64_t microbatches = 2;
   ScheduleKind schedule = ScheduleKind::kOneFOneB;
   int virtual_stages = 1;
+  config::Dispatcher dispatcher = config::Dispatcher::kAllToAll;
+  int node = 1;
 };
 
 inline std::string text_of(const ExpertLayout& of) {
@@ -49,6 +51,8 @@ inline Layout layout_of(const ExpertLayout& of) {
   layout.zero = of.zero;
   layout.ep = of.ep;
   layout.etp = of.etp;
+  layout.dispatcher = of.dispatcher;
+  layout.node_ranks = of.node;
   return layout;
 }
 

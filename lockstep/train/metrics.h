@@ -34,7 +34,7 @@ class MetricsWriter {
   // One line, and one scalar for each value that is finite. For the others an event "nonfinite" with their names
   // follows.
   void step(int64_t step, int64_t tokens, const Values& values);
-  // "checkpoint", "eval", "expert_load", "resume", "changed", "set_aside", "stop", "nonfinite"; `fields` is a flat object.
+  // "checkpoint", "eval", "expert_load", "expert_overload", "resume", "changed", "set_aside", "stop", "nonfinite"; `fields` is a flat object.
   void event(const std::string& event, int64_t step, const OrderedJson& fields = OrderedJson::object());
 
  private:

@@ -21,7 +21,7 @@ class RunDirectory {
   std::filesystem::path metrics() const { return root_ / "metrics.jsonl"; }
   std::filesystem::path checkpoints() const { return root_ / "checkpoints"; }
   std::filesystem::path trace() const { return root_ / "trace"; }         // of steps that were timed
-  std::filesystem::path report() const { return root_ / "report.html"; }  // the last of them, drawn
+  std::filesystem::path report() const { return root_ / "report.html"; }  // the last of them, drawn; the load of experts
   std::filesystem::path done() const { return root_ / "DONE"; }
   std::filesystem::path log(int rank) const;  // logs/rank-0003.log
   bool is_done() const { return std::filesystem::exists(done()); }

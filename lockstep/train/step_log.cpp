@@ -24,6 +24,7 @@ void add_losses(const engine::StepResult& result, const std::vector<engine::Expe
     values.emplace_back(cat("experts/", load.name, "/routed"), load.total());
     values.emplace_back(cat("experts/", load.name, "/dropped"), load.dropped);
     values.emplace_back(cat("experts/", load.name, "/max_over_mean"), load.max_over_mean());
+    if (load.further_rounds > 0) values.emplace_back(cat("experts/", load.name, "/further_rounds"), load.further_rounds);
   }
 }
 
@@ -33,6 +34,7 @@ void StepLog::known(const StepRecord& record, const RunPosition& at) {
   const engine::StepResult& result = record.result;
   last_loss_ = result.loss;
   exposed_.add(result, record.seconds);
+  say_overload(record);
   const double memory_gib = due(record.step) ? options_.worst_memory_gib() : 0;
   since_line_.steps += 1;
   since_line_.tokens += result.tokens;
@@ -60,6 +62,19 @@ void StepLog::known(const StepRecord& record, const RunPosition& at) {
   due(record.step) ? write(record, at, row, loads) : output_.console()->live(row);
 }
 
+// Behind the step, and before anything of it is written.
+void StepLog::say_overload(const StepRecord& record) {
+  if (!output_.console()) return;
+  OrderedJson rounds = OrderedJson::object();
+  for (const engine::ExpertLoad& load : options_.expert_loads(record.result)) {
+    if (load.further_rounds == 0) continue;
+    output_.note(cat("step ", record.step, ": more rows came to experts of ", load.name, " than moe.imbalance_limit has room for; they ran in ",
+                     load.further_rounds, " further rounds"));
+    rounds[load.name] = load.further_rounds;
+  }
+  if (!rounds.empty()) output_.event("expert_overload", record.step, rounds);
+}
+
 void StepLog::write(const StepRecord& record, const RunPosition& at, const StepRow& row, const std::vector<engine::ExpertLoad>& loads) {
   output_.console()->row(row);
   Values values = {{"train/loss", row.loss},
@@ -76,7 +91,10 @@ void StepLog::write(const StepRecord& record, const RunPosition& at, const StepR
   add_losses(record.result, loads, values);
   output_.metrics()->step(row.step, at.consumed_tokens, values);
   OrderedJson by_expert = OrderedJson::object();
-  for (const engine::ExpertLoad& load : loads) by_expert[load.name] = load_text(load.routed);
+  for (const engine::ExpertLoad& load : loads) {
+    by_expert[load.name] = load_text(load.routed);
+    by_expert[load.name + "/dropped"] = std::llround(load.dropped);
+  }
   if (!loads.empty()) output_.event("expert_load", row.step, by_expert);
   if (row.step == began_at_ + 1) options_.behind_first(row.step);
 }

@@ -42,6 +42,7 @@ class StepLog : public StepPolicy {
   void sum_up();
 
  private:
+  void say_overload(const StepRecord& record);
   void write(const StepRecord& record, const RunPosition& at, const StepRow& row, const std::vector<engine::ExpertLoad>& loads);
 
   StepLogOptions options_;

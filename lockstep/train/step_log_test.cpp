@@ -91,6 +91,7 @@ TEST(StepLog, TellsTheLoadOfExperts) {
   EXPECT_EQ(rows[0]["experts/blocks.1/max_over_mean"], 5 * 4 / 9.0);
   EXPECT_EQ(rows[1]["event"], "expert_load");
   EXPECT_EQ(rows[1]["blocks.1"], "3 0 5 1");
+  EXPECT_EQ(rows[1]["blocks.1/dropped"], 3);
   EXPECT_EQ(rows[2]["step"], 2);
   EXPECT_EQ(rows[3]["blocks.1"], "4 0 5 1");
 }

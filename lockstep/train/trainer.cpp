@@ -70,6 +70,7 @@ Trainer::Trainer(const TrainJob& job)
                 [this](const RunPosition& at, bool with_disk) { check_replicas(executor_, groups_, at, with_disk); }),
       evaluation_(validation_ ? config().train.eval_every : 0, config().train.steps,
                   [this] { return evaluate(executor_, groups_, *validation_, config().train.eval_samples, device_); }, output_),
+      expert_page_(directory_, job.layout, output_, job.world.rank() == 0),
       saving_({.every = config().checkpoint.every,
                .total = config().train.steps,
                .write = [this] { return write_checkpoint(); },
@@ -216,6 +217,7 @@ Request Trainer::my_request() {
 
 std::optional<checkpoint::SaveResult> Trainer::write_checkpoint() {
   replicas_.before_save(position_);
+  expert_page_.write();
   const std::vector<engine::StateTensor> state = executor_.store().state();
   if (config().checkpoint.asynchronous) return saver_.start(state, train_state());
   return checkpoint::save({.directory = directory_.checkpoints(),
@@ -235,6 +237,7 @@ checkpoint::TrainState Trainer::train_state() const {
           .model = arch::model_json(job_.layout.model),
           .version = job_.version,
           .settings = settings_of(config()),
+          .last_loads = engine::routed_json(job_.layout, executor_.last_loads()),
           .world_size = job_.world.size(),
           .layout = program::describe(job_.layout)};
 }

@@ -15,6 +15,7 @@
 #include "lockstep/engine/executor.h"
 #include "lockstep/program/layout.h"
 #include "lockstep/train/evaluate.h"
+#include "lockstep/train/expert_page.h"
 #include "lockstep/train/kept_files.h"
 #include "lockstep/train/replica_check.h"
 #include "lockstep/train/run_directory.h"
@@ -99,8 +100,9 @@ class Trainer {
   StepLog log_;
   ReplicaPolicy replicas_;
   Evaluation evaluation_;
+  ExpertPage expert_page_;
   Saving saving_;
-  const std::array<StepPolicy*, 6> policies_ = {&tracer_, &skipped_, &log_, &replicas_, &evaluation_, &saving_};
+  const std::array<StepPolicy*, 7> policies_ = {&tracer_, &skipped_, &log_, &replicas_, &evaluation_, &expert_page_, &saving_};
   RequestAgreement requests_;
   const Timer stop_after_;
 

@@ -8,6 +8,7 @@
 #include "lockstep/checkpoint/agree.h"
 #include "lockstep/checkpoint/branches.h"
 #include "lockstep/checkpoint/publish.h"
+#include "lockstep/engine/expert_loads.h"
 #include "lockstep/train/beginning.h"
 #include "lockstep/train/changes.h"
 #include "lockstep/train/start.h"
@@ -54,8 +55,11 @@ bool Trainer::resume() {
   if (from == From::kOwn && !(names_a_place(wanted) && same_place(wanted, resumed->path))) check_resumed(*resumed);
   executor_.store().loaded();
   const checkpoint::TrainState& saved = resumed->train_state;
+  if (job_.layout.moe.scope == config::MoeScope::kLastStep)
+    executor_.set_last_loads(engine::loads_of_json(job_.layout, saved.last_loads));
   position_ = {.step = saved.step, .consumed_samples = saved.consumed_samples, .consumed_tokens = saved.consumed_tokens};
   resumed_at_ = saved.step;
+  if (from != From::kElsewhere) expert_page_.resume(saved.step);
   output_.note(cat("resumed from ", resumed->path.string(), " at step ", saved.step));
   output_.event("resume", saved.step, {{"path", resumed->path.string()}});
   if (from != From::kElsewhere) leave_branch(saved.step, from == From::kBack);

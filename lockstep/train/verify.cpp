@@ -16,6 +16,7 @@
 #include "lockstep/train/start.h"
 #include "lockstep/train/verify_compare.h"
 #include "lockstep/train/verify_drift.h"
+#include "lockstep/train/verify_traffic.h"
 #include "lockstep/train/verify_twin.h"
 #include "lockstep/train/verify_update.h"
 
@@ -68,8 +69,8 @@ void judge_loads(const engine::StepResult& result, const engine::StepResult& exp
                                     found[i], ", on one rank ", reference[i]));
     bound(cat("auxiliary loss of block ", block), relative(found[experts + 1], reference[experts + 1]), tolerances.grad_norm, step);
     bound(cat("z-loss of block ", block), relative(found[experts + 2], reference[experts + 2]), tolerances.grad_norm, step);
-    found += experts + nn::kLoadExtras;
-    reference += experts + nn::kLoadExtras;
+    found += experts + arch::load_extras(layout.moe);
+    reference += experts + arch::load_extras(layout.moe);
   }
 }
 
@@ -99,6 +100,7 @@ class Reference {
   void leave_alone() {
     reordered_ = std::make_unique<Twin>(reordered(executor_options(config_, layout_), tolerances_));
     reordered_->adopt(twin_.state());
+    reordered_->executor().set_last_loads(twin_.executor().last_loads());
   }
   // The step that the layout has made, and what follows from it for `step`. `whole`: the layout's, after it.
   void compare(const WholeState& whole, const engine::StepResult& result, const StepPosition& position, VerifyStep& step) {
@@ -179,6 +181,7 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
   if (world.rank() == 0) reference = std::make_unique<Reference>(config, layout, report.tolerances);
   load_start_values(config, executor);
   UpdateCheck update(executor, groups, optimizer_of(config));
+  TrafficCheck traffic(executor, groups);
   const data::Sampler sampler = open_training_data(config, layout);
 
   const int64_t first_alone = options.steps - options.free;
@@ -190,9 +193,12 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
     if (reference && index > 0 && !step.alone) reference->adopt(whole);
     if (reference && index == first_alone) reference->leave_alone();
     const std::vector<nn::Microbatch> microbatches = load_step(sampler, layout, world.rank(), position, device_of(config));
+    traffic.begin();
     engine::StepResult result = executor.step(microbatches, index + 1, step.learning_rate, true);
-    if (const auto settled = executor.settle()) result = *settled;  // with post-validation: its update is final now
+    const std::optional<engine::StepResult> settled = executor.settle();
+    if (settled) result = *settled;  // with post-validation: its update is final now
     if (result.skipped.empty()) {
+      step.failures = traffic.judge(/*taken_back=*/settled && settled->clip_factor < 1);
       for (const std::string& line : engine::replica_differences(executor, groups)) step.failures.push_back(line);
       judge_update(update.judge(result, step.learning_rate, index + 1), report.tolerances, step);
       const bool slots = index + 1 < options.steps || options.free > 0;
@@ -206,6 +212,7 @@ VerifyReport verify(const config::RunConfig& config, const program::Layout& layo
     report.steps.push_back(std::move(step));
     if (left_out) break;  // on all ranks alike
   }
+  report.traffic = traffic.report();
   report.ok = ok_everywhere(report.ok, groups);
   return report;
 }

@@ -60,6 +60,23 @@ struct VerifyStep {
   std::vector<std::string> failures{};  // one line per bound that does not hold
 };
 
+// Calls of one kind whose sizes the tokens decide, of all blocks and microbatches of a step. Bytes are what a rank put on the links.
+struct TrafficSite {
+  std::string site{};  // "blocks.*.experts.dispatch forward"
+  std::string axis{};
+  int64_t predicted_calls = 0, calls = 0;  // of rank 0; beyond moe.imbalance_limit there are more
+  int64_t predicted_bytes = 0;             // of rank 0, with balanced routing
+  int64_t bytes = 0;                       // of rank 0, recorded
+  int64_t most_bytes = 0;                  // recorded, of the rank with most
+  int most_rank = 0;
+};
+struct VerifyTraffic {
+  // In every step, on every rank: all other calls and their bytes are the predicted ones, of these their number, and no call has more
+  // bytes than it may have.
+  bool as_predicted = true;
+  std::vector<TrafficSite> at_run_time{};  // of the last step that was not left out
+};
+
 struct VerifyReport {
   bool ok = true;
   int world_size = 1;
@@ -68,6 +85,7 @@ struct VerifyReport {
   Tolerances tolerances{};
   int64_t free = 0;  // steps at the end in which layout and twin are left alone
   std::vector<VerifyStep> steps{};
+  VerifyTraffic traffic{};
 };
 
 struct VerifyOptions {
@@ -79,7 +97,8 @@ struct VerifyOptions {
 
 // Collective over the world; rank 0 also runs the one-rank twin. The report is complete on rank 0; `ok` is everyone's.
 // The layout is never touched: it is the twin that takes over the layout's parameters and slots before a step, and from the
-// first of the free steps on neither takes over anything. Replicas whose state differs in a bit are a failure too.
+// first of the free steps on neither takes over anything. Replicas whose state differs in a bit are a failure too, and so is a step
+// that sends other than its program predicts.
 VerifyReport verify(const config::RunConfig& config, const program::Layout& layout, comm::World& world,
                     const VerifyOptions& options);
 

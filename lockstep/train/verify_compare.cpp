@@ -51,7 +51,9 @@ bool gradient_vanishes(const arch::ParamSpec& spec, const program::Layout& layou
   const auto is = [&](std::string_view part) { return spec.name.find(part) != std::string::npos; };
   const arch::ModelConfig& model = layout.model;
   if (is(".attention.k.bias") && model.traits().learned_positions && !model.qk_norm) return true;
-  return layout.seq_len == 1 && (is(".attention.q.") || is(".attention.k.") || is(".attention.q_norm.") || is(".attention.k_norm."));
+  if (layout.seq_len > 1) return false;
+  if (model.has_latent()) return is(".attention.q_a.") || is(".attention.q_a_norm.") || is(".attention.q_b.");
+  return is(".attention.q.") || is(".attention.k.") || is(".attention.q_norm.") || is(".attention.k_norm.");
 }
 
 std::vector<double> gradient_scales(const std::vector<at::Tensor>& gradients, const program::Layout& layout) {
@@ -64,7 +66,7 @@ std::vector<double> gradient_scales(const std::vector<at::Tensor>& gradients, co
     for (size_t other = 0; other < table.size() && gradient_vanishes(spec, layout); ++other) {
       const bool fused = !spec.fuse.empty() && table[other].fuse == spec.fuse;
       const bool of_v = spec.fuse.empty() && table[other].layer == spec.layer &&
-                        table[other].name.find(".attention.v.weight") != std::string::npos;
+                        (table[other].name.ends_with(".attention.v.weight") || table[other].name.ends_with(".attention.kv_b.weight"));
       if (fused || of_v) scale = std::max(scale, own[other]);
     }
     scales.push_back(scale);

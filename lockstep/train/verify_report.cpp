@@ -2,6 +2,7 @@
 
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
+#include "lockstep/program/render/render_text.h"
 #include "lockstep/train/verify.h"
 
 namespace lockstep::train {
@@ -55,6 +56,33 @@ OrderedJson step_json(const VerifyStep& step, const std::vector<arch::StateSlot>
           {"failures", step.failures}};
 }
 
+// Nothing where no call has a size that tokens decide.
+std::string traffic_text(const VerifyTraffic& traffic) {
+  if (traffic.at_run_time.empty()) return "";
+  std::vector<program::Row> rows = {{"sent in the last step, where tokens decide", "axis", "calls", "balanced", "rank 0", "most", "by rank"}};
+  for (const TrafficSite& site : traffic.at_run_time)
+    rows.push_back({site.site, site.axis, site.calls == site.predicted_calls ? cat(site.calls) : cat(site.calls, " for ", site.predicted_calls),
+                    program::decimal_bytes(site.predicted_bytes), program::decimal_bytes(site.bytes), program::decimal_bytes(site.most_bytes),
+                    cat(site.most_rank)});
+  return cat("\n", program::table(rows, 2, 5),
+             traffic.as_predicted ? "all other calls of all steps sent what was predicted, on every rank\n"
+                                  : "not all calls sent what was predicted: see above\n");
+}
+
+OrderedJson traffic_json(const VerifyTraffic& traffic) {
+  OrderedJson sites = OrderedJson::array();
+  for (const TrafficSite& site : traffic.at_run_time)
+    sites.push_back({{"site", site.site},
+                     {"axis", site.axis},
+                     {"predicted_calls", site.predicted_calls},
+                     {"calls", site.calls},
+                     {"predicted_bytes", site.predicted_bytes},
+                     {"bytes", site.bytes},
+                     {"most_bytes", site.most_bytes},
+                     {"most_rank", site.most_rank}});
+  return {{"as_predicted", traffic.as_predicted}, {"at_run_time", sites}};
+}
+
 }  // namespace
 
 std::string verify_text(const VerifyReport& report) {
@@ -78,6 +106,7 @@ std::string verify_text(const VerifyReport& report) {
     if (step.drift) text += drift_text(*step.drift, report.slots);
     for (const std::string& failure : step.failures) text += "     FAILED " + failure + "\n";
   }
+  text += traffic_text(report.traffic);
   return text + (report.ok ? "\nok: the layout computes what one rank computes\n"
                            : "\nFAILED: the layout does not compute what one rank computes\n");
 }
@@ -95,7 +124,8 @@ std::string verify_json(const VerifyReport& report) {
                                 {"parameter", report.tolerances.parameter},
                                 {"update", report.tolerances.update}}},
                               {"free", report.free},
-                              {"steps", steps}};
+                              {"steps", steps},
+                              {"traffic", traffic_json(report.traffic)}};
   return object.dump(2) + "\n";
 }
 

@@ -109,7 +109,7 @@ class LayoutTest(BadInputTest):
                      "-n", 3, "--parallel.dp=2", "--train.global_batch=9")
 
     def test_parallelism_that_is_not_built(self):
-        for key in ("cp", "dispatcher"):
+        for key in ("cp",):
             with self.subTest(key):
                 self.refused(USAGE, "LS1047", [f"parallel.{key} is not built yet"], "train", "run.toml", "-n", 2,
                              f"--parallel.{key}=2")

@@ -11,7 +11,7 @@ from pathlib import Path
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 import torch
 from safetensors import safe_open
-from transformers import (AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig, LlamaForCausalLM, MistralConfig,
+from transformers import (AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig, LlamaForCausalLM, MistralConfig,
                           MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
                           Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
@@ -42,6 +42,10 @@ MODELS = {
                                                             moe_intermediate_size=20, mlp_only_layers=[1], norm_topk_prob=True)),
     "qwen3_moe as it is": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, num_experts=5, num_experts_per_tok=2, attention_bias=True,
                                                                      moe_intermediate_size=20, decoder_sparse_step=2)),
+    "deepseek_v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(
+        **{**SIZES, "num_key_value_heads": 4}, q_lora_rank=10, kv_lora_rank=12, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=6,
+        n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=20, first_k_dense_replace=1,
+        num_nextn_predict_layers=0)),
 }
 
 

@@ -24,6 +24,11 @@ MODELS = {
     "mixtral": transformers.MixtralConfig(vocab_size=512, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
                                           num_key_value_heads=2, intermediate_size=40, max_position_embeddings=64,
                                           num_local_experts=4, num_experts_per_tok=2, bos_token_id=0, eos_token_id=0),
+    "deepseek_v3": transformers.DeepseekV3Config(vocab_size=512, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+                                                 num_key_value_heads=4, intermediate_size=40, max_position_embeddings=64, q_lora_rank=10,
+                                                 kv_lora_rank=12, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=6, n_routed_experts=4,
+                                                 num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=20,
+                                                 first_k_dense_replace=1, bos_token_id=0, eos_token_id=0),
 }
 
 # What lies beside a tokenizer.json, of which a run must not change a byte.

@@ -4,7 +4,7 @@ import itertools
 import support
 
 BOUND = 1e-5
-REPORT_KEYS = {"ok", "world_size", "layout", "steps", "tolerances", "free"}
+REPORT_KEYS = {"ok", "world_size", "layout", "steps", "tolerances", "free", "traffic"}
 STEP_KEYS = {"loss", "reference_loss", "grad_norm", "reference_grad_norm", "learning_rate", "max_gradient_error",
              "worst_gradient", "max_parameter_error", "worst_parameter", "max_update_error", "worst_update", "alone", "drift",
              "failures"}
@@ -39,6 +39,7 @@ class VerifyTestCase(support.LockstepTest):
         self.assertEqual(report["world_size"], ranks)
         self.assertIn(self.layout_of(ranks, arguments), report["layout"])
         self.assertEqual(len(report["steps"]), steps)
+        self.assertEqual(report["traffic"], {"as_predicted": True, "at_run_time": []})
         free = 2 if steps > 2 else 0
         self.assertEqual(report["free"], free)
         for number, step in enumerate(report["steps"]):

@@ -25,23 +25,33 @@ class ZeroVerifyTest(VerifyTestCase):
         return f"{axis} (zero {axes['zero']})" + (f" x tp {tp} (sequence parallel)," if tp > 1 else ",")
 
     # global_batch 12: 6, 4 or 3 microbatches over 2, 3 or 4 ranks.
-    def check_stages(self, preset):
-        for zero, ranks in itertools.product((1, 2, 3), (2, 3, 4)):
+    def check_stages(self, preset, *layouts):
+        for zero, ranks in layouts:
             with self.subTest(zero=zero, ranks=ranks):
                 report = self.verify_fp32(ranks, f"--model.preset={preset}", *sharded(zero), *UNEVEN,
                                           "--train.global_batch=12", "--train.micro_batch=1")
                 self.assertIn(f"{12 // ranks} microbatches", report["layout"])
 
     def test_gpt2_tied(self):
-        self.check_stages("gpt2-test")
+        self.check_stages("gpt2-test", (1, 2), (2, 4), (3, 3))
 
     def test_llama_untied(self):
-        self.check_stages("llama-test")
+        self.check_stages("llama-test", (1, 4), (2, 3), (3, 2))
 
-    def test_replicas_of_shards(self):
-        for zero, preset in itertools.product((1, 2, 3), ("gpt2-test", "llama-test")):
+    def test_long_every_number_of_ranks(self):
+        for preset in ("gpt2-test", "llama-test"):
+            self.check_stages(preset, *itertools.product((1, 2, 3), (2, 3, 4)))
+
+    def check_replicas(self, *cases):
+        for zero, preset in cases:
             with self.subTest(zero=zero, preset=preset):
                 self.verify_fp32(4, f"--model.preset={preset}", *sharded(zero, 2, 2), *UNEVEN)
+
+    def test_replicas_of_shards(self):
+        self.check_replicas((1, "gpt2-test"), (2, "llama-test"), (3, "gpt2-test"))
+
+    def test_long_replicas_of_shards(self):
+        self.check_replicas(*itertools.product((1, 2, 3), ("gpt2-test", "llama-test")))
 
     def test_with_tensor_parallelism(self):
         for zero, preset in ((3, "gpt2-test"), (3, "llama-test"), (1, "llama-test"), (2, "gpt2-test")):
@@ -53,9 +63,9 @@ class ZeroVerifyTest(VerifyTestCase):
                          "--train.micro_batch=1")
 
     # Two microbatches.
-    def check_memory(self, *arguments, stages=(1, 2, 3)):
+    def check_memory(self, *arguments, stages=(1, 2, 3), replicas=True):
         for ranks, zero, replicate, tp in ((2, 1, 1, 1), (3, 2, 1, 1), (3, 3, 1, 1), (4, 3, 2, 1), (4, 3, 1, 2)):
-            if zero not in stages:
+            if zero not in stages or (replicate > 1 and not replicas):
                 continue
             with self.subTest(ranks=ranks, zero=zero, replicate=replicate, tp=tp):
                 shard = ranks // replicate // tp
@@ -63,11 +73,18 @@ class ZeroVerifyTest(VerifyTestCase):
                                  f"--train.global_batch={2 * shard * replicate}", "--train.micro_batch=1", *arguments)
 
     def test_with_recomputation(self):
-        self.check_memory("--memory.recompute=full")
-        self.check_memory("--memory.recompute=selective", "--model.preset=llama-test")
+        self.check_memory("--memory.recompute=full", stages=(3,), replicas=False)
+        self.check_memory("--memory.recompute=selective", "--model.preset=llama-test", stages=(1, 2))
         self.verify_fp32(3, *sharded(3), "--memory.recompute=none,full", "--train.global_batch=12")
 
+    def test_long_with_recomputation(self):
+        self.check_memory("--memory.recompute=full")
+        self.check_memory("--memory.recompute=selective", "--model.preset=llama-test")
+
     def test_with_the_optimizer_on_the_host(self):
+        self.check_memory("--memory.offload=optimizer", replicas=False)
+
+    def test_long_with_the_optimizer_on_the_host(self):
         self.check_memory("--memory.offload=optimizer")
 
     def test_with_parameters_on_the_host(self):

@@ -34,10 +34,17 @@ Outcome train(const Case& c, at::Device device) {
   return engine::testing::train_layout(layout_for(c, kGlobalBatch), {.steps = kSteps, .device = device});
 }
 
+// Without what bounds or fills messages: one rank sends none.
+config::MoeSection moe_alone(config::MoeSection moe) {
+  moe.static_buffers = false;
+  moe.imbalance_limit.reset();
+  return moe;
+}
+
 // The model of a case, whole, on one rank of the CPU.
 Case alone(const Case& c) {
   return {.preset = c.preset, .dp = 1, .precision = c.precision, .micro_batch = kGlobalBatch, .seq_len = c.seq_len,
-          .dropout = c.dropout, .blocks = c.blocks};
+          .dropout = c.dropout, .blocks = c.blocks, .moe = moe_alone(c.moe)};
 }
 
 struct Bounds {
@@ -100,6 +107,21 @@ TEST(Steps, OfPipelines) {
     check({{.preset = "gpt2-test", .dp = 1, .pp = 2, .schedule = schedule, .blocks = 4},
            {.preset = "llama-test", .zero = 1, .pp = 2, .schedule = schedule}});
   check({{.preset = "llama-test", .dp = 1, .pp = 2, .schedule = ScheduleKind::kZbV, .virtual_stages = 2, .blocks = 4}});
+}
+
+// One call after the other, messages of one size, and rounds.
+TEST(Steps, OfExperts) {
+  const config::MoeSection losses{.aux_coefficient = 0.02, .z_coefficient = 0.003};
+  config::MoeSection slots = losses, rounds = losses;
+  slots.static_buffers = true;
+  config::MoeSection few = slots;
+  few.capacity_factor = 0.75;
+  rounds.imbalance_limit = 1;
+  check({{.preset = "mixtral-test", .blocks = 1, .ep = 2, .moe = losses},
+         {.preset = "deepseek-test", .blocks = 2, .ep = 2, .moe = slots},
+         {.preset = "deepseek-test", .blocks = 2, .ep = 2, .moe = rounds},
+         {.preset = "deepseek-test", .dp = 1, .tp = 2, .blocks = 2, .ep = 2},
+         {.preset = "mixtral-test", .dp = 1, .tp = 2, .blocks = 1, .ep = 2, .moe = few}});
 }
 
 TEST(Steps, WithRecomputation) {

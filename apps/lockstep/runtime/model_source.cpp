@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "apps/lockstep/generate_ranks.h"
 #include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/model_config.h"
 #include "lockstep/base/json.h"
@@ -38,10 +39,10 @@ std::string named_model(const CommandLine& command_line) {
   if (names.size() + by_config != 1)
     reject("LS1004", cat("lockstep ", command_line.verb, " needs one run, step, run.toml or model directory"));
   for (const config::Override& change : command_line.overrides) {
-    if (by_config && change.key != "parallel.tp" && change.key != "run.dir" && change.key != "run.name")
+    if (by_config && !generate_reads(change.key) && change.key != "run.dir" && change.key != "run.name")
       reject("LS1002", cat("--", change.key, " changes nothing: of run.toml only the run directory is read"),
              "the checkpoint says what the model is");
-    if (!by_config && change.key != "parallel.tp")
+    if (!by_config && !generate_reads(change.key))
       reject("LS1002", cat("--", change.key, " changes a run.toml, and none was named"), "the checkpoint says what the model is");
   }
   return by_config ? load_config(command_line).config.run.dir : names[0];

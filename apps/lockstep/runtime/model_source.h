@@ -21,7 +21,7 @@ struct ModelSource {
 };
 
 // What --model, the one argument or the run.toml names (base/source.h). ConfigError LS1002, LS1004, CheckpointError LS1310 and what
-// reading the model's description throws. Of overrides without a run.toml only parallel.tp is taken.
+// reading the model's description throws. Of overrides without a run.toml those of generate_ranks.h are taken.
 ModelSource find_model(const CommandLine& command_line);
 
 void load_parameters(const ModelSource& source, engine::ParameterStore& store);

@@ -242,6 +242,14 @@ void mark_nonfinite(const std::vector<WatchedPiece>& pieces, const at::Tensor& f
   launch_mark_nonfinite(place.stream, pointers.data(), static_cast<int>(pointers.size()));
 }
 
+bool multiplies_groups(at::Device device) {
+  if (!device.is_cuda()) return false;
+  int major = 0;
+  const cudaError_t code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index());
+  LOCKSTEP_CHECK(code == cudaSuccess, "compute capability of ", device, ": ", cudaGetErrorString(code));
+  return major == 9 || major == 10;
+}
+
 at::Tensor dropout_mask(const MaskDraw& draw, at::IntArrayRef shape, at::Device device) {
   at::Tensor mask = at::empty(shape, at::TensorOptions(at::kBool).device(device));
   const Place place(mask);

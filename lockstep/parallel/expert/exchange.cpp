@@ -3,12 +3,17 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/nn/device_routing.h"
+#include "lockstep/nn/upload.h"
+#include "lockstep/parallel/expert/slots.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -20,9 +25,15 @@ int64_t sum_of(const std::vector<int64_t>& counts, mesh::Range range) {
 }
 
 at::Tensor index_tensor(const std::vector<int64_t>& places, at::Device device) {
-  const at::Tensor index = at::empty({static_cast<int64_t>(places.size())}, at::TensorOptions(at::kLong));
-  std::copy(places.begin(), places.end(), index.mutable_data_ptr<int64_t>());
-  return index.to(device);
+  return nn::upload(std::span<const int64_t>(places), device);
+}
+
+// The assignments of a round, as its rank sends them.
+nn::ExpertExchange::Round round_of(const Assigned& whole, const std::vector<mesh::Range>& ranges) {
+  nn::ExpertExchange::Round round;
+  const Assigned own = taken(whole, ranges, &round.places);
+  round.own = routing_of(own, own.tokens);
+  return round;
 }
 
 // For each ep rank its rows once per rank of etp. sent: rows to each ep rank.
@@ -54,27 +65,14 @@ at::Tensor summed(const at::Tensor& copies, const std::vector<int64_t>& sent, in
 
 }  // namespace
 
-std::vector<int64_t> by_expert(const std::vector<std::vector<int64_t>>& counts) {
-  const size_t experts = counts.empty() ? 0 : counts.front().size();
-  std::vector<int64_t> next;  // of each source, of the expert at hand: where its rows begin
-  int64_t all = 0;
-  for (const std::vector<int64_t>& source : counts) {
-    next.push_back(all);
-    all = std::accumulate(source.begin(), source.end(), all);
-  }
-  std::vector<int64_t> places;
-  places.reserve(static_cast<size_t>(all));
-  for (size_t expert = 0; expert < experts; ++expert)
-    for (size_t source = 0; source < counts.size(); ++source)
-      for (int64_t row = 0; row < counts[source][expert]; ++row) places.push_back(next[source]++);
-  return places;
-}
-
 struct ShardedExchange::Routes : nn::ExpertExchange::Plan {
   std::vector<int64_t> to_ep;     // own assignments, by ep rank
   std::vector<int64_t> sent;      // rows to each rank
   std::vector<int64_t> received;  // and from each
   std::vector<int64_t> order{};   // by_expert; empty: they come in that order
+  std::vector<int64_t> slots{};   // of a message of slots: that of each assignment
+  int64_t all_slots = 0;          // its rows; 0: the message is the assignments
+  std::shared_ptr<const nn::DeviceRouting> on_device{};  // who knows the slots where the host does not
   at::Tensor index(const at::Tensor& rows) const { return index_tensor(order, rows.device()); }
 };
 
@@ -112,15 +110,94 @@ at::Tensor ShardedExchange::gather_scores(const at::Tensor& own, int64_t rows) {
   return tensor_ ? tensor_->gather_rows(own, rows, call("scores", ExchangePhase::kForward))() : own;
 }
 
-std::unique_ptr<nn::ExpertExchange::Plan> ShardedExchange::plan(const std::vector<int64_t>& counts) {
-  if (!experts_) return ExpertExchange::plan(counts);
+std::unique_ptr<nn::ExpertExchange::Plan> ShardedExchange::plan(const nn::Routing& own) {
+  if (!experts_) return ExpertExchange::plan(own);
+  if (experts_->options().slots > 0) return plan_of_slots(own);
+  const std::vector<Assigned> sources = gather(own);
+  const int64_t limit = experts_->options().limit, most = std::ranges::max(received_by(sources, experts_->ep()));
+  if (limit == 0 || most <= limit) return whole_plan(sources);
+  return plan_in_rounds(sources, (most + limit - 1) / limit);
+}
+
+// What all ranks send; of this one, and where tokens are spread of all, which rows too.
+std::vector<Assigned> ShardedExchange::gather(const nn::Routing& own) {
+  std::vector<int64_t> mine = own.counts;
+  if (experts_->spreads_tokens()) mine.push_back(own.own_rows());
+  std::vector<Assigned> sources;
+  for (std::vector<int64_t>& counts : experts_->gather_counts(mine, call("counts", ExchangePhase::kForward))) {
+    Assigned& source = sources.emplace_back();
+    source.counts = std::move(counts);
+    if (!experts_->spreads_tokens()) continue;
+    source.tokens = source.counts.back();
+    source.counts.pop_back();
+  }
+  if (experts_->spreads_tokens()) gather_tokens(own, sources);
+  Assigned& self = sources[static_cast<size_t>(experts_->rank())];
+  self.rows = own.rows;
+  self.weights = own.weights;
+  self.tokens = own.own_rows();
+  return sources;
+}
+
+std::unique_ptr<nn::ExpertExchange::Plan> ShardedExchange::whole_plan(const std::vector<Assigned>& sources) const {
+  if (experts_->spreads_tokens()) return token_plan(sources);
+  return routes(sources);
+}
+
+std::unique_ptr<nn::ExpertExchange::Plan> ShardedExchange::plan_in_rounds(const std::vector<Assigned>& sources, int64_t rounds) const {
+  auto plan = std::make_unique<Plan>();
+  plan->told_rounds = experts_->rank() == 0 ? rounds - 1 : 0;
+  const auto self = static_cast<size_t>(experts_->rank());
+  for (int64_t round = 0; round < rounds; ++round) {
+    const std::vector<std::vector<mesh::Range>> ranges = cut_received(sources, experts_->ep(), rounds, round);
+    std::vector<Assigned> some;
+    for (size_t source = 0; source < sources.size(); ++source) some.push_back(taken(sources[source], ranges[source]));
+    plan->rounds.push_back(round_of(sources[self], ranges[self]));
+    plan->rounds.back().plan = whole_plan(some);
+  }
+  return plan;
+}
+
+// As if every rank had as many rows for every expert as a message has room for.
+std::unique_ptr<nn::ExpertExchange::Plan> ShardedExchange::plan_of_slots(const nn::Routing& own) const {
+  if (own.on_device) return device_plan(own.on_device);
+  const int64_t room = slots(), experts = std::ssize(own.counts);
+  std::unique_ptr<Routes> plan = routes(std::vector<Assigned>(
+      static_cast<size_t>(experts_->size()),
+      Assigned{.counts = std::vector<int64_t>(own.counts.size(), room), .rows = {}, .weights = {}, .tokens = 0}));
+  plan->all_slots = room * experts;
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    const int64_t count = own.counts[static_cast<size_t>(expert)];
+    LOCKSTEP_CHECK(count <= room, part_, ": ", count, " rows for expert ", expert, ", room for ", room);
+    for (int64_t i = 0; i < count; ++i) plan->slots.push_back(expert * room + i);
+  }
+  return plan;
+}
+
+// The same numbers from sizes alone: every rank sends as many rows to every other.
+std::unique_ptr<nn::ExpertExchange::Plan> ShardedExchange::device_plan(std::shared_ptr<const nn::DeviceRouting> routing) const {
+  const int64_t room = slots(), here = experts_->experts_here(routing->experts).size();
+  LOCKSTEP_CHECK_EQ(routing->room, room, part_, ": rows for each expert in a message");
+  const auto ranks = static_cast<size_t>(experts_->size());
+  auto plan = std::make_unique<Routes>();
+  plan->here.assign(static_cast<size_t>(here), room * experts_->size());
+  plan->to_ep.assign(static_cast<size_t>(experts_->ep()), room * here);
+  plan->sent.assign(ranks, room * here);
+  plan->received = plan->sent;
+  plan->all_slots = room * routing->experts;
+  plan->on_device = std::move(routing);
+  return plan;
+}
+
+std::unique_ptr<ShardedExchange::Routes> ShardedExchange::routes(const std::vector<Assigned>& sources) const {
+  const std::vector<int64_t>& counts = sources[static_cast<size_t>(experts_->rank())].counts;
   const auto experts = static_cast<int64_t>(counts.size());
   const mesh::Range local = experts_->experts_here(experts);
   auto routes = std::make_unique<Routes>();
   std::vector<std::vector<int64_t>> come;  // of each source, by local expert
-  for (const std::vector<int64_t>& of_rank : experts_->gather_counts(counts, call("counts", ExchangePhase::kForward))) {
-    come.emplace_back(of_rank.begin() + local.begin, of_rank.begin() + local.end);
-    routes->received.push_back(sum_of(of_rank, local));
+  for (const Assigned& source : sources) {
+    come.emplace_back(source.counts.begin() + local.begin, source.counts.begin() + local.end);
+    routes->received.push_back(sum_of(source.counts, local));
   }
   for (int rank = 0; rank < experts_->ep(); ++rank) {
     routes->to_ep.push_back(sum_of(counts, experts_->experts_of(experts, rank)));
@@ -136,9 +213,17 @@ std::unique_ptr<nn::ExpertExchange::Plan> ShardedExchange::plan(const std::vecto
 nn::Pending ShardedExchange::dispatch(const at::Tensor& sorted, const Plan& plan, ExchangePhase phase) {
   if (!experts_) return ExpertExchange::dispatch(sorted, plan, phase);
   const auto& routes = dynamic_cast<const Routes&>(plan);
-  const at::Tensor rows = experts_->etp() == 1 ? sorted : repeated(sorted, routes.to_ep, experts_->etp());
+  at::Tensor rows = sorted;
+  if (routes.on_device) {
+    rows = into_slots(sorted, *routes.on_device);
+  } else if (routes.all_slots > 0) {
+    rows = at::zeros({routes.all_slots, sorted.size(1)}, sorted.options());
+    rows.index_copy_(0, index_tensor(routes.slots, sorted.device()), sorted);
+  }
+  if (experts_->etp() > 1) rows = repeated(rows, routes.to_ep, experts_->etp());
   return [arrived = experts_->exchange(rows, routes.sent, routes.received, call("dispatch", phase)), &routes] {
     const at::Tensor here = arrived();
+    if (routes.on_device) return swap_blocks(here, std::ssize(routes.received), std::ssize(routes.here));
     return routes.order.empty() ? here : here.index_select(0, routes.index(here));
   };
 }
@@ -147,13 +232,17 @@ nn::Pending ShardedExchange::combine(const at::Tensor& here, const Plan& plan, E
   if (!experts_) return ExpertExchange::combine(here, plan, phase);
   const auto& routes = dynamic_cast<const Routes&>(plan);
   at::Tensor back = here;
-  if (!routes.order.empty()) {
+  if (routes.on_device) {
+    back = swap_blocks(here, std::ssize(routes.here), std::ssize(routes.received));
+  } else if (!routes.order.empty()) {
     back = at::empty_like(here);
     back.index_copy_(0, routes.index(here), here);
   }
   return [arrived = experts_->exchange(back, routes.received, routes.sent, call("combine", phase)), &routes, etp = experts_->etp()] {
-    const at::Tensor rows = arrived();
-    return etp == 1 ? rows : summed(rows, routes.to_ep, etp);
+    at::Tensor rows = arrived();
+    if (etp > 1) rows = summed(rows, routes.to_ep, etp);
+    if (routes.on_device) return out_of_slots(rows, *routes.on_device);
+    return routes.all_slots == 0 ? rows : rows.index_select(0, index_tensor(routes.slots, rows.device()));
   };
 }
 

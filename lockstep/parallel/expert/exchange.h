@@ -7,17 +7,27 @@
 
 #include "lockstep/nn/expert_exchange.h"
 #include "lockstep/parallel/expert/group.h"
+#include "lockstep/parallel/expert/routes.h"
 #include "lockstep/parallel/tensor/group.h"
 
 namespace lockstep::parallel {
 
-// T own rows, N assignments of them, R rows that come; M = B S rows of the microbatch. Every rank of a group makes the same calls,
-// whatever its counts are:
-//   plan            all_gather of [E] int64: every rank knows all counts
+// T own rows, N assignments of them, R rows that come; M = B S rows of the microbatch, G = ep x etp. Every rank of a group makes the same
+// calls, whatever its counts are:
+//   plan            all_gather of [E] int64: every rank knows all counts. Where tokens are spread T too, and then all_gather of [N, 2]
+//                   fp64, the row and the weight of every assignment
 //   dispatch        all_to_all of [N etp, D], unequal parts: an assignment's row goes to each rank that holds a part of its expert
 //   combine         the same way back; the etp results of an assignment are added in rank order, in fp32, and rounded once
+//   spread          dispatcher all_gather: all_gather of [T, D]. hierarchical: all_to_all of unequal parts over nodes, one copy of a
+//                   row to each, then inside the node to the ranks that have its experts
+//   collect         reduce_scatter of [G T, D], in rank order; or the two steps back, each with the sum of what comes of a row, in fp32
+//   return_weights  reduce_scatter of [G N] fp32
 //   gather_scores   all_gather(rows) over tp, fp32 [M, E]
 //   give_all        without sequence parallelism all_gather(rows) over tp, [M, D]; with it nothing
+// With DispatchOptions::slots no counts are told: each expert gets so many rows of each rank, zeros where there are no more. Which row has
+// which slot the device alone may know (slots.h).
+// Where more rows would come than DispatchOptions::limit the plan is in as few rounds as have room, each with an equal part of what comes
+// to each rank.
 class ShardedExchange : public nn::ExpertExchange {
  public:
   // Null: one rank. Both outlive the exchange. `block`: whose calls they are; `part` begins their names ("experts" -> "experts.dispatch").
@@ -27,24 +37,34 @@ class ShardedExchange : public nn::ExpertExchange {
   at::Tensor take_own(const at::Tensor& x, int64_t rows) override;
   nn::Pending give_all(const at::Tensor& own, const at::Tensor& like, int64_t rows, nn::ExchangePhase phase) override;
   at::Tensor gather_scores(const at::Tensor& own, int64_t rows) override;
+  int64_t slots() const override { return experts_ ? experts_->options().slots : 0; }
   bool tells_sums() const override { return !tensor_ || tensor_->rank() == 0; }
 
-  std::unique_ptr<Plan> plan(const std::vector<int64_t>& counts) override;
+  std::unique_ptr<Plan> plan(const nn::Routing& own) override;
   nn::Pending dispatch(const at::Tensor& sorted, const Plan& plan, nn::ExchangePhase phase) override;
   nn::Pending combine(const at::Tensor& here, const Plan& plan, nn::ExchangePhase phase) override;
+  nn::Pending spread(const at::Tensor& own, const Plan& plan, nn::ExchangePhase phase) override;
+  nn::Pending collect(const at::Tensor& sums, const Plan& plan, nn::ExchangePhase phase) override;
+  at::Tensor return_weights(const at::Tensor& here, const Plan& plan) override;
 
  private:
-  struct Routes;  // the Plan of several ranks
+  struct Routes;  // the Plan of several ranks, where rows go one by one
+  struct Tokens;  // and where tokens are spread
   program::CallId call(const char* what, nn::ExchangePhase phase) const;
+
+  std::vector<Assigned> gather(const nn::Routing& own);
+  void gather_tokens(const nn::Routing& own, std::vector<Assigned>& sources);
+  std::unique_ptr<Plan> whole_plan(const std::vector<Assigned>& sources) const;
+  std::unique_ptr<Plan> plan_in_rounds(const std::vector<Assigned>& sources, int64_t rounds) const;
+  std::unique_ptr<Plan> plan_of_slots(const nn::Routing& own) const;
+  std::unique_ptr<Plan> device_plan(std::shared_ptr<const nn::DeviceRouting> routing) const;
+  std::unique_ptr<Routes> routes(const std::vector<Assigned>& sources) const;
+  std::unique_ptr<Plan> token_plan(const std::vector<Assigned>& sources) const;
 
   ExpertGroup* experts_;  // null: one rank
   TensorGroup* tensor_;
   const program::CallId block_;
   const std::string part_;
 };
-
-// Places of rows that came by source, then by expert, in the order by expert, then by source: [R], to gather with. counts: of each
-// source, by local expert. Within a source and an expert the order stays.
-std::vector<int64_t> by_expert(const std::vector<std::vector<int64_t>>& counts);
 
 }  // namespace lockstep::parallel

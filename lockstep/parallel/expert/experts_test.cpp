@@ -6,6 +6,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/nn/experts.h"
+#include "lockstep/nn/mlp.h"
 #include "lockstep/parallel/expert/exchange.h"
 #include "support/run_ranks.h"
 #include "support/tensors.h"
@@ -55,17 +56,30 @@ struct Cut {
   }
 };
 
-void check_rank(comm::Communicator& communicator, int ep, int etp, int64_t per_token) {
-  ExpertGroup group(communicator, ep, etp);
+constexpr int64_t kShared = 3;  // inner width of the shared expert
+
+struct SharedExpert {
+  Parameter up = parameter("shared_up", {2 * kShared, kModel}), down = parameter("shared_down", {kModel, kShared});
+  std::unique_ptr<nn::Mlp> build() const {
+    return std::make_unique<nn::Mlp>(std::make_unique<nn::Linear>(up), std::make_unique<nn::SwiGlu>(), std::make_unique<nn::Linear>(down));
+  }
+};
+
+// Backward as B makes it, or as I and W.
+enum class Backward { kWhole, kApart };
+
+void check_rank(comm::Communicator& communicator, int ep, int etp, const DispatchOptions& options, int64_t per_token, Backward backward) {
+  ExpertGroup group(communicator, ep, etp, options);
   const Cut cut{.experts = group.experts_here(kExperts), .inner = mesh::shard_range(kInner, etp, group.etp_rank())};
   const nn::ExpertParameters all = whole();
   const nn::ExpertParameters here{.router_weight = {.value = all.router_weight.value, .grad = all.router_weight.grad.clone()},
                                   .router_bias = {},
                                   .gate_up = {.value = cut.gate_up(all.gate_up.value), .grad = cut.gate_up(all.gate_up.grad)},
                                   .down = {.value = cut.down(all.down.value), .grad = cut.down(all.down.grad)}};
-  nn::Experts layer(shape(per_token), here, nullptr,
+  const SharedExpert shared, twin_shared;
+  nn::Experts layer(shape(per_token), here, shared.build(),
                     std::make_shared<ShardedExchange>(&group, nullptr, program::named_call("block"), "experts"));
-  nn::Experts twin(shape(per_token), all, nullptr, std::make_shared<nn::ExpertExchange>());
+  nn::Experts twin(shape(per_token), all, twin_shared.build(), std::make_shared<nn::ExpertExchange>());
   for (int rank = 0; rank < communicator.size(); ++rank) {  // the twin takes the tokens of all
     const at::Tensor x = random(cat("x", rank), {kBatch, kSeq, kModel}), dy = random(cat("dy", rank), {kBatch, kSeq, kModel});
     const auto twin_saved = twin.new_saved();
@@ -75,10 +89,20 @@ void check_rank(comm::Communicator& communicator, int ep, int etp, int64_t per_t
     if (rank != communicator.rank()) continue;
     const auto saved = layer.new_saved();
     expect_close(layer.forward(x, saved.get()), twin_y, "y");
-    expect_close(layer.backward_input(dy, *saved), twin_dx, "dx");
+    if (backward == Backward::kApart) {
+      expect_close(layer.backward_input(dy, *saved), twin_dx, "dx");
+      layer.backward_weight(*saved);
+      continue;
+    }
+    nn::Pending dx = layer.start_backward_input(dy, *saved);
     layer.backward_weight(*saved);
+    expect_close(dx(), twin_dx, "dx");
   }
   communicator.all_reduce(here.router_weight.grad, {.id = program::named_call("router")}).wait();
+  for (const auto& [grad, name] : {std::pair(shared.up.grad, "shared up"), std::pair(shared.down.grad, "shared down")})
+    communicator.all_reduce(grad, {.id = program::named_call(name)}).wait();
+  expect_close(shared.up.grad, twin_shared.up.grad, "gradient of the shared gate and up");
+  expect_close(shared.down.grad, twin_shared.down.grad, "gradient of the shared down");
   expect_close(here.router_weight.grad, all.router_weight.grad, "gradient of the router");
   expect_close(here.gate_up.grad, cut.gate_up(all.gate_up.grad), "gradient of gate and up");
   expect_close(here.down.grad, cut.down(all.down.grad), "gradient of down");
@@ -91,9 +115,37 @@ TEST(ExpertsOverRanks, AreThoseOfOneRank) {
       const int degrees[] = {ep, etp};
       lockstep::testing::run_ranks(ep * etp, [&](comm::World& world) {
         const auto communicator = world.all_ranks("ep");
-        check_rank(*communicator, degrees[0], degrees[1], per_token);
+        check_rank(*communicator, degrees[0], degrees[1], {}, per_token, Backward::kApart);
       });
     }
+}
+
+// 2 x 5 rows of each of four ranks: all may come to one.
+TEST(ExpertsOverRanks, AreThoseOfOneRankHoweverTokensTravel) {
+  using config::Dispatcher;
+  const DispatchOptions ways[] = {{.limit = 7},
+                                  {.limit = 1000},
+                                  {.slots = 10},
+                                  {.dispatcher = Dispatcher::kAllGather},
+                                  {.dispatcher = Dispatcher::kAllGather, .limit = 9},
+                                  {.dispatcher = Dispatcher::kHierarchical},
+                                  {.overlap = false, .dispatcher = Dispatcher::kHierarchical, .limit = 9}};
+  for (const DispatchOptions& way : ways)
+    for (const int etp : {1, 2})
+      for (const int64_t per_token : {int64_t{2}, kExperts})
+        for (const Backward backward : {Backward::kWhole, Backward::kApart}) {
+          SCOPED_TRACE(cat("dispatcher ", static_cast<int>(way.dispatcher), " limit ", way.limit, ", etp ", etp, ", ", per_token, " per token"));
+          lockstep::testing::run_ranks(4, [&](comm::World& world) {
+            const auto communicator = world.all_ranks("ep");
+            const int rank = world.rank();
+            const auto nodes = world.communicator({rank % 2, rank % 2 + 2}, "ep_nodes");
+            const auto node = world.communicator({rank / 2 * 2, rank / 2 * 2 + 1}, "ep_node");
+            DispatchOptions options = way;
+            options.nodes = nodes.get();
+            options.node = node.get();
+            check_rank(*communicator, 4 / etp, etp, options, per_token, backward);
+          });
+        }
 }
 
 }  // namespace

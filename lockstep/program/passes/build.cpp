@@ -8,6 +8,7 @@ namespace {
 constexpr PassStep kSteps[] = {
     {Pass::kExpandLayers, "expand_layers", expand_layers},
     {Pass::kTransferActivations, "transfer_activations", transfer_activations},
+    {Pass::kDivideLayers, "divide_layers", divide_layers},
     {Pass::kShardParameters, "shard_parameters", shard_parameters},
     {Pass::kReduceGradients, "reduce_gradients", reduce_gradients},
     {Pass::kUpdate, "update", update},

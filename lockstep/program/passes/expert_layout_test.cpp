@@ -5,6 +5,7 @@
 #include <string>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
 #include "lockstep/config/load.h"
 #include "lockstep/program/passes/make_layout.h"
 
@@ -48,17 +49,33 @@ TEST(ExpertLayout, IsJudgedWithTheSizesOfTheModel) {
   EXPECT_THAT(refusal("[parallel]\nep = 2\ndata_parallel = \"parameter_server\"", 2), HasSubstr("no rank has all experts"));
 }
 
-TEST(ExpertLayout, MuonWantsExpertsWhole) {
+// Whole on a rank, cut over etp, shared out among the ranks that hold them, and both; a router beside them.
+TEST(ExpertLayout, MuonTakesExpertsHoweverTheyLie) {
   const std::string muon = "[optimizer]\nkind = \"muon\"\n[parallel]\n";
-  for (const char* fits : {"ep = 4", "tp = 2\nep = 2", "zero = 1\nep = 4", "zero = 3\ndp_replicate = 2\nep = 2"})
+  for (const char* fits : {"ep = 4", "tp = 2\nep = 2", "zero = 1\nep = 4", "zero = 3\ndp_replicate = 2\nep = 2", "etp = 2", "zero = 1\nep = 2",
+                           "zero = 2\netp = 2", "tp = 2\netp = 2\nzero = 3"})
     EXPECT_EQ(refusal(muon + fits, 4), "accepted") << fits;
-  EXPECT_THAT(refusal(muon + "etp = 2", 4),
-              HasSubstr("Muon updates whole matrices, but blocks.0.experts.0.gate.weight is cut over etp(2) x edp_shard(1) ranks"));
-  const std::string sharded = refusal(muon + "zero = 1\nep = 2", 4);
-  EXPECT_THAT(sharded, HasSubstr("etp(1) x edp_shard(2) ranks"));
-  EXPECT_THAT(sharded, HasSubstr("give experts to AdamW"));
-  const std::string rules = "[optimizer]\nkind = \"muon\"\nrules = \"match=blocks.*.experts.* optimizer=adamw\"\n[parallel]\n";
-  EXPECT_EQ(refusal(rules + "zero = 1\netp = 2", 4), "accepted");
+  const std::string router = "[optimizer]\nkind = \"muon\"\nrules = \"class=router optimizer=muon\"\n[parallel]\n";
+  EXPECT_EQ(refusal(router + "tp = 2\nzero = 1\nrow_groups = true", 4), "accepted");
+}
+
+// Ranks of ep have other experts of a block, and one list of actions.
+TEST(ExpertLayout, RulesOfOneExpertAreRefusedWithEp) {
+  const std::string rules = "[optimizer]\nkind = \"muon\"\nrules = \"match=blocks.0.experts.1.* optimizer=adamw\"\n[parallel]\n";
+  EXPECT_THAT(refusal(rules + "ep = 2", 2),
+              HasSubstr("gives blocks.0.experts.0.gate.weight to muon and blocks.0.experts.1.gate.weight to adamw, but with ep(2)"));
+  EXPECT_EQ(refusal(rules + "zero = 1", 2), "accepted");
+  for (const char* part : {"down", "gate"}) {
+    const std::string alike = cat("[optimizer]\nkind = \"muon\"\nrules = \"match=blocks.*.", part, ".weight optimizer=adamw\"\n");
+    EXPECT_EQ(refusal(alike + "[parallel]\nep = 2", 2), "accepted");
+  }
+}
+
+// What has gone to the owners of matrices cannot be taken back.
+TEST(ExpertLayout, MuonThatTravelsIsNotTakenBack) {
+  const std::string taken_back = "[optimizer]\nkind = \"muon\"\n[parallel]\npp = 2\nschedule = \"zb-h2\"\npost_validation = \"on\"\n";
+  EXPECT_EQ(refusal(taken_back + "ep = 2", 4), "accepted");
+  EXPECT_THAT(refusal(taken_back + "etp = 2", 4), HasSubstr("post_validation = \"on\" beside optimizer.kind"));
 }
 
 }  // namespace

@@ -50,6 +50,33 @@ TEST(Layout, DescribesPipelines) {
   EXPECT_THAT(text("", 1), StartsWith("1 rank, 4"));
 }
 
+// Flash attention has no wider heads; what runs in fp32 or on the CPU has.
+TEST(Layout, RefusesHeadsThatFlashAttentionHasNot) {
+  const auto refusal_of = [](const config::ModelSection& section, config::Device device, config::Precision precision) -> std::string {
+    config::LoadedConfig job = loaded("");
+    job.config.train.device = device, job.config.train.precision = precision;
+    try {
+      make_layout(job, arch::resolve_model(section, 0), 1);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  using config::Device, config::Precision;
+  config::ModelSection wide{.preset = "llama-test"};
+  wide.head_size = 258;
+  EXPECT_THAT(refusal_of(wide, Device::kCuda, Precision::kBf16), HasSubstr("head_size(258) is above 256"));
+  EXPECT_EQ(refusal_of(wide, Device::kCuda, Precision::kFp32), "accepted");
+  EXPECT_EQ(refusal_of(wide, Device::kCpu, Precision::kBf16), "accepted");
+  wide.head_size = 256;
+  EXPECT_EQ(refusal_of(wide, Device::kCuda, Precision::kBf16), "accepted");
+  config::ModelSection latent{.preset = "deepseek-test"};
+  latent.qk_nope_head_dim = 256, latent.qk_rope_head_dim = 8, latent.v_head_dim = 257;
+  EXPECT_THAT(refusal_of(latent, Device::kCuda, Precision::kBf16),
+              ::testing::AllOf(HasSubstr("qk_nope_head_dim(256) + qk_rope_head_dim(8) = 264 is above 256"), HasSubstr("v_head_dim(257) is above 256")));
+  EXPECT_EQ(refusal_of(latent, Device::kCuda, Precision::kFp32), "accepted");
+}
+
 TEST(Layout, TakesTheStagesAsGiven) {
   const Layout layout = make_layout(loaded("pp = 3\nlayers_per_stage = [0, 3, 1]"), model_of(4), 3);
   // Embedding, blocks 1 to 4, head.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "lockstep/base/checked.h"
@@ -39,15 +41,18 @@ double bytes_of(const RunConfig& config, const arch::ModelConfig& model, int wor
   const auto number = [](int64_t size) { return static_cast<double>(size); };
   const double hidden = number(model.hidden), heads = number(model.heads + 2 * model.kv_heads);
   const arch::ExpertSizes& experts = model.experts;
-  const double expert = number(experts.ffn), copies = number(experts.per_token) * config.parallel.ep * config.parallel.etp;
+  const bool of_all = config.moe.static_buffers || experts.router == config::Router::kExpertChoice;  // every expert may get every row
+  const double expert = number(experts.ffn), copies = number(of_all ? experts.count : experts.per_token) * config.parallel.ep * config.parallel.etp;
   const double routed = model.has_experts() ? 8 * (copies * (3 * expert + 3 * hidden) + 3 * number(experts.shared) * expert + 4 * number(experts.count)) : 0;
-  const double width = 24 * hidden + 8 * heads * (number(model.head_size) + 1) + 8 * number(model.ffn) + routed;
+  const double width = 24 * hidden + 24 * number(model.latent.projected()) + 8 * heads * (number(model.head_size) + 1) + 8 * number(model.ffn) + routed;
+  const arch::LatentSizes& latent = model.latent;
+  const double of_latent = number(latent.projected()) * (hidden + number(model.heads) * number(latent.head() + latent.value));
   const double layers = number(model.layers) + 2, vocabulary = number(model.vocab_size);
   const double tokens = number(config.train.micro_batch) * (number(config.train.seq_len) + 48);
   const double scratch = number(std::max(1, config.train.threads)) * 64 * (number(config.train.seq_len) + 500) *
                          (number(model.head_size) + 64);
   const double of_experts = model.has_experts() ? (number(experts.count) + number(experts.shared)) * (3 * expert + 1) : 0;
-  const double parameters = layers * hidden * (heads * number(model.head_size) + hidden + 3 * number(model.ffn) + of_experts + 16) +
+  const double parameters = layers * of_latent + layers * hidden * (heads * number(model.head_size) + hidden + 3 * number(model.ffn) + of_experts + 16) +
                             hidden * (2 * vocabulary + number(model.max_seq_len));
   const double logits = 1024 * vocabulary;
   const bool server = config.parallel.data_parallel == config::DataParallel::kParameterServer;  // sends to all ranks
@@ -126,7 +131,9 @@ Pipeline pipeline_of(const RunConfig& config, const arch::ModelConfig& model) {
                                             .seq_len = config.train.seq_len,
                                             .tensor = {.size = config.parallel.tp,
                                                        .experts = {.ep = config.parallel.ep, .etp = config.parallel.etp}},
-                                            .moe = config.moe},
+                                            .moe = config.moe,
+                                            .dispatcher = config.parallel.dispatcher,
+                                            .node_ranks = std::max(1, config.parallel.ranks_per_node)},
                                            pipeline.stages());
   return pipeline;
 }
@@ -157,37 +164,52 @@ Offload offload_of(const config::MemorySection& memory) {
           .disk = !memory.disk_path.empty()};
 }
 
+// In bf16 a GPU runs flash attention (nn/attention_core.cpp), whose heads are at most so wide.
+constexpr int64_t kMostFlashWidth = 256;
+
+std::vector<LayoutProblem> head_problems_of(const RunConfig& config, const arch::ModelConfig& model) {
+  std::vector<LayoutProblem> found;
+  if (config.train.device != config::Device::kCuda || config.train.precision != config::Precision::kBf16) return found;
+  const auto at_most = [&](int64_t width, const std::string& what) {
+    if (width <= kMostFlashWidth) return;
+    found.push_back({.key = "train.precision",
+                     .what = cat(what, " is above ", kMostFlashWidth, ", the widest head of flash attention, which device \"cuda\" runs in bf16"),
+                     .ways = config::values_of("train.precision", {"fp32"}) + config::values_of("train.device", {"cpu"})});
+  };
+  const arch::LatentSizes& latent = model.latent;
+  if (!model.has_latent()) {
+    at_most(model.head_size, cat("head_size(", model.head_size, ")"));
+    return found;
+  }
+  at_most(latent.head(), cat("qk_nope_head_dim(", latent.nope, ") + qk_rope_head_dim(", latent.rope, ") = ", latent.head()));
+  at_most(latent.value, cat("v_head_dim(", latent.value, ")"));
+  return found;
+}
+
 // Rules that name parameters by what the model has.
 std::vector<LayoutProblem> rule_problems_of(const RunConfig& config, const arch::ModelConfig& model) {
   std::vector<LayoutProblem> found;
   if (config.optimizer.rules.list.empty()) return found;
-  for (std::string& what : arch::rule_problems(config.optimizer, arch::param_table(model)))
-    found.push_back({.key = "optimizer.rules", .what = std::move(what), .ways = {config::left_out("optimizer.rules")}});
-  return found;
-}
-
-// Matrices of experts that no rank has whole. An owner that collects them (matrices.h) is found over dp and tp, not over these grids.
-std::vector<LayoutProblem> scattered_expert_problems(const RunConfig& config, const arch::ModelConfig& model, int world_size) {
-  if (!model.has_experts() || !config::uses_muon(config)) return {};
-  const int64_t etp = config.parallel.etp, shards = config::expert_shards(config, world_size);
-  if (etp == 1 && shards <= 1) return {};
   std::vector<arch::ParamSpec> table = arch::param_table(model);
-  if (!arch::rule_problems(config.optimizer, table).empty()) return {};  // said by themselves
+  for (std::string& what : arch::rule_problems(config.optimizer, table))
+    found.push_back({.key = "optimizer.rules", .what = std::move(what), .ways = {config::left_out("optimizer.rules")}});
+  if (!found.empty() || config.parallel.ep == 1) return found;
   arch::choose_optimizers(config.optimizer, table);
-  const auto scattered = std::ranges::find_if(table, [](const arch::ParamSpec& spec) {
-    return spec.expert >= 0 && spec.update.optimizer->whole_matrix;
-  });
-  if (scattered == table.end()) return {};
-  std::vector<Suggestion> ways;
-  if (config.optimizer.rules.list.empty())
-    ways.push_back({.changes = {{"optimizer.rules", "match=blocks.*.experts.* optimizer=adamw"}},
-                    .text = "give experts to AdamW: optimizer.rules = [\"match=blocks.*.experts.* optimizer=adamw\"]"});
-  if (etp > 1) ways = ways + config::values_of("parallel.etp", {"1"});
-  if (shards > 1) ways = ways + config::values_of("parallel.zero", {"0"});
-  ways = ways + config::values_of("optimizer.kind", {"adamw"});
-  return {{.key = "optimizer.kind",
-           .what = cat("Muon updates whole matrices, but ", scattered->name, " is cut over etp(", etp, ") x edp_shard(", shards, ") ranks"),
-           .ways = std::move(ways)}};
+  // Ranks of ep have other experts of a block, and one list of actions.
+  std::map<std::pair<int, std::string>, const arch::ParamSpec*> first;  // by block and "gate.weight": of its first expert
+  for (const arch::ParamSpec& spec : table) {
+    if (spec.expert < 0) continue;
+    const std::string part = spec.name.substr(spec.name.rfind('.', spec.name.rfind('.') - 1) + 1);
+    const arch::ParamSpec& other = *first.try_emplace({spec.layer, part}, &spec).first->second;
+    if (other.update.optimizer == spec.update.optimizer) continue;
+    found.push_back({.key = "optimizer.rules",
+                     .what = cat("optimizer.rules gives ", other.name, " to ", other.update.optimizer->id, " and ", spec.name, " to ",
+                                 spec.update.optimizer->id, ", but with ep(", config.parallel.ep,
+                                 ") all ranks update the experts of a block alike"),
+                     .ways = std::vector{config::left_out("optimizer.rules")} + config::values_of("parallel.ep", {"1"})});
+    break;
+  }
+  return found;
 }
 
 }  // namespace
@@ -221,9 +243,8 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, const arch::
     if (!beyond.empty()) return beyond;
     depth = kScheduleDepth;
   }
-  for (std::vector<LayoutProblem>& beyond :
-       std::array{schedule_problems_of(config, world_size, problems), rule_problems_of(config, model),
-                  problems.empty() ? scattered_expert_problems(config, model, world_size) : std::vector<LayoutProblem>{}})
+  for (std::vector<LayoutProblem>& beyond : std::array{schedule_problems_of(config, world_size, problems), rule_problems_of(config, model),
+                                                       head_problems_of(config, model)})
     for (LayoutProblem& problem : beyond) {
       problem.depth = depth;
       problems.push_back(std::move(problem));
@@ -274,6 +295,9 @@ Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& 
   layout.optimizer.bias_rate = config.moe.bias_rate;
   layout.ep = config.parallel.ep;
   layout.etp = config.parallel.etp;
+  layout.overlap_experts = config.parallel.overlap_experts;
+  layout.dispatcher = config.parallel.dispatcher;
+  layout.node_ranks = std::max(1, config.parallel.ranks_per_node);
   return layout;
 }
 

@@ -20,7 +20,7 @@ class Gathering {
  public:
   Gathering(const Layout& layout, int rank, const std::vector<Action>& actions) : layout_(layout), actions_(actions) {
     for (const arch::FlatUnit& unit : layout.flat_layout(rank).units)
-      bytes_[unit.id] = unit.numel() * layout.element_size();
+      bytes_[unit.id] = unit.numel() * layout.element_size(unit.group);
     EffectTable effects(layout, {}, rank);
     for (size_t i = 0; i < actions.size(); ++i) {
       if (!computes(actions[i].kind)) continue;

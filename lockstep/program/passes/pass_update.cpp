@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "lockstep/program/matrices.h"
@@ -17,10 +18,10 @@ void step_unit(const Layout& layout, int unit, std::vector<Action>& actions) {
 
 // While owners orthogonalise the matrices of a unit, those of the next are on their way to them, and its own on their way back while
 // the next are orthogonalised. States on the host: one unit at a time, so that no more lie in the buffers of a disk.
-void step_matrices(const Layout& layout, int rank, std::vector<Action>& actions) {
+void step_matrices(const Layout& layout, int rank, const std::set<int>& scattered, std::vector<Action>& actions) {
   std::vector<int> units;
   for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) units.push_back(unit.id);
-  const auto moves = [&](size_t i) { return i < units.size() && scatters_matrices(layout, rank, units[i]); };
+  const auto moves = [&](size_t i) { return i < units.size() && scattered.contains(units[i]); };
   const auto add = [&](ActionKind kind, size_t i) {
     if (moves(i)) actions.push_back({.kind = kind, .unit = units[i]});
   };
@@ -37,7 +38,8 @@ void step_matrices(const Layout& layout, int rank, std::vector<Action>& actions)
 
 // By unit, the first layers first, where something moves before or behind it.
 void step(const Layout& layout, int rank, std::vector<Action>& actions) {
-  if (scatters_matrices(layout, rank)) return step_matrices(layout, rank, actions);
+  const std::set<int> scattered = scattered_units(layout, rank);
+  if (!scattered.empty()) return step_matrices(layout, rank, scattered, actions);
   if (!layout.shares_states() || layout.zero == 3) return actions.push_back({.kind = ActionKind::kStep});
   for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) step_unit(layout, unit.id, actions);
 }

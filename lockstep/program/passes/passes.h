@@ -46,6 +46,14 @@ Program expand_layers(Program program, const Layout& layout);
 // so that no order of the stages deadlocks in transfers.
 Program transfer_activations(Program program, const Layout& layout);
 
+// With Layout::overlap_experts: where an F and a backward pass of two microbatches are neighbours that need not wait for each other
+// (config::pairs_of), the blocks of both whose experts lie on several ranks are divided, DISPATCH and COMBINE stand between their
+// parts, and the two lists take turns at them: rows of the one travel while the other computes. RECVs that stand between the two
+// come ahead of both. All other passes through layers stay whole.
+//   F b0a m1 | DISPATCH_F b0 m1 | B b1a m0 | COMBINE_B b1 m0 | F b0b m1 | COMBINE_F b0 m1 | B b1b m0 | DISPATCH_B b1 m0 | F b0c m1 ...
+// (DeepSeek-AI 2024, DualPipe; of interleaved stages as Megatron-Core does.)
+Program divide_layers(Program program, const Layout& layout);
+
 // Transient parameters (Layout::transient_parameters): UNSHARD before the first of the actions that read a unit, RESHARD
 // after the last, for every stretch of its use. A stretch ends where another unit is read before the next use, unless that
 // is in the same microbatch and reshard_after_forward is off, or in a later one and reshard_after_microbatch is. UNSHARD
@@ -84,7 +92,7 @@ Program offload(Program program, const Layout& layout);
 std::vector<Bucket> gradient_buckets(const Layout& layout, int rank);
 
 // The passes in their order, behind the schedule, which comes first.
-enum class Pass { kSchedule, kExpandLayers, kTransferActivations, kShardParameters, kReduceGradients, kUpdate, kPostValidation, kOffload };
+enum class Pass { kSchedule, kExpandLayers, kTransferActivations, kDivideLayers, kShardParameters, kReduceGradients, kUpdate, kPostValidation, kOffload };
 struct PassStep {
   Pass pass;
   const char* name;

@@ -105,13 +105,14 @@ class Walk {
   // The action that makes a stage's output (or input gradient) available to others.
   bool hands_over(const Action& action, bool forward) const {
     const int of = stage(action), to = forward ? of + 1 : of - 1;
-    if (of < 0) return false;
+    if (of < 0 || !ends_pass(action)) return false;
     if (in_.transfers && elsewhere(of, to)) return sends(action) && transfer_of(action).forward == forward;
     return forward ? action.kind == ActionKind::kForward && top(action, of) : goes_back(action.kind) && bottom(action, of);
   }
   // In units of the work of a stage, which falls to the last of its layers.
   int takes(const Action& action) const {
     const int of = stage(action);
+    if (!ends_pass(action)) return 0;
     if (action.kind == ActionKind::kForward) return top(action, of) ? 1 : 0;
     if (!goes_back(action.kind) && !adds_to_weights(action.kind)) return 0;
     return !bottom(action, of) ? 0 : goes_back(action.kind) && adds_to_weights(action.kind) ? 2 : 1;

@@ -214,6 +214,7 @@ std::vector<Case> layout_cases(const Files& files) {
   return {
       {"LS1101", {small, {"parallel.dp_replicate", "65536"}, {"parallel.dp_shard", "65536"}}, 8},
       {"LS1101", {small, {"parallel.tp", "1048576"}, {"parallel.pp", "4"}}, 8},
+      {"LS1101", {small, {"model.head_size", "264"}, {"train.precision", "bf16"}, {"train.device", "cuda"}}},
       {"LS1101", {small, {"parallel.tp", "12"}, {"parallel.dp", "131072"}}, 12},
       {"LS1101", {small}, 2000000},
       {"LS1101", {small, {"parallel.dp", "4"}}, 2000000},

@@ -144,6 +144,48 @@ TEST(ExtremeValues, OfTwoSizesTogether) {
   EXPECT_GT(tried, 1000);
 }
 
+// Ranks that exchange rows, of which there is a bound of each kind.
+const std::vector<std::string> kBounds = {"imbalance_limit = 1.5\n", "static_buffers = true\n", "scope = \"last_step\"\n"};
+LoadedConfig with_experts(const std::string& bound, const std::string& model = "", const std::string& train = "seq_len = 8\n") {
+  return config::load_config_text(cat("[model]\npreset = \"mixtral-test\"\nmax_seq_len = 2147483648\n", model, "[train]\n", train,
+                                      "[parallel]\nep = 2\n[moe]\ncapacity_factor = 1.25\n", bound), "run.toml");
+}
+
+TEST(ExtremeValues, OfExperts) {
+  int planned = 0, refused = 0;
+  for (const std::string& bound : kBounds) {
+    EXPECT_EQ(plan(with_experts(bound)), Outcome::kPlanned) << bound;
+    for (const Field* field : number_fields()) {
+      if (field->section != "moe" && !(is_size(*field) && field->section != "memory")) continue;
+      for (const int64_t value : extremes()) {
+        SCOPED_TRACE(cat(field->key(), " = ", value, " beside ", bound));
+        const auto loaded = with(with_experts(bound), *field, Value(value));
+        const Outcome outcome = loaded ? plan(*loaded) : Outcome::kRefused;
+        planned += outcome == Outcome::kPlanned;
+        refused += outcome == Outcome::kRefused;
+      }
+    }
+  }
+  EXPECT_GT(planned, 50);
+  EXPECT_GT(refused, 50);
+}
+
+// Rows times experts times capacity pass 64 bits where the bytes do not.
+TEST(ExtremeValues, OfRowsAndExpertsTogether) {
+  int planned = 0;
+  for (const std::string& bound : kBounds)
+    for (const char* router : {"softmax", "expert_choice"})
+      for (const int64_t experts : {8, 32})
+        for (const int64_t seq_len : {int64_t{1} << 16, (int64_t{1} << 31) - 1})
+          for (const int64_t micro_batch : {1, 32, 1 << 16}) {
+            const std::string model = cat("layers = 2\nexperts = ", experts, "\nrouter = \"", router, "\"\n");
+            const std::string train = cat("seq_len = ", seq_len, "\nmicro_batch = ", micro_batch, "\nglobal_batch = ", 2 * micro_batch, "\n");
+            SCOPED_TRACE(cat(bound, model, train));
+            planned += plan(with_experts(bound, model, train)) == Outcome::kPlanned;
+          }
+  EXPECT_GT(planned, 10);
+}
+
 struct Reported {
   const char* flags;
   const char* says;

@@ -64,7 +64,7 @@ class MemoryWalk {
     stage(effects, action);
     MemoryPoint point{.within = before, .after = live_};
     for (size_t i = 0; i < kNumMemoryCategories; ++i) point.within[i] = std::max(before[i], live_[i]);
-    if (goes_back(action.kind)) {  // dx joins dy and all that was kept
+    if (goes_back(action.kind) && action.part < 0) {  // dx joins dy and all that was kept
       int64_t& within = point.within[static_cast<size_t>(MemoryCategory::kActivations)];
       within = before[static_cast<size_t>(MemoryCategory::kActivations)] + (action.layer > 0 ? cost(action.layer - 1).output : 0);
     }
@@ -142,21 +142,22 @@ class MemoryWalk {
     const auto& [what, unit] = of;
     const Offload& offload = layout_.offload;
     const auto& [whole, part, updated, offloaded] = sizes_.at(unit);
-    const int64_t element = layout_.element_size();
+    const arch::ParameterGroup group = layout_.group_of(unit);
+    const int64_t element = layout_.element_size(group);
     MemoryArray bytes{};
     if (what == Resource::kParameters) {
-      const bool sharded = layout_.sharded_parameters(layout_.group_of(unit));
+      const bool sharded = layout_.sharded_parameters(group);
       if (!offload.parameters || (state & kAway) == 0) add(bytes, MemoryCategory::kParameters, (sharded ? part : whole) * element);
       if (sharded && (state & kShardOnly) == 0) add(bytes, MemoryCategory::kParameters, whole * element);
     } else if (what == Resource::kGradients) {
       const MemoryCategory sums = offload.optimizer ? MemoryCategory::kHost : MemoryCategory::kGradients;
-      add(bytes, sums, (layout_.transient_gradients(layout_.group_of(unit)) ? part : whole) * kFp32);
+      add(bytes, sums, (layout_.transient_gradients(group) ? part : whole) * kFp32);
       if ((state & kOpen) != 0) add(bytes, MemoryCategory::kGradients, whole * kFp32);
     } else if (what == Resource::kDirections) {
       const MemoryCategory category = offload.optimizer ? MemoryCategory::kHost : MemoryCategory::kBuffers;
       if ((state & kAway) == 0) add(bytes, category, matrices_.most_bytes(unit));
     } else {
-      const int64_t values = layout_.precision == config::Precision::kBf16 ? 0 : part * kFp32;  // the compute copy in fp32
+      const int64_t values = layout_.precision_of(group) == config::Precision::kBf16 ? 0 : part * kFp32;  // the compute copy in fp32
       if (offload.optimizer && (state & kAway) == 0) add(bytes, MemoryCategory::kHost, offloaded);
       if (!offload.optimizer && layout_.owns_optimizer(rank_)) add(bytes, MemoryCategory::kOptimizer, updated - values);
       if (layout_.pipeline.post_validation) add(bytes, MemoryCategory::kOptimizer, updated);  // to take STEP back
@@ -170,6 +171,10 @@ class MemoryWalk {
       add(bytes, MemoryCategory::kActivations, cost(index - 1).output);
     } else if (what == Resource::kOutputGrad) {
       add(bytes, MemoryCategory::kActivations, cost(index).output);
+    } else if (what == Resource::kForwardParts || what == Resource::kBackwardParts) {
+      const arch::LayerCost& of = cost(index);  // I holds the same between its parts as B
+      const auto& between = (what == Resource::kForwardParts ? of.forward_parts : of.backward_parts).between;
+      add(bytes, MemoryCategory::kActivations, between[(state & (kForExperts | kAtExperts)) != 0 ? 0 : 1]);
     } else {
       const bool whole = (state & kIncomplete) == 0 && layout_.recompute_of(index) != arch::Recompute::kNone;
       const int64_t saved = (state & kForWeights) != 0 ? cost(index).held : cost(index).kept + (whole ? cost(index).restored : 0);
@@ -213,14 +218,24 @@ class MemoryWalk {
     constexpr int64_t kOutAndIn = 2 * 2;
     int64_t bytes = 0;
     for (const Touch& touch : effects.touches)
-      if (touch.how == Access::kUpdate && (touch.from & kPartOfTokens) != 0 && layout_.shards_of_unit(touch.index) > 1) bytes += kOutAndIn * sizes_.at(touch.index).whole;
+      if (touch.how == Access::kUpdate && (touch.from & kPartOfTokens) != 0 && layout_.shards_of_unit(touch.index) > 1 &&
+          layout_.reduce_precision_of(layout_.group_of(touch.index)) == config::Precision::kBf16)
+        bytes += kOutAndIn * sizes_.at(touch.index).whole;
     if (bytes == 0) return;
     staged_[action.bucket] = bytes;
     live(MemoryCategory::kBuffers) += bytes;
     reducing_.start(effects, action, action.bucket);
   }
 
+  int64_t part_workspace(const Action& action) const {
+    const arch::LayerCost& of = cost(action.layer);
+    const bool forward = work_of(action.kind) == Work::kForward;
+    const arch::PartCost& parts = forward ? of.forward_parts : adds_to_weights(action.kind) ? of.backward_parts : of.input_parts;
+    return parts.workspace[static_cast<size_t>(action.part)];
+  }
+
   int64_t workspace(const Effects& effects, const Action& action) const {
+    if (action.part >= 0) return part_workspace(action);
     switch (work_of(action.kind)) {
       case Work::kForward:
         return cost(action.layer).forward_workspace;

@@ -30,7 +30,7 @@ std::optional<Move> ActionMoves::move(const Touch& touch, bool copies) const {
   switch (touch.what) {
     case Resource::kParameters:
       return Move{"parameters", layout_.offload.parameters && plan_.on_disk(touch.index) ? Route::kDiskToHost : Route::kHostToDevice,
-                  layout_.element_size() * sizes_.at(touch.index).part};
+                  layout_.element_size(layout_.group_of(touch.index)) * sizes_.at(touch.index).part};
     case Resource::kStates:
       return Move{"optimizer state", fetch ? Route::kDiskToHost : Route::kHostToDisk,
                   fetch ? sizes_.at(touch.index).updated : sizes_.at(touch.index).offloaded};

@@ -120,6 +120,16 @@ double gathered_share(const Layout& layout, int rank) {
   return experts == 0 ? dense : dense + share(layout.shards(arch::ParameterGroup::kExperts), experts);
 }
 
+// What a gather, or a reduction, sends of what is used in fp32, for each byte of an element.
+double fp32_share(const Layout& layout, int rank) {
+  constexpr arch::ParameterGroup kFp32 = arch::ParameterGroup::kFp32;
+  int64_t here = 0;
+  for (const arch::ParamSpec& spec : layout.param_table(rank))
+    if (spec.group == kFp32) here += spec.local_numel();
+  const int shards = layout.shards(kFp32);
+  return (shards - 1.0) / shards * static_cast<double>(here);
+}
+
 // An all-reduce of one shard's gradients of a group over those that hold the same.
 double copies_bytes(const Layout& layout, arch::ParameterGroup group, int64_t numel) {
   const double copies = layout.mesh.degree(layout.domain(group).copies);
@@ -150,20 +160,25 @@ std::vector<ReductionTraffic> reduction_traffic(const Layout& layout, const std:
 
 std::vector<std::vector<StageTraffic>> sharding_traffic(const Layout& layout, const std::vector<int>& ranks) {
   LOCKSTEP_CHECK(layout.shards() > 1, "one shard: nothing is gathered");
+  constexpr arch::ParameterGroup kFp32 = arch::ParameterGroup::kFp32;
   const auto wire = static_cast<double>(config::bytes_of(layout.reduce_precision));
+  const double wire_beyond = static_cast<double>(config::bytes_of(layout.reduce_precision_of(kFp32))) - wire;
+  const auto gather_beyond = static_cast<double>(layout.element_size(kFp32) - layout.element_size());
   std::vector<std::vector<StageTraffic>> of_ranks(ranks.size());
   for (int zero : {1, 2, 3}) {
     Layout staged = layout;
     staged.zero = zero;
     staged.offload.parameters = layout.offload.parameters && zero == 3;
+    staged.overlap_experts = false;  // the same calls in another order
     const Program program = make_program(staged);
     for (size_t i = 0; i < ranks.size(); ++i) {
-      const double share = gathered_share(layout, ranks[i]);
+      const double share = gathered_share(layout, ranks[i]), of_fp32 = fp32_share(layout, ranks[i]);
       StageTraffic stage{.zero = zero};
       stage.gathers = gathers(staged);
       stage.reduces = staged.transient_gradients() && !staged.reduces_once() ? layout.num_microbatches() : 1;
       stage.formula_bytes = share * (static_cast<double>(stage.gathers * layout.element_size()) +
-                                     static_cast<double>(stage.reduces) * wire);
+                                     static_cast<double>(stage.reduces) * wire) +
+                            of_fp32 * (static_cast<double>(stage.gathers) * gather_beyond + static_cast<double>(stage.reduces) * wire_beyond);
       stage.predicted_bytes = sent_for(program, staged, ranks[i], kShardOnly | kPartOfTokens);
       of_ranks[i].push_back(stage);
     }

@@ -10,6 +10,7 @@ namespace lockstep::program {
 namespace {
 
 std::string short_label(int layer, int num_layers) {
+  if (num_layers > 0 && layer >= 3 * num_layers) return short_label(layer - 3 * num_layers, num_layers) + "f";  // what it uses in fp32
   if (num_layers > 0 && layer >= 2 * num_layers) return short_label(layer - 2 * num_layers, num_layers) + "x";  // the layer's experts
   if (num_layers > 0 && layer >= num_layers) return short_label(layer - num_layers, num_layers) + "r";  // its rows
   if (layer == 0) return "e";
@@ -27,7 +28,7 @@ std::string letter(const Action& action) {
 
 std::string cell_text(const Action& action, const std::vector<Bucket>& buckets, int num_layers) {
   const std::string text = letter(action);
-  if (action.layer >= 0) return text + short_label(action.layer, num_layers);
+  if (action.layer >= 0) return text + short_label(action.layer, num_layers) + part_letter(action);
   if (action.unit >= 0) return text + short_label(action.unit, num_layers);
   if (action.bucket < 0) return text;
   const std::vector<int>& layers = buckets.at(static_cast<size_t>(action.bucket)).units;

@@ -29,7 +29,8 @@ class BlockDrawing {
       : layout_(layout), rank_(rank), tp_(layout.mesh.degree(mesh::Axis::kTp)),
         sequence_(tp_ > 1 && layout.sequence_parallel) {
     const arch::LayerSpec block = arch::layer_spec(layout.model, layer);
-    for (const arch::ParamSpec& spec : table(layer))
+    // The rank's stage may have no such layer, but its place in tp, ep and etp is one of every stage.
+    for (const arch::ParamSpec& spec : arch::param_table(layout.model, layout.tensor_shard(rank), {layer}))
       if (spec.layer == block.index) specs_[spec.name.substr(block.name.size() + 1)] = spec;
     description_ = arch::describe_layer(layout.model, block, layout.cost_input(0));
   }
@@ -44,12 +45,6 @@ class BlockDrawing {
   }
 
  private:
-  // The rank's stage may have no such layer, but its place in tp, ep and etp is one of every stage.
-  std::vector<arch::ParamSpec> table(int layer) const {
-    if (layer == 1) return layout_.param_table(rank_);
-    return arch::param_table(layout_.model, layout_.tensor_shard(rank_), {layer});
-  }
-
   void line(const std::string& text) { text_ += text + "\n"; }
   const arch::ParamSpec& spec(const std::string& name) const { return specs_.at(name); }
 
@@ -100,16 +95,26 @@ class BlockDrawing {
     for (const arch::LayerCall& call : description_.calls) {
       if (call.part != linear) continue;
       const char* arrow = call.phase == CallPhase::kForward ? "|==> forward:  " : "<==| backward: ";
-      line(cat(arrow, collective_name(call.collective), of_what(call), ", ", call.at_run_time ? "about " : "",
+      line(cat(arrow, collective_name(call.collective), of_what(call), over_experts(call), ", ", call.at_run_time ? "about " : "",
                format_bytes(static_cast<double>(call.numel * call.element_size))));
     }
   }
 
+  // All else goes over tp.
+  std::string over_experts(const arch::LayerCall& call) const {
+    if (call.over != arch::CallGroup::kExperts) return "";
+    return cat(" over ", group_name(layout_, group_over(layout_, layout_.expert_ranks(), Channel::kExperts)));
+  }
+
   static std::string of_what(const arch::LayerCall& call) {
     const std::string part = call.part.substr(call.part.rfind('.') + 1);
+    if (part == "node") {  // "experts.dispatch.node"
+      const bool dispatch = call.part.find(".dispatch.") != std::string::npos;
+      return cat(dispatch ? " (dispatch" : " (combine", ", inside a node)", call.phase == CallPhase::kForward ? "" : dispatch ? " of dy" : " of dx");
+    }
     if (part == "dispatch" || part == "combine" || part == "rows")  // backward the gradients go the same way
       return cat(" (", part, ")", call.phase == CallPhase::kForward ? "" : part == "dispatch" ? " of dy" : " of dx");
-    if (part == "counts" || part == "scores") return cat(" of ", part);
+    if (part == "counts" || part == "scores" || part == "tokens" || part == "weights") return cat(" of ", part);
     if (call.phase == CallPhase::kForward) return "";
     if (call.phase == CallPhase::kGather) return " of x, for the weight gradient";
     return call.collective == Collective::kAllGather ? " of dy" : " of dx";

@@ -52,11 +52,26 @@ TEST(DrawBlock, ShowsWhatExpertsSendAndWhichAreHere) {
   const std::string text = draw_block(make_layout(config, model, 2), 1);
   EXPECT_THAT(text, HasSubstr("block 1, with experts"));
   EXPECT_THAT(text, HasSubstr(cat("| experts ", model.experts.count / 2, "..", model.experts.count - 1, " of ", model.experts.count)));
-  EXPECT_THAT(text, HasSubstr("|==> forward:  all_to_all (dispatch), about "));
-  EXPECT_THAT(text, HasSubstr("<==| backward: all_to_all (dispatch) of dy, about "));
-  EXPECT_THAT(text, HasSubstr("<==| backward: all_to_all (combine) of dx, about "));
+  EXPECT_THAT(text, HasSubstr("|==> forward:  all_to_all (dispatch) over ep, about "));
+  EXPECT_THAT(text, HasSubstr("|==> forward:  all_gather of counts over ep, "));
+  EXPECT_THAT(text, HasSubstr("<==| backward: all_to_all (dispatch) of dy over ep, about "));
+  EXPECT_THAT(text, HasSubstr("<==| backward: all_to_all (combine) of dx over ep, about "));
   EXPECT_LT(text.find("(dispatch)"), text.find("shared expert"));
   EXPECT_LT(text.find("shared expert"), text.find("(combine)"));
+}
+
+// Of a rank whose stage has neither block it is what its place in tp and ep would hold.
+TEST(DrawBlock, OfRanksOfEveryStage) {
+  config::RunConfig config;
+  config.model.preset = "mixtral-test";
+  config.model.dense_layers = config::DenseLayers{.first = 1};
+  config.train.micro_batch = 1;
+  config.train.global_batch = 4;
+  config.train.seq_len = 16;
+  config.parallel.pp = config.parallel.ep = 2;
+  const Layout layout = make_layout(config, arch::resolve_model(config.model), 4);
+  for (const int rank : {0, 1}) EXPECT_EQ(draw_block(layout, layout.pipelines() + rank), draw_block(layout, rank));
+  EXPECT_NE(draw_block(layout, 0), draw_block(layout, 1)) << "other experts";
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 #include "lockstep/program/render/render.h"
 
 #include <algorithm>
+#include <optional>
 #include <span>
+#include <utility>
 
 #include "lockstep/base/text.h"
 
@@ -9,7 +11,7 @@ namespace lockstep::program {
 namespace {
 
 bool is_pass(const Action& action) {
-  return (action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward) && action.layer >= 0;
+  return (action.kind == ActionKind::kForward || action.kind == ActionKind::kBackward) && action.layer >= 0 && action.part < 0;
 }
 
 // Action i and the neighbours that do the same to the next layers of the same microbatch; returns the end of the run.
@@ -17,7 +19,7 @@ size_t end_of_run(const std::vector<Action>& actions, size_t i) {
   size_t end = i + 1;
   if (!is_pass(actions[i])) return end;
   const int direction = actions[i].kind == ActionKind::kForward ? 1 : -1;
-  while (end < actions.size() && actions[end].kind == actions[i].kind &&
+  while (end < actions.size() && actions[end].kind == actions[i].kind && actions[end].part < 0 &&
          actions[end].microbatch == actions[i].microbatch && actions[end].layer == actions[end - 1].layer + direction) {
     ++end;
   }
@@ -28,7 +30,7 @@ size_t end_of_run(const std::vector<Action>& actions, size_t i) {
 // returns the end of the run, i where there is none.
 size_t end_of_pairs(const std::vector<Action>& actions, size_t i, const std::vector<Bucket>& buckets) {
   size_t end = i;
-  while (end + 1 < actions.size() && actions[end].kind == ActionKind::kBackward && actions[end + 1].bucket >= 0 &&
+  while (end + 1 < actions.size() && actions[end].kind == ActionKind::kBackward && actions[end].part < 0 && actions[end + 1].bucket >= 0 &&
          buckets[static_cast<size_t>(actions[end + 1].bucket)].units == std::vector<int>{actions[end].layer} &&
          (end == i || actions[end].layer == actions[end - 2].layer - 1)) {
     end += 2;
@@ -43,6 +45,51 @@ size_t end_of_pulls(const std::vector<Action>& actions, size_t i) {
   return end;
 }
 
+// Backward or not, and the microbatch, of what may be done in turns (divide_layers); nothing for what else stands in a list.
+std::optional<std::pair<bool, int>> stream_of(const Action& action) {
+  const Work work = work_of(action.kind);
+  if (work == Work::kWeight || (work == Work::kNone && !exchanges(action.kind) && !words_of(action.kind).sends)) return std::nullopt;
+  const bool backward = work == Work::kNone ? words_of(action.kind).gradients : work != Work::kForward;
+  return std::pair(backward, action.microbatch);
+}
+
+bool begins_turns(const std::vector<Action>& actions, size_t i) {
+  if (actions[i].part == 0) return true;
+  const size_t end = end_of_run(actions, i);
+  return is_pass(actions[i]) && end < actions.size() && actions[end].part == 0 && stream_of(actions[end]) == stream_of(actions[i]);
+}
+
+// Two microbatches in turns from action i on.
+struct Turns {
+  size_t end = 0;
+  std::vector<std::string> passes{};   // "F embed..b3 m1", of each
+  std::vector<const Action*> sends{};  // of what they hand on
+};
+Turns turns_from(const std::vector<Action>& actions, size_t i, int num_layers) {
+  struct Stream {
+    std::pair<bool, int> of{};
+    const Action *first = nullptr, *last = nullptr;
+  };
+  std::vector<Stream> streams;
+  Turns turns{.end = i};
+  for (; turns.end < actions.size(); ++turns.end) {
+    const Action& action = actions[turns.end];
+    const auto of = stream_of(action);
+    if (!of) break;
+    auto known = std::ranges::find(streams, *of, &Stream::of);
+    if (known == streams.end() && streams.size() == 2) break;
+    if (known == streams.end()) known = streams.insert(known, Stream{.of = *of, .first = &action});
+    if (words_of(action.kind).sends)
+      turns.sends.push_back(&action);
+    else
+      known->last = &action;
+  }
+  for (const Stream& stream : streams)
+    turns.passes.push_back(cat(action_name(stream.first->kind), " ", label_range(stream.first->layer, stream.last->layer, num_layers), " m",
+                               stream.first->microbatch));
+  return turns;
+}
+
 // One entry of the compact form: its text without the microbatch, and the microbatch (-1 = none).
 struct Entry {
   std::string text;
@@ -54,6 +101,13 @@ std::vector<Entry> runs_of_layers(const std::vector<Action>& actions, const std:
   std::vector<Entry> entries;
   for (size_t i = 0; i < actions.size();) {
     const Action& first = actions[i];
+    if (begins_turns(actions, i)) {
+      const Turns turns = turns_from(actions, i, num_layers);
+      entries.push_back({join(turns.passes, " in turns with "), -1});
+      for (const Action* send : turns.sends) entries.push_back({action_text(*send, buckets, num_layers), -1});
+      i = turns.end;
+      continue;
+    }
     size_t end = end_of_run(actions, i);
     if (const size_t pairs = end_of_pairs(actions, i, buckets); pairs > i) {
       end = pairs;

@@ -17,7 +17,8 @@ struct ProgramTextOptions {
   bool compact = false;  // neighbouring layers as one ("F embed..head m0"), repeated microbatches as one ("m0..m6 (...)");
                          // with sharding, offload or recomputation folded_texts()
 };
-// "F embed m0 | F b0 m0 | ... | NORM | STEP" of one rank.
+// "F embed m0 | F b0 m0 | ... | NORM | STEP" of one rank; in the compact form divided layers as "B head..embed m0 in turns with
+// F embed..head m1".
 std::string program_text(const Program& program, const Layout& layout, int rank,
                          const ProgramTextOptions& options = {});
 
@@ -32,6 +33,7 @@ std::vector<std::string> folded_texts(const std::vector<Action>& actions, const 
 //                m0                m1
 //   rank 0 compute Fe F0 Fh Bh B0 Be Fe F0 Fh Bh B0 Be               NORM STEP
 //          network                                  Rh R0 Re   LOSS
+// F0a, F0b, F0c = the parts of a divided F; d and c = DISPATCH_F and COMBINE_F, C and D = COMBINE_B and DISPATCH_B, of a block.
 // e, 0, 1, .., h = embedding, blocks, head; 0r = the rows of a block, 0x = its experts (arch::ParameterGroup). Computing: F, B, I, W; f = RECOMPUTE,
 // U = STEP of one unit, G and O = GATHER_UPDATE and SCATTER_UPDATE; - = RESHARD or EVICT of parameters and S = SHARD_GRAD,
 // which take little time. On the network: + = UNSHARD, R = REDUCE_GRAD,

@@ -78,7 +78,7 @@ class Folding {
   // Action b does to the layer `step` further what a does.
   bool next_layer(const Action& a, const Action& b, int step) const {
     const std::optional<int> from = place(a), to = place(b);
-    return a.kind == b.kind && a.moved == b.moved && a.microbatch == b.microbatch && from && to && *to == *from + step;
+    return a.kind == b.kind && a.moved == b.moved && a.part == b.part && a.microbatch == b.microbatch && from && to && *to == *from + step;
   }
 
   // Rounds of `length` actions from i on, before `end`.

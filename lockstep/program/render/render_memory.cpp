@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "lockstep/arch/expert_branch.h"
 #include "lockstep/arch/layer_description.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/text.h"
@@ -23,6 +24,8 @@ class MadeOf {
         rank_(rank),
         parameters_(cat(layout.flat_layout(rank).numel, " parameters x ")),
         part_(part_text(layout)) {
+    for (const arch::FlatUnit& unit : layout.flat_layout(rank).units)
+      (layout.precision_of(unit.group) == config::Precision::kBf16 ? bf16_ : fp32_) += unit.numel();
     for (const arch::ParamSpec& spec : layout.param_table(rank)) {
       auto known = std::ranges::find(optimizers_, spec.update.optimizer, &Part::optimizer);
       if (known == optimizers_.end()) known = optimizers_.insert(known, Part{.optimizer = spec.update.optimizer});
@@ -31,7 +34,8 @@ class MadeOf {
   }
 
   std::string parameters() const {
-    const std::string each = cat(parameters_, layout_.element_size(), bf16() ? " (bf16)" : " (fp32)");
+    const std::string each = two_types() ? cat(bf16_, " parameters x 2 (bf16) and ", fp32_, " x 4 (fp32)")
+                                         : cat(parameters_, layout_.element_size(), bf16() ? " (bf16)" : " (fp32)");
     if (layout_.offload.parameters) return cat("on the host; ", beyond(MemoryCategory::kParameters), " fetched and gathered");
     if (!layout_.sharded_parameters()) return each;
     return cat(each, part_, ", and ", beyond(MemoryCategory::kParameters), " gathered");
@@ -45,19 +49,21 @@ class MadeOf {
   std::string optimizer() const {
     if (layout_.offload.optimizer) return "on the host";
     if (!layout_.owns_optimizer(rank_)) return "held by the server";
-    const char* master = bf16() ? " and the fp32 master weights" : "";
+    const std::string master = !bf16() ? "" : two_types() ? cat(" and the fp32 master weights of ", bf16_) : " and the fp32 master weights";
     if (optimizers_.size() > 1) return slots_text() + master;
     std::vector<std::string> bytes;
     for (const arch::StateSlot& slot : optimizers_[0].optimizer->slots) bytes.push_back(cat(config::bytes_of(slot.dtype)));
-    if (bf16()) bytes.emplace_back("4");
-    return cat(parameters_, "(", join(bytes, " + "), ")", part_, ": ", optimizers_[0].optimizer->slots_text, master);
+    if (bf16() && !two_types()) bytes.emplace_back("4");
+    return cat(parameters_, "(", join(bytes, " + "), ")", two_types() ? cat(" + ", bf16_, " x 4") : "", part_, ": ",
+               optimizers_[0].optimizer->slots_text, master);
   }
   std::string host() const {
     std::vector<std::string> parts;
     if (layout_.offload.optimizer) {
       const bool copy = bf16() && layout_.offload.parameters, several = optimizers_.size() > 1;
       const arch::OptimizerSpec& first = *optimizers_[0].optimizer;
-      parts.push_back(cat(parameters_, "(4 + ", several ? "" : cat(first.slot_bytes(), " + "), copy ? "4 + 2)" : "4)", part_, ": gradients, ",
+      parts.push_back(cat(parameters_, "(4 + ", several ? "" : cat(first.slot_bytes(), " + "), copy && !two_types() ? "4 + 2)" : "4)",
+                          copy && two_types() ? cat(" + ", bf16_, " x 2") : "", part_, ": gradients, ",
                           several ? "" : cat(first.slots_text, ", "), copy ? "fp32 values, bf16 values" : "fp32 values",
                           several ? cat("; ", slots_text()) : ""));
     }
@@ -66,6 +72,7 @@ class MadeOf {
   }
 
  private:
+  bool two_types() const { return bf16_ > 0 && fp32_ > 0; }  // some are used in fp32 in a bf16 run
   // Experts have shards of their own.
   static std::string part_text(const Layout& layout) {
     const int dense = layout.shards(), experts = layout.model.has_experts() ? layout.shards(arch::ParameterGroup::kExperts) : dense;
@@ -91,6 +98,7 @@ class MadeOf {
   const MemoryTimeline& timeline_;
   int rank_;
   std::string parameters_, part_;
+  int64_t bf16_ = 0, fp32_ = 0;  // of the parameters, padding included
   struct Part {
     const arch::OptimizerSpec* optimizer = nullptr;
     int64_t numel = 0;  // of the parameters that it updates
@@ -109,6 +117,17 @@ std::string where_peak(const Program& program, const Layout& layout, int rank, c
 
 constexpr std::string_view kWorstCase =
     "experts: of the worst case, that all tokens of the ranks that share them come to one; with balanced routing they keep less\n";
+
+// What the bytes of experts are a bound of.
+std::string bound_text(const Layout& layout) {
+  if (layout.ep * layout.etp == 1) return "";
+  const arch::ExpertRows rows(layout.model, layout.cost_input(0));
+  if (rows.slots > 0)
+    return cat("experts: of messages with ", rows.slots, " rows of each rank for each expert, as moe.static_buffers has them whatever the routing\n");
+  if (rows.limit == 0) return std::string(kWorstCase);
+  return cat("experts: room for ", rows.received, " rows, moe.imbalance_limit ", number_text(*layout.moe.imbalance_limit),
+             " x balanced routing: a bound. Where more come to a rank the layer runs in rounds that keep nothing\n");
+}
 
 constexpr int kRows = 16, kColumns = 100;
 constexpr std::string_view kLetters = "pgoab";  // by category, from the bottom
@@ -217,7 +236,7 @@ std::string kept_table(const Layout& layout, int rank) {
   Row count{"blocks of this layout"};
   for (const int64_t of_choice : blocks) count.push_back(cat(of_choice));
   rows.push_back(std::move(count));
-  return cat(table(rows, 1, std::size(kChoices)), layout.ep * layout.etp > 1 ? kWorstCase : "");
+  return cat(table(rows, 1, std::size(kChoices)), bound_text(layout));
 }
 
 std::string draw_memory(const Program& program, const Layout& layout, int rank) {

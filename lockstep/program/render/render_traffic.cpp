@@ -151,7 +151,7 @@ std::string stages_table(const Program& program, const Layout& layout, const std
       columns.push_back(purpose);
   for (const Purpose purpose : columns) rows[0].emplace_back(purpose_text(purpose));
   const bool experts = std::ranges::any_of(stages, [](const StageSends& sends) { return sends.experts > 0; });
-  if (experts) rows[0].emplace_back("experts");
+  if (experts) rows[0].push_back(group_name(layout, group_over(layout, layout.expert_ranks(), Channel::kExperts)));
   rows[0].emplace_back("in all");
   for (StageSends& sends : stages) {
     const int rank = sends.ranks.front();

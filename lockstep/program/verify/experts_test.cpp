@@ -35,7 +35,9 @@ constexpr ExpertLayout kGrids[] = {{.replicate = 4, .ep = 2},
                                    {.shard = 4, .ep = 4, .zero = 3},
                                    {.replicate = 2, .shard = 2, .ep = 2, .zero = 3},
                                    {.replicate = 2, .shard = 2, .ep = 2, .zero = 2},
-                                   {.tp = 4, .ep = 2, .zero = 3}};
+                                   {.tp = 4, .ep = 2, .zero = 3},
+                                   {.replicate = 4, .ep = 4, .dispatcher = config::Dispatcher::kAllGather},
+                                   {.replicate = 4, .ep = 4, .dispatcher = config::Dispatcher::kHierarchical, .node = 2}};
 
 std::vector<Layout> all_layouts() {
   std::vector<Layout> layouts;
@@ -167,7 +169,10 @@ TEST(ExpertLedger, OfBalancedRouting) {
   for (const auto& [key, entry] : ledger.entries()) {
     if (key.collective != Collective::kAllToAll) continue;
     EXPECT_EQ(key.axis, "ep");
-    EXPECT_TRUE(entry.at_run_time);
+    EXPECT_TRUE(entry.at_run_time.decided);
+    // Of its own rows a rank sends all; both experts of every row of both ranks may be here.
+    const bool comes_back = call_text(key.id).find("combine") != std::string::npos;
+    EXPECT_EQ(entry.at_run_time.most, comes_back ? 2 * call : call);
     sent += entry.sent_total();
     calls += entry.count;
   }
@@ -175,14 +180,37 @@ TEST(ExpertLedger, OfBalancedRouting) {
   EXPECT_EQ(sent, calls * call / 2);
 }
 
-TEST(ExpertLedger, OfWhatTheDataMakesOnlyTheNumberOfCallsIsHeldAgainst) {
-  const LedgerKey key{.id = named_call("dispatch"), .collective = Collective::kAllToAll, .axis = "ep", .algorithm = Algorithm::kDirect};
+const LedgerKey kDispatch{.id = named_call("dispatch"), .collective = Collective::kAllToAll, .axis = "ep", .algorithm = Algorithm::kDirect};
+
+TEST(ExpertLedger, OfWhatTheDataMakesThereAreAsManyCallsAndNoMoreBytesThanThereMayBe) {
   Ledger predicted, recorded;
-  predicted.add(key, 64, {{1, 32}}, 2, true);
-  recorded.add(key, 40, {{1, 8}});
+  predicted.add(kDispatch, 64, {{1, 32}}, 2, {.decided = true, .most = 80});
+  recorded.add(kDispatch, 40, {{1, 8}});
   EXPECT_EQ(Ledger::difference(predicted, recorded).size(), 1U) << "a call is missing";
-  recorded.add(key, 72, {{1, 56}});
+  recorded.add(kDispatch, 72, {{1, 56}});
   EXPECT_THAT(Ledger::difference(predicted, recorded), IsEmpty());
+  Ledger more = recorded, larger = recorded;
+  more.add(kDispatch, 0, {});
+  EXPECT_EQ(Ledger::difference(predicted, more).size(), 1U) << "nothing explains a third call";
+  larger.merge(recorded);
+  predicted.add(kDispatch, 64, {{1, 32}}, 2, {.decided = true, .most = 80});
+  EXPECT_THAT(Ledger::difference(predicted, larger), IsEmpty());
+  Ledger beyond;
+  beyond.add(kDispatch, 81, {{1, 40}}, 4);
+  EXPECT_THAT(Ledger::difference(predicted, beyond), testing::ElementsAre(HasSubstr("4 calls of about 256 B in all, at most 80 B each")));
+}
+
+// Beyond moe.imbalance_limit: more calls, each with what there is room for.
+TEST(ExpertLedger, InRoundsThereMayBeMoreCalls) {
+  Ledger predicted, recorded;
+  predicted.add(kDispatch, 64, {{1, 32}}, 2, {.decided = true, .most = 80, .in_rounds = true});
+  recorded.add(kDispatch, 80, {{1, 40}}, 3);
+  EXPECT_THAT(Ledger::difference(predicted, recorded), IsEmpty());
+  recorded.add(kDispatch, 81, {{1, 40}});
+  EXPECT_EQ(Ledger::difference(predicted, recorded).size(), 1U) << "a round had more than its room";
+  Ledger fewer;
+  fewer.add(kDispatch, 80, {{1, 40}});
+  EXPECT_EQ(Ledger::difference(predicted, fewer).size(), 1U);
 }
 
 }  // namespace

@@ -74,6 +74,13 @@ class Verifier {
     const int at = place(action), places = by_stage(action) ? layout_.pipeline.stages() : model_layers_;
     return at >= 0 && at < places && action.microbatch >= 0 && action.microbatch < microbatches_;
   }
+  // Parts and what moves between them are of blocks whose experts lie on several ranks.
+  bool part_exists(const Action& action) const {
+    if (exchanges(action.kind)) return action.part < 0 && layout_.divisible(action.layer);
+    if (action.part < 0) return true;
+    const bool in_parts = work_of(action.kind) == Work::kForward || goes_back(action.kind);
+    return in_parts && action.part < kParts && layout_.divisible(action.layer);
+  }
   bool leaves_rank(const Action& transfer) const {
     const Pipeline& pipeline = layout_.pipeline;
     const int coordinate = layout_.pipeline_rank(rank_), neighbour = transfer_of(transfer).neighbour;
@@ -92,8 +99,10 @@ class Verifier {
       const Action& action = actions()[static_cast<size_t>(i)];
       const auto what = [&] { return cat("action ", i, ": ", action_name(action.kind)); };
       const bool has_unit = gathers(action.kind) || drops_gathered(action.kind);
-      if ((computes(action.kind) || is_transfer(action.kind)) && !exists(action))
+      if ((computes(action.kind) || exchanges(action.kind) || is_transfer(action.kind)) && !exists(action))
         here("ranks", cat(what(), " of place ", place(action), ", microbatch ", action.microbatch));
+      else if (!part_exists(action))
+        here("ranks", cat(what(), " of place ", place(action), ", which has no part ", action.part));
       else if (is_transfer(action.kind) && !leaves_rank(action))
         here("match", cat(text(action), " is not between a stage of this rank and one of another"));
       else if (of_bucket(action.kind) && (action.bucket < 0 || action.bucket >= static_cast<int>(program_.buckets.size())))
@@ -195,7 +204,7 @@ class Verifier {
       // Servers and workers differ in what they sum inside of a model group.
       const auto in_model_group = [](const Touch& touch) { return (touch.from & (kPartOfTp | kPartOfStages)) != 0; };
       // Pieces of matrices go from rank to rank, in the order of the lists too.
-      const bool in_data_group = of.collective || (layout_.shards() > 1 && moves_matrices(action.kind));
+      const bool in_data_group = of.collective || (layout_.shares_states() && moves_matrices(action.kind));
       if (in_data_group && std::ranges::none_of(of.touches, in_model_group)) calls.push_back(action);
     }
     return calls;

@@ -11,7 +11,7 @@ namespace lockstep::program {
 // Of a program built up to the pass `after`: a check applies from the pass on that makes what it is about.
 // One line per broken rule with its name in brackets; empty = sound. A list that many ranks run is proved once, as that of
 // the first of them at each place where it means something else (rank_class.h), and so is a pipeline of lists.
-//   [ranks]       every rank of the mesh runs a list; every index of an action exists
+//   [ranks]       every rank of the mesh runs a list; every index of an action exists; parts are of blocks whose experts lie on several ranks
 //   [once]        each layer has one F and one backward (B, or I and W) per microbatch, on the rank that holds it
 //   [order]       F of a microbatch in the order of the layers, backward in the opposite order, each F before its B,
 //                 W after I; backward and W of a layer in the order of the microbatches, or in that of the grid from a file

@@ -27,6 +27,9 @@ constexpr Lack kLacks[] = {
     {kPartOfCopies, "part of a sum over copies (before REDUCE_SHARD)"},
     {kPartOfTp, "part of a sum over tp (before REDUCE_PARTIAL)"},
     {kPartOfStages, "part of a sum over stages (before REDUCE_TIED)"},
+    {kForExperts, "rows that have not left for the experts (before DISPATCH_F or COMBINE_B)"},
+    {kAtExperts, "rows that the experts have not worked on (before part b)"},
+    {kFromExperts, "results that are not back from the experts (before COMBINE_F or DISPATCH_B)"},
 };
 
 // By resource, what stands before and behind the layer, unit or stage that it is of.
@@ -34,6 +37,8 @@ constexpr std::pair<std::string_view, std::string_view> kNames[] = {
     {"the input of ", ""},
     {"the gradient of the output of ", ""},
     {"what ", " keeps of"},
+    {"what the parts of ", " have of"},
+    {"what the backward parts of ", " have of"},
     {"what stage ", " sends of"},
     {"the parameters of ", ""},
     {"the gradient of ", ""},
@@ -84,7 +89,7 @@ class LifeCheck : RankCheck {
         uses_(bytes_.size()) {
     for (const arch::FlatUnit& unit : layout.flat_layout(rank).units) {
       units_.push_back(unit.id);
-      bytes_[static_cast<size_t>(unit.id)] = unit.numel() * layout.element_size();
+      bytes_[static_cast<size_t>(unit.id)] = unit.numel() * layout.element_size(unit.group);
     }
   }
 

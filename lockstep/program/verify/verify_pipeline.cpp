@@ -52,7 +52,7 @@ class PassCheck : RankCheck {
   void collect(const Action& action, int position) {
     const auto add = [&](Found& found) { found = {.at = position, .times = found.times + 1}; };
     const Work work = work_of(action.kind);
-    if (work == Work::kNone || work == Work::kAgain) return;
+    if (work == Work::kNone || work == Work::kAgain || !ends_pass(action)) return;  // [life] has the other parts
     const int place = after_ == Pass::kSchedule ? action.stage : action.layer, m = action.microbatch;
     if (slots_[static_cast<size_t>(place)] < 0)
       return problem("once", cat(text(position), " is not of what this rank holds"));

@@ -98,6 +98,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   for (const char* name : {"as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "is_set_to",
                            "set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_as_it_is>());
+  // LibTorch's for any device reads the ends of the groups on the host; CUDA's does not.
+  m.impl("_grouped_mm", torch::CppFunction::makeFromBoxedFunction<&run_on_host_memory>());
   m.impl("resize_", torch::CppFunction::makeFromBoxedFunction<&run_resize>());
 }
 
