@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "lockstep/arch/test_hf_config.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/text.h"
@@ -14,10 +15,15 @@ namespace lockstep::arch {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::model_of;
+using testing::read;
+using testing::refusal;
+using testing::with;
+using testing::without;
 
 // As published; keys without a meaning for the shape are left out, but for some that must survive.
 Json llama31() {
@@ -61,31 +67,6 @@ Json gpt2() {
     "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}}})");
 }
 
-HfConfig read(const Json& config, const Json& generation = nullptr) {
-  return parse_hf_config(config, generation, "config.json");
-}
-ModelConfig model_of(const Json& config) { return read(config).model; }
-
-Json with(Json config, const char* key, const Json& value) {
-  config[key] = value;
-  return config;
-}
-Json without(Json config, const char* key) {
-  config.erase(key);
-  return config;
-}
-
-Message refusal(const Json& config) {
-  try {
-    read(config);
-  } catch (const DataError& error) {
-    EXPECT_EQ(error.message().where, "config.json");
-    return error.message();
-  }
-  ADD_FAILURE() << "accepted: " << config.dump();
-  return {};
-}
-
 TEST(HfConfig, PublishedModels) {
   EXPECT_EQ(model_of(llama31()),
             (ModelConfig{.family = Family::kLlama, .layers = 32, .hidden = 4096, .heads = 32, .kv_heads = 8,
@@ -117,7 +98,7 @@ TEST(HfConfig, TokensDtypeAndNotes) {
   EXPECT_THAT(read(with(llama31(), "eos_token_id", {3, 4})).eos_token_ids, ElementsAre(3, 4));
   EXPECT_THAT(read(with(llama31(), "eos_token_id", nullptr)).eos_token_ids, IsEmpty());
   EXPECT_EQ(read(with(without(llama31(), "torch_dtype"), "dtype", "float16")).dtype, "float16");
-  EXPECT_THAT(read(gpt2()).notes, testing::Each(HasSubstr("pdrop = 0.1 is not taken")));
+  EXPECT_THAT(read(gpt2()).notes, ::testing::Each(HasSubstr("pdrop = 0.1 is not taken")));
   EXPECT_EQ(read(gpt2()).notes.size(), 3);
   EXPECT_THAT(read(with(llama31(), "pretraining_tp", 2)).notes, ElementsAre(HasSubstr("parallel.tp splits them for real")));
 }
@@ -279,7 +260,7 @@ TEST(HfConfig, DtypeGoesUnderTheKeyThatIsThere) {
   EXPECT_EQ(none["torch_dtype"], "float32");
 }
 
-class HfFolder : public testing::Test {
+class HfFolder : public ::testing::Test {
  protected:
   void write(const char* name, const std::string& text) const { std::ofstream(path_ / name) << text; }
   config::ModelSection section() const { return {.from = cat("hf:", path_.string())}; }
