@@ -40,9 +40,10 @@ std::vector<CostInput> inputs() {
     for (const TensorShard& tensor : {TensorShard{}, TensorShard{.size = 2}, TensorShard{.size = 2, .rank = 1, .sequence_parallel = true}})
       for (const ExpertShard& experts : {ExpertShard{}, ExpertShard{.ep = 2}, ExpertShard{.etp = 2}, ExpertShard{.ep = 4, .etp = 2}})
         for (const config::MoeSection& moe : sections) {
-          CostInput& input = inputs.emplace_back(CostInput{.batch = 3, .seq_len = 7, .element_size = element_size, .tensor = tensor});
+          CostInput input{.batch = 3, .seq_len = 7, .element_size = element_size, .tensor = tensor};
           input.tensor.experts = experts;
           input.moe = moe;
+          inputs.push_back(input);
           if (experts.ep < 4 || moe.static_buffers) continue;
           for (const config::Dispatcher dispatcher : {config::Dispatcher::kAllGather, config::Dispatcher::kHierarchical}) {
             CostInput other = input;
