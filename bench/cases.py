@@ -7,9 +7,9 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent / "peers"))
 from shapes import LLAMA_LAYERS, SHAPES, balanced_blocks  # noqa: E402
 
-GROUPS = ("single", "ranks", "ranks-large", "tensor", "tensor-llama", "pipeline", "zero", "zero-llama", "experts", "imbalance", "recompute", "adamw", "replicas", "pages", "generate", "collectives", "tokenizer", "startup", "gemm")
+GROUPS = ("single", "ranks", "ranks-large", "tensor", "tensor-llama", "pipeline", "zero", "zero-llama", "experts", "context", "imbalance", "recompute", "adamw", "replicas", "pages", "generate", "collectives", "tokenizer", "startup", "gemm")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group not in ("ranks-large", "tensor-llama", "zero-llama"))  # what fits into 90 minutes
-VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "gpt2-10m-15l": 4864, "llama-15m": 32000, "llama-15m-12h": 32000, "mixtral-22m": 8192}
+VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "gpt2-10m-15l": 4864, "llama-15m": 32000, "llama-15m-12h": 32000, "mixtral-22m": 8192, "llama-long": 2048}
 VOCABULARY |= {name: SHAPES[name].vocab_size for name in ("gpt2-1.5b", *(f"llama3-8b-{layers}l" for layers in LLAMA_LAYERS))}
 # What a model of bench/peers/shapes.py has other than its preset: the 6 heads of llama-15m do not divide by 4 ranks.
 # 15 blocks and a head as dear as one of them: 16 equal parts for 2, 4 or 8 stages.
@@ -18,6 +18,8 @@ CHANGES = {
     "gpt2-10m-15l": ("gpt2-10m", ("--model.layers=15",)),
 }
 CHANGES["mixtral-22m"] = ("mixtral-test", ("--model.hidden=384", "--model.heads=12", "--model.expert_ffn=384", "--model.max_seq_len=512"))
+# One block for long sequences: attention is nearly all of a step.
+CHANGES["llama-long"] = ("llama-15m", ("--model.layers=1", "--model.hidden=128", "--model.heads=4", "--model.kv_heads=4", "--model.ffn=512", "--model.max_seq_len=32768"))
 CHANGES |= {f"llama3-8b-{layers}l": ("llama3-8b", (f"--model.layers={layers}",)) for layers in LLAMA_LAYERS}
 ZERO_MARKS = {(1, 2): 0.96, (1, 4): 0.96, (2, 2): 0.96, (2, 4): 0.96, (3, 2): 0.94, (3, 4): 0.90}  # (zero, ranks)
 ZERO_PEERS = {1: ("zero",), 2: ("fsdp-keep",), 3: ("fsdp",)}  # --how of peers/train_fsdp_torch.py
@@ -33,6 +35,10 @@ PIPELINE_MARKS = {"theory": 1.06, "simulated": 0.10, "overhead_us": 20}  # at mo
 MARKS = {(2, 2): 0.92, (4, 4): 0.82, (4, 2): 0.88}  # (ranks, tp): the share of our own 1x2 that is aimed at
 
 EXPERT_MARKS = {2: 0.90, 4: 0.80}  # ranks that share out the experts: the share of our own 1x2
+CONTEXT_MARKS = {2: 0.92, 4: 0.85}  # ranks that each hold a part of a sequence: the same, at CONTEXT_MARKED tokens
+CONTEXT_MARKED = 16384
+CONTEXT_STEPS = {4096: (4, 2), 16384: (2, 1), 32768: (1, 1)}  # tokens of the one sequence: timed steps of a round, steps before them
+CONTEXTS = ("ring", "all_to_all", "all_gather")  # parallel.context
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Work:
     batch: int  # sequences, over all ranks
     seq_len: int
     steps: int  # timed steps of a round
+    warmup: int = 0  # steps before them; 0: as many as the setting says
 
     def name(self):
         return f"{self.model} {self.batch}x{self.seq_len}"
@@ -54,7 +61,7 @@ class Work:
 @dataclass(frozen=True)
 class Case:
     program: str  # lockstep | pytorch
-    how: str  # lockstep: parallel.data_parallel; pytorch: eager | compile | compile-blocks | ddp | dtensor | pipelining | those of ZERO_PEERS
+    how: str  # lockstep: parallel.data_parallel; pytorch: eager | compile | compile-blocks | ddp | dtensor | pipelining | gathered-keys | those of ZERO_PEERS
     work: Work
     precision: str = "fp32"  # fp32 | bf16; pytorch has autocast (fp32 weights) and bf16 (no fp32 weights)
     ranks: int = 1
@@ -68,17 +75,21 @@ class Case:
     virtual_stages: int = 1  # of one of them
     microbatches: int = 1  # of a step and replica
     ep: int = 1  # ranks that share out the experts
+    cp: int = 1  # ranks that each hold a part of every sequence
+    context: str = ""  # lockstep: parallel.context
     waits: bool = False  # lockstep: the update waits for the gradient norm (parallel.post_validation off)
 
     def layout(self):
         split = f" tp{self.tp}" if self.tp > 1 else ""
         split += f" ep{self.ep}" if self.ep > 1 else ""
+        split += f" cp{self.cp}" if self.cp > 1 else ""
+        split += f" {self.context}" if self.context else ""
         again = f" {self.recompute}" if self.recompute != "none" else ""
         stages = f" pp{self.pp} {self.schedule}{' waits' if self.waits else ''}" if self.pp > 1 else ""
         return f"{self.ranks}x{self.threads}{split}{' sp' if self.sequence_parallel else ''}{stages}{again}"
 
     def replicas(self):
-        return self.ranks // (self.tp * self.pp)
+        return self.ranks // (self.tp * self.pp * self.cp)
 
     def ahead(self):
         return (self.schedule, self.virtual_stages) in AHEAD and self.program == "lockstep" and not self.waits
@@ -109,6 +120,7 @@ class Row:
     bases: tuple = ()  # our own cases of which ours is a share
     peer_base: Case | None = None  # PyTorch's case of which its peers are a share
     mark: float | None = None  # the share of the first base that is aimed at
+    limit: bool = True  # its matrix products are measured: the GEMM limit
 
 
 def works(quick):
@@ -197,6 +209,21 @@ def expert_rows(work):
     return rows + [Row(replace(one, ranks=ep, threads=1, ep=ep), (), (one,), mark=mark) for ep, mark in EXPERT_MARKS.items()]
 
 
+def context_rows(quick):
+    """One sequence on one rank beside PyTorch, and in parts on ranks of one thread: each mode, zigzag, beside PyTorch's gathered keys."""
+    rows = []
+    for tokens, steps in {256: (1, 1), 512: (1, 1)}.items() if quick else CONTEXT_STEPS.items():
+        one = Case("lockstep", "ring", Work("llama-long", 1, tokens, *steps))
+        alone = replace(one, program="pytorch", how="eager")
+        rows.append(Row(one, (alone,), limit=False))
+        for cp, mark in CONTEXT_MARKS.items():
+            peer = replace(alone, how="gathered-keys", ranks=cp, threads=1, cp=cp)
+            for context in CONTEXTS:
+                ours = replace(one, ranks=cp, threads=1, cp=cp, context=context)
+                rows.append(Row(ours, (peer,), (one,), alone, mark if tokens == CONTEXT_MARKED else None, limit=False))
+    return rows
+
+
 def training_rows(groups, quick):
     wide, _, gpt2, llama = works(quick)
     rows = single_rows(quick) if "single" in groups else []
@@ -210,6 +237,7 @@ def training_rows(groups, quick):
     rows += zero_rows(gpt2) if "zero" in groups else []
     rows += zero_rows(llama) if "zero-llama" in groups else []
     rows += expert_rows(replace(gpt2, model="mixtral-22m")) if "experts" in groups else []
+    rows += context_rows(quick) if "context" in groups else []
     rows += [Row(Case("lockstep", "ring", wide), (Case("pytorch", "eager", wide),))] if "startup" in groups else []
     first = {}
     for row in rows:

@@ -28,7 +28,7 @@ class Products:
 
 def products_of(rows):
     """What has to be measured for the rows of several works, each once."""
-    found = [Products(row.ours.work.model, row.ours.work.tokens(), row.ours.precision) for row in rows]
+    found = [Products(row.ours.work.model, row.ours.work.tokens(), row.ours.precision) for row in rows if row.limit]
     return list(dict.fromkeys(found))
 
 

@@ -111,6 +111,7 @@ def lockstep_options(case, setting):
         *changes,
         *(split if case.tp > 1 else []),
         *([f"--parallel.ep={case.ep}"] if case.ep > 1 else []),
+        *([f"--parallel.cp={case.cp}", f"--parallel.context={case.context}"] if case.cp > 1 else []),
         *stages,
         f"--memory.recompute={case.recompute}",
         f"--model.vocab_size={VOCABULARY[work.model]}",
@@ -205,10 +206,10 @@ def run_lockstep(case, setting):
     """Ends the program once its steps are done: the checkpoint at the end of a run is not measured. In a pipeline, or where
     the setting says so, steps after the timed ones are traced. Where the update goes ahead of the norm, steps that are logged wait
     for it: one line for all timed steps, with their mean."""
-    directory = setting.scratch / "run"
+    directory, warmup = setting.scratch / "run", case.work.warmup or setting.warmup
     shutil.rmtree(directory, ignore_errors=True)
     every = case.work.steps if case.ahead() else 1
-    lines = (3 if every > 1 else 2) if case.ahead() else setting.warmup + case.work.steps  # ahead: first step, warm-up, the timed
+    lines = (3 if every > 1 else 2) if case.ahead() else warmup + case.work.steps  # ahead: first step, warm-up, the timed
     steps = 2 * every if case.ahead() else lines
     command = [setting.program("lockstep"), "train", "-n", str(case.ranks), *lockstep_options(case, setting)]
     command += [f"--run.dir={directory}", f"--train.steps={steps + 100_000}", f"--train.log_every={every}"]
@@ -231,11 +232,11 @@ def run_lockstep(case, setting):
             raise BenchError(f"{error}: {' '.join(command)}\n{tail(output.read())}") from None
         finally:
             end(process)
-    timed = rows[-1:] if case.ahead() else rows[setting.warmup :]
+    timed = rows[-1:] if case.ahead() else rows[warmup :]
     seconds = sum(row["perf/step_ms"] for row in timed)
     return Result(
         [row["perf/step_ms"] / 1000 for row in timed],
-        step_faults=[b - a for a, b in zip(faults[setting.warmup - 1 :], faults[setting.warmup :])] if case.ranks == 1 else [],
+        step_faults=[b - a for a, b in zip(faults[warmup - 1 :], faults[warmup :])] if case.ranks == 1 and not case.work.warmup else [],  # of a steady step
         exposed=exposed_shares(timed),
         startup=rows[0]["time"] - rows[0]["perf/step_ms"] / 1000 - begin,
         data_wait=sum(row["data/wait"] * row["perf/step_ms"] for row in timed) / seconds,
@@ -261,6 +262,8 @@ def torch_script(case):
         blocks = ",".join(map(str, case.blocks()))
         pinned = ["--pin"] if case.ranks <= len(cores()) else []
         return "train_pp_torch.py", ["--schedule", schedule, "--microbatches", case.microbatches, "--blocks", blocks, *pinned]
+    if case.cp > 1:
+        return "train_cp_torch.py", []
     if case.tp > 1:
         return "train_tp_torch.py", ["--tp", case.tp]
     return "train_torch.py", ["--precision", case.precision]
@@ -268,7 +271,7 @@ def torch_script(case):
 
 def run_torch(case, setting):
     script, options = torch_script(case)
-    options = [*torch_options(case, setting), *options, "--warmup", setting.warmup, "--steps", case.work.steps]
+    options = [*torch_options(case, setting), *options, "--warmup", case.work.warmup or setting.warmup, "--steps", case.work.steps]
     options += [f"--{case.how}"] if case.how in ("compile", "compile-blocks") else []
     options += ["--sequence-parallel"] if case.sequence_parallel else []
     begin = time.time()

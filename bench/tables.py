@@ -57,7 +57,7 @@ def ranks(report):
     heads = ["work", "ranks", "data parallel", "ms", "of our own 1x2", "of our ring", "busiest rank's links", "times as fast as DDP"]
     rows = []
     for row in report["comparisons"]:
-        if row["layout"] == "1x2" or row["tp"] > 1 or row["pp"] > 1 or row["ep"] > 1 or row["zero"] or row["recompute"] != "none" or "share_of" not in row:
+        if row["layout"] == "1x2" or row["tp"] > 1 or row["pp"] > 1 or row["ep"] > 1 or row["cp"] > 1 or row["zero"] or row["recompute"] != "none" or "share_of" not in row:
             continue
         shares = {name: ratio(found) for name, found in row["share_of"].items()}
         ring = next((text for name, text in shares.items() if "ring" in name), "-")
@@ -192,6 +192,25 @@ def experts(report):
     return table(["work", "ranks", "ms", "of our own 1x2", "mark", "waiting", "busiest rank's links"], rows)
 
 
+def context(report):
+    heads = ["work", "ranks and mode", "ms", "of our own 1x2", "mark", "waiting", "busiest rank's links"]
+    heads += ["gathered keys in PyTorch, ms", "of PyTorch eager 1x2", "times as fast"]
+    waits = {(row["work"], row["layout"]): row["exposed"] for row in report["cases"] if row["cp"] > 1 and row["exposed"]}
+    rows = []
+    for row in report["comparisons"]:
+        if row["cp"] == 1:
+            continue
+        share = row["share_of"]["lockstep 1x2"]
+        rows.append(
+            [
+                row["work"], row["layout"], number(row["median_ms"]), ratio(share), verdict(share, row["mark"]) if row["mark"] else "-",
+                f"{sum(waits.get((row['work'], row['layout']), {}).values()):.1%}",
+                f"{row['busiest_rank_bytes'] / 1e6:.0f} MB a step", *peer_step(row),
+            ]
+        )
+    return table(heads, rows)
+
+
 def imbalance(report):
     rows = [
         [str(row["ranks"]), row["what"], f"{row['of_rank']:.2f}", f"{row['of_expert']:.2f}", number(1e3 * row["seconds"]), ratio(row["slower"])]
@@ -222,7 +241,7 @@ def exposed(report):
         [row["work"], f"{row['layout']}{' zero ' + str(row['zero']) if row['zero'] else ''}", what, f"{share:.1%}",
          number(share * row["median_ms"], 1)]
         for row in report["cases"]
-        if row["tp"] > 1 or row["pp"] > 1 or row["ep"] > 1 or row["zero"]
+        if row["tp"] > 1 or row["pp"] > 1 or row["ep"] > 1 or row["cp"] > 1 or row["zero"]
         for what, share in row["exposed"].items()
     ]
     return table(["work", "ranks", "rank 0 waits for", "of a step", "ms"], rows)
@@ -357,6 +376,7 @@ PARTS = (
     ("Pipelines against theory", theory),
     ("States shared out", zero),
     ("Experts shared out over several ranks of one thread", experts),
+    ("One sequence in parts on several ranks of one thread", context),
     ("What an uneven load of experts costs", imbalance),
     ("What a rank has allocated at most", memory),
     ("Blocks that keep less for their backward", recompute),

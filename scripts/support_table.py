@@ -72,8 +72,12 @@ ROWS = (
         "three dispatchers, `overlap_experts` and `static_buffers` with all_to_all alone; `moe.imbalance_limit`, `moe.capacity_factor` or the worst case bounds memory",
         "train.verify_experts_test", "e2e.experts_test", "parallel_expert.exchange_test", "engine.expert_overlap_test", "engine.balance_test",
         "e2e.deepseek_test"),
-    row("other parallelism", "", "planned: context; asking for `cp` is an error (LS1047)",
-        "config.config_test"),
+    row("context parallel", "`parallel.cp` ranks hold a part of every sequence: ring, all_to_all, all_gather, 2d; zigzag or contiguous; any length; latent attention; "
+        "with tp, pipelines, ZeRO, experts, recomputation",
+        "`all_to_all` needs a head for every rank; with experts 2 cp divides `seq_len`",
+        "train.verify_context_test", "engine.context_mutants_test", "parallel_context.mutants_test", "program_render.draw_context_test"),
+    row("packed documents", "whole documents in a sequence, masked from each other, positions from their beginning; over cp with equal work", "",
+        "train.verify_context_test", "data.packing_test"),
     row("models", "GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, DeepSeek-V3: presets, sizes or a `config.json`; norms before or behind attention and MLP, "
         "one after the other or beside each other; gradients against autograd",
         "", "hf_reference_test", "model.model_test", "arch.hf_config_test"),

@@ -15,7 +15,8 @@ SOURCE_DIR = Path()
 # Programs may look at their surroundings; the library takes options. Only what a terminal is like has to be asked.
 MAY_READ_ENVIRONMENT = {"lockstep/train/console.cpp"}
 # The layers of nn that are handed who shares them: what stands there is the contract, and the code of one rank.
-MAY_NAME_RANKS = {"lockstep/nn/expert_exchange.h", "lockstep/nn/experts.h", "lockstep/nn/experts.cpp", "lockstep/nn/routing.h"}
+MAY_NAME_RANKS = {"lockstep/nn/expert_exchange.h", "lockstep/nn/experts.h", "lockstep/nn/experts.cpp", "lockstep/nn/routing.h",
+                  "lockstep/nn/context_attention.h", "lockstep/nn/token_places.h", "lockstep/nn/token_places.cpp"}
 LONG, TOO_LONG, TOO_LONG_TEST = 250, 400, 500  # lines
 
 INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)[>"]')

@@ -17,8 +17,9 @@ inline bool ranks_can_hold(const arch::ModelConfig& model, int64_t ranks) {
   return model.heads % ranks == 0 && (model.kv_heads % ranks == 0 || ranks % model.kv_heads == 0);
 }
 
-// Where they cannot: why, with all numbers that can, the nearest first. `key`: what says the number.
-inline std::optional<config::LayoutProblem> heads_problem(const arch::ModelConfig& model, int64_t ranks, const std::string& key) {
+// Where they cannot: why, with all numbers that can, the nearest first. `key`: what says the number; -n of `context` times as many.
+inline std::optional<config::LayoutProblem> heads_problem(const arch::ModelConfig& model, int64_t ranks, const std::string& key,
+                                                          int64_t context = 1) {
   if (ranks_can_hold(model, ranks)) return std::nullopt;
   config::LayoutProblem problem{
       .key = key,
@@ -27,6 +28,10 @@ inline std::optional<config::LayoutProblem> heads_problem(const arch::ModelConfi
                   : cat("neither of kv_heads(", model.kv_heads, ") and tp(", ranks, ") divides the other"),
       .ways = config::divisors_near(key, model.heads, ranks)};
   std::erase_if(problem.ways, [&](const config::Suggestion& way) { return !ranks_can_hold(model, std::stoll(*way.changes[0].value)); });
+  for (config::Suggestion& way : problem.ways) {
+    std::string& value = *way.changes[0].value;
+    if (key == config::kRanks) value = std::to_string(std::stoll(value) * context);
+  }
   return problem;
 }
 

@@ -55,6 +55,39 @@ TEST(GenerateRanks, EveryWayOutHolds) {
   EXPECT_GT(taken, 50);
 }
 
+TEST(GenerateRanks, EveryWayOutHoldsWithTextsInParts) {
+  const auto holds = [](const arch::ModelConfig& model, int ranks, int cp, int ep) {
+    return ranks % cp == 0 && model.heads % (ranks / cp) == 0 && (ep == 1 || (model.experts.count % ep == 0 && ranks % ep == 0));
+  };
+  int taken = 0;
+  for (const arch::ModelConfig& one : {model(8, 0), model(12, 6)})
+    for (const int ranks : {1, 2, 3, 4, 6, 8, 10, 12})
+      for (const int cp : {2, 3, 4})
+        for (const int ep : {1, 2, 3}) {
+          if (ep > 1 && !one.has_experts()) continue;
+          SCOPED_TRACE(cat(one.heads, " heads, ranks ", ranks, ", cp ", cp, ", ep ", ep));
+          Problems problems;
+          try {
+            check_ranks(one, {.cp = cp, .ep = ep}, ranks);
+          } catch (const config::RefusedConfig& refused) {
+            problems = refused.problems();
+          }
+          EXPECT_EQ(problems.empty(), holds(one, ranks, cp, ep));
+          if (problems.size() != 1) continue;
+          for (const config::Suggestion& way : problems[0].ways) {
+            std::map<std::string, int> now = {{config::kRanks, ranks}, {"parallel.cp", cp}, {"parallel.ep", ep}};
+            for (const config::Change& change : way.changes) {
+              if (now.contains(change.key)) now[change.key] = change.value ? std::stoi(*change.value) : 1;
+            }
+            const bool further = ranks % cp != 0;  // what comes behind is judged then
+            EXPECT_TRUE(further ? now[config::kRanks] % now["parallel.cp"] == 0
+                                : holds(one, now[config::kRanks], now["parallel.cp"], now["parallel.ep"])) << config::text_of(way);
+            ++taken;
+          }
+        }
+  EXPECT_GT(taken, 20);
+}
+
 TEST(GenerateRanks, TheEquationIsSaid) {
   const auto only = [](const Problems& problems) {
     EXPECT_EQ(problems.size(), 1u);
@@ -81,6 +114,12 @@ TEST(GenerateRanks, WhatTheCommandLineSays) {
   line.overrides.push_back({"parallel.tp", "8"});
   const GenerateDegrees all = generate_degrees(line);
   EXPECT_EQ(all.ranks(), 8);
+  EXPECT_EQ((GenerateDegrees{.cp = 2}).ranks(), 2);
+  EXPECT_EQ((GenerateDegrees{.tp = 3, .cp = 2}).ranks(), 6);
+  EXPECT_EQ((GenerateDegrees{.cp = 6, .ep = 4}).ranks(), 12);
+  EXPECT_EQ((GenerateDegrees{.cp = 2}).tensor(6), 3);
+  EXPECT_THROW(check_degree({.tp = 3, .cp = 2}, 3), config::RefusedConfig);
+  EXPECT_NO_THROW(check_degree({.tp = 3, .cp = 2}, 6));
   EXPECT_THROW(check_degree(all, 4), config::RefusedConfig);
   for (const char* value : {"0", "-1", "1025", "x"}) {
     line.overrides = {{"parallel.ep", value}};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/lockstep/show_context.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
 #include "lockstep/program/predict/memory.h"
@@ -226,6 +227,7 @@ std::string json_page(const Shown& shown, const std::string& what) {
     json["groups"] = groups_json(shown.layout);
     json["servers"] = servers_json(shown);
   }
+  if (what == "context") json["context"] = context_json(shown.layout, shown.context);
   if (what == "memory") {
     json["fits"] = shown.shortfalls.empty();
     json["shortfalls"] = shortfalls_json(shown.shortfalls);

@@ -6,6 +6,7 @@
 
 #include "lockstep/plan/room.h"
 #include "lockstep/program/program.h"
+#include "lockstep/program/render/draw_context.h"
 
 namespace lockstep::apps {
 
@@ -23,6 +24,7 @@ struct Shown {
   bool timeline = false;   // --timeline
   int ranks_per_node = 8;  // --ranks-per-node
   std::vector<Shortfall> shortfalls{};  // of memory
+  program::ContextQuestion context{};   // --documents, --flops, --bandwidth
 };
 
 // Whose parameters the formulas are of: the rank asked for, else one of every stage of a pipeline.

@@ -34,6 +34,10 @@ const std::vector<Use>& uses() {
                                          {"full", {"program", "traffic"}},
                                          {"timeline", {"memory"}},
                                          {"ranks-per-node", {"layout"}},
+                                         {"documents", {"context"}},
+                                         {"sequences", {"context"}},
+                                         {"flops", {"context"}},
+                                         {"bandwidth", {"context"}},
                                          {"rank", {"program", "layout", "block", "memory", "traffic"}}};
   return table;
 }

@@ -56,7 +56,7 @@ int judged_ranks(const CommandLine& command_line) {
   const GenerateDegrees degrees = generate_degrees(command_line);
   const int ranks = command_line.ranks.value_or(degrees.ranks());
   check_degree(degrees, ranks);
-  if (ranks == 1 && !degrees.share_experts()) return ranks;
+  if (ranks == 1 && !degrees.share_experts() && degrees.context() == 1) return ranks;
   const bool by_key = degrees.tp && !command_line.ranks;
   if (const auto model = model_of(command_line)) check_ranks(*model, degrees, ranks, by_key ? "parallel.tp" : config::kRanks);
   return ranks;

@@ -1,8 +1,9 @@
-// lockstep show program|layout|block|memory|traffic|schedules: what a configuration will run, without running it.
+// lockstep show program|layout|block|context|memory|traffic|schedules: what a configuration will run, without running it.
 #include <algorithm>
 #include <map>
 
 #include "apps/lockstep/ranks.h"
+#include "apps/lockstep/show_context.h"
 #include "apps/lockstep/show_json.h"
 #include "apps/lockstep/show_step.h"
 #include "apps/lockstep/verbs.h"
@@ -58,6 +59,7 @@ Shown prepare(const CommandLine& command_line, const std::string& what) {
   shown.layout = program::layout_of(loaded, ranks);
   check_extent(command_line, what, shown.layout);
   shown.program = program::build_program(shown.layout);
+  if (what == "context") shown.context = context_question(command_line, loaded.config, shown.layout);
   if (what == "memory") shown.shortfalls = shortfalls(command_line, loaded.config, shown.layout, shown.program);
   shown.timeline = command_line.has("timeline");
   shown.ranks_per_node = ranks_per_node(command_line);
@@ -177,6 +179,10 @@ std::string traffic_page(const Shown& shown, const CommandLine& command_line) {
   return model_alone || layout.model.has_experts() ? text : text + program::traffic_summary(layout, ranks);
 }
 
+std::string context_page(const Shown& shown, const CommandLine&) {
+  return program::draw_context(shown.layout, shown.context);
+}
+
 std::string schedules_page(const Shown& shown, const CommandLine&) {
   const program::Pipeline& pipeline = shown.layout.pipeline;
   return plan::schedule_table(pipeline.ranks, static_cast<int>(shown.layout.num_microbatches()), std::max(2, pipeline.virtual_stages));
@@ -188,7 +194,8 @@ struct Page {
   bool headed = true;  // below model and layout
 };
 constexpr Page kPages[] = {{"program", program_page}, {"layout", layout_page},   {"block", block_page},
-                           {"memory", memory_page},   {"traffic", traffic_page}, {"schedules", schedules_page, false}};
+                           {"context", context_page}, {"memory", memory_page},   {"traffic", traffic_page},
+                           {"schedules", schedules_page, false}};
 
 const Page& page_of(const std::string& what) {
   std::vector<std::string> known;

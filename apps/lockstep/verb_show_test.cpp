@@ -7,10 +7,12 @@
 #include <filesystem>
 #include <fstream>
 #include <regex>
+#include <vector>
 
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
+#include "lockstep/data/token_file.h"
 #include "support/folders.h"
 
 namespace lockstep::apps {
@@ -68,6 +70,37 @@ TEST(Show, BlockDrawsTheWayOfTokens) {
   ASSERT_EQ(tokens["calls"].size(), 2U);
   EXPECT_EQ(tokens["calls"][0]["rows"], Json::parse("[[16, 16], [16, 16]]"));
   EXPECT_FALSE(parse_json(show(block + " --json").output, "block")["ranks"][0].contains("tokens"));
+}
+
+// Who holds which tokens, as text and as JSON; what is asked of it is checked.
+TEST(Show, Context) {
+  const std::string context = "context -n 2 --model.preset=llama-test --parallel.cp=2 --train.seq_len=16 --train.micro_batch=1 --train.global_batch=1";
+  const Outcome page = show(context + " --flops=6 --bandwidth=1");
+  EXPECT_EQ(page.code, 0) << page.output;
+  EXPECT_THAT(page.output, HasSubstr("\n0     0..3, 12..15\n1     4..11\n"));
+  EXPECT_THAT(page.output, HasSubstr("F = 6 FLOP/s"));
+  const Json json = parse_json(show(context + " --json").output, "context")["context"];
+  EXPECT_EQ(json["ranks"], Json::parse(R"([{"rank": 0, "tokens": [[0, 4], [12, 16]]}, {"rank": 1, "tokens": [[4, 12]]}])"));
+  EXPECT_EQ(json["work"]["contiguous"]["pairs"], Json::parse("[[36, 0], [36, 64]]"));
+  EXPECT_EQ(json["modes"][0], Json::parse(R"({"mode": "ring", "forward": 128.0, "backward": 384.0})"));
+  EXPECT_THAT(show("context --model.preset=llama-test").output, HasSubstr("every rank holds whole sequences: parallel.cp = 1\n"));
+
+  const std::string masked = context + " --data.document_mask=true";
+  EXPECT_THAT(show(masked + " --documents=5,6").output, HasSubstr("documents begin at 0, 5, 11\n"));
+  EXPECT_THAT(show(context + " --documents=5,6").output, HasSubstr("--data.document_mask=true"));
+  EXPECT_THAT(show(masked + " --documents=5,12").output, HasSubstr("17 tokens, and a sequence has 16"));
+  EXPECT_THAT(show(masked + " --documents=5,x").output, HasSubstr("lengths in tokens are needed"));
+  const support::ScopedFolder folder("show-context");
+  data::TokenFileWriter writer(folder / "train", 512);
+  for (const size_t length : {10, 5, 7}) writer.add_document(std::vector<int32_t>(length, 1));
+  writer.finish();
+  const Outcome read = show(cat(context, " --data.pack=documents --sequences=9 --data.train=", (folder / "train").string()));
+  EXPECT_EQ(read.code, 0) << read.output;
+  EXPECT_THAT(read.output, HasSubstr("\n3 documents, 0 of them cut, in 2 sequences of 16 tokens, 31.25 % of them fill\nwork of 2 of them"));
+  EXPECT_THAT(show(masked + " --sequences=1").output, HasSubstr("data.train names no token file"));
+  EXPECT_THAT(show(context + " --flops=0 --bandwidth=1").output, HasSubstr("a number above 0 is needed"));
+  EXPECT_THAT(show(context + " --flops=1").output, HasSubstr("a machine has both"));
+  EXPECT_THAT(show("layout --flops=1 --bandwidth=1 --model.preset=llama-test").output, HasSubstr("--flops goes with context"));
 }
 
 // A plan for the CPU is one for this host, as for `train`; one for GPUs is held against a limit alone.

@@ -97,13 +97,17 @@ const std::vector<Verb>& verbs() {
        .function = verb_launch},
       {.name = "show",
        .help = "print what will run: the program of a rank, who holds what, predicted memory and traffic",
-       .usage = "program|layout|block|memory|traffic|schedules [run.toml...] [-n N] [--rank R]\n"
+       .usage = "program|layout|block|context|memory|traffic|schedules [run.toml...] [-n N] [--rank R]\n"
                 "         show program --grid | --svg FILE | --html FILE | --trace FILE | --json [--costs FILE] [--measured FOLDER]",
        .flags = {{"rank", "R", "this rank alone"},
                  {"full", "", "every layer of a long program, every bucket of the traffic, by itself"},
                  {"draw", "", "with program: a drawing of computing and communication over time"},
                  {"timeline", "", "with memory: a chart of what the device holds in each action"},
                  {"ranks-per-node", "N", "with layout: places on a server (default 8)"},
+                 {"documents", "N,N,...", "with context: lengths of the documents of a sequence"},
+                 {"sequences", "N", "with context: the work of N sequences of data.train"},
+                 {"flops", "F", "with context: FLOP/s of a rank in attention"},
+                 {"bandwidth", "B", "with context: bytes/s of a rank's link"},
                  {"grid", "", "with program: the step over time as text, a row per pipeline rank"},
                  {"svg", "FILE", "with program: write the step over time as a picture"},
                  {"html", "FILE", "with program: write a page about the step: picture, bubble, memory, ranks"},

@@ -28,8 +28,10 @@ class Attention(nn.Module):
             q, k, v = self.qkv(x).view(batch, length, sum(heads), -1).transpose(1, 2).split(heads, dim=1)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
-        return self.out(y.transpose(1, 2).flatten(2))
+        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
 
 
 class GeluMlp(nn.Module):

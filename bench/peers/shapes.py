@@ -58,6 +58,8 @@ SHAPES["mixtral-22m"] = Shape("mixtral", layers=4, hidden=384, heads=12, ffn=384
 # For pipelines: the head costs as much as a block, so that 2, 4 and 8 stages are cut into equal parts.
 SHAPES["gpt2-10m-15l"] = replace(SHAPES["gpt2-10m"], layers=15, vocab_size=4864)
 SHAPES["llama-15m-12h"] = replace(SHAPES["llama-15m"], heads=12)  # heads that divide by 4 ranks
+# For long sequences: one block, so that attention is nearly all of a step.
+SHAPES["llama-long"] = Shape("llama", layers=1, hidden=128, heads=4, ffn=512, vocab_size=2048, max_seq_len=32768)
 # For one GPU: as many of its layers as fit.
 LLAMA_LAYERS = (32, 28, 24, 20, 16, 12, 8, 4)
 SHAPES |= {f"llama3-8b-{layers}l": replace(SHAPES["llama3-8b"], layers=layers) for layers in LLAMA_LAYERS}

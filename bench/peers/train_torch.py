@@ -71,11 +71,11 @@ def minor_faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def stepper(arguments, rank, model, run):
-    """A function that trains one step and returns its row; `run` is the model, perhaps compiled or wrapped."""
+def stepper(arguments, rank, model, run, data=None):
+    """A function that trains one step and returns its row; `run` is the model, perhaps compiled or wrapped; `data` is batches() unless given."""
     optimizer = make_optimizer(model)
     parameters = list(model.parameters())
-    data = batches(arguments, rank)
+    data = data or batches(arguments, rank)
 
     def step():
         wall, faults, begin = time.time(), minor_faults(), time.perf_counter()

@@ -61,6 +61,9 @@ class BranchDescription {
   virtual void forward(LayerBuilder& b) const = 0;     // from `projected` to `inner`
   virtual void backward_input(LayerBuilder&) const {}  // from the gradient of `inner` to that of `projected`, in its place
   virtual void backward_weight(LayerBuilder&) const {}
+  // Its calls, where it makes any: those of the forward pass and those of its backward.
+  virtual void make_forward_calls(LayerBuilder&, const Branch&) {}
+  virtual void make_backward_calls(LayerBuilder&, const Branch&) {}
 
   int projected = kNoValue;  // by the first linear
   int inner = kNoValue;      // what the last linear takes

@@ -1,10 +1,12 @@
 // Attention and the MLP as kinds of branches, and the registry.
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "lockstep/arch/branch_kind.h"
+#include "lockstep/arch/context_attention.h"
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 
@@ -34,7 +36,18 @@ class AttentionDescription : public BranchDescription {
         norm.dy = b.activations(heads * m.head_size);
       }
     inner = b.activations(linears.last.in, {"attention output", Recompute::kSelective});
-    logsumexp_ = b.value(4 * s.tokens * m.heads, {"attention logsumexp", Recompute::kSelective});
+    const AttentionHeads heads{.queries = m.heads, .keys = m.kv_heads, .key_width = m.head_size, .value_width = m.head_size};
+    core_ = ContextPlan(s, heads);
+    if (core_.exchanged == 1) logsumexp_ = b.value(4 * s.tokens * m.heads, {"attention logsumexp", Recompute::kSelective});
+    spans_ = b.value(span_bytes(s), {"attention spans", Recompute::kSelective});
+    if (s.input.context.ranks > 1) context_.emplace(b, heads);
+  }
+
+  void make_forward_calls(LayerBuilder& b, const Branch& branch) override {
+    if (context_) context_->make_forward_calls(b, branch);
+  }
+  void make_backward_calls(LayerBuilder& b, const Branch& branch) override {
+    if (context_) context_->make_backward_calls(b, branch);
   }
 
   void forward(LayerBuilder& b) const override {
@@ -48,17 +61,24 @@ class AttentionDescription : public BranchDescription {
     }
     const int64_t turned = s.activations((m.heads + m.kv_heads) * m.head_size);
     if (!m.traits().learned_positions) b.kernel(m.qk_norm ? kAgain : kForwards, 0, 2 * turned);
-    b.take(kForwards, inner), b.take(kForwards, logsumexp_);
-    b.kernel(kForwards, attention_scratch(s, m.head_size, /*sequences=*/2, /*blocks=*/3), b.bytes(projected) + b.bytes(inner));
+    if (context_) {
+      context_->forward(b, inner, logsumexp_);
+      b.kernel(kForwards, 0, b.bytes(projected) + b.bytes(inner));
+    } else {
+      b.take(kForwards, spans_), b.take(kForwards, inner), b.take(kForwards, logsumexp_);
+      b.kernel(kForwards, attention_scratch(s, m.head_size, {.sequences = 2, .blocks = 3, .keys = s.input.seq_len}),
+               b.bytes(projected) + b.bytes(inner));
+    }
     for (const char* name : {"scores", "mix"}) core_product(b, kForwards, name);
-    b.drop(kLose, logsumexp_);
+    b.drop(kLose, logsumexp_), b.drop(kLose, spans_);
   }
 
   void backward_input(LayerBuilder& b) const override {
     // dq, dk, dv take the place of q, k, v.
-    b.kernel(kInputs, attention_scratch(b.s, b.s.model.head_size, /*sequences=*/4, /*blocks=*/5));
+    if (context_) context_->backward(b);
+    else b.kernel(kInputs, attention_scratch(b.s, b.s.model.head_size, {.sequences = 4, .blocks = 5, .keys = b.s.input.seq_len}));
     for (const char* name : {"scores.again", "scores.dq", "scores.dk", "mix.dp", "mix.dv"}) core_product(b, kInputs, name);
-    b.drop(kInputs, logsumexp_);
+    b.drop(kInputs, logsumexp_), b.drop(kInputs, spans_);
     for (const LayerBuilder::Norm& norm : norms_) {  // the gradients of what came in go back to their place
       b.take(kInputs, norm.dy);
       b.kernel(kInputs, b.bytes(norm.dy));
@@ -73,14 +93,15 @@ class AttentionDescription : public BranchDescription {
 
  private:
   // Flash attention: two products forward; backward those of q, k, v and of the probabilities, and the scores once more.
-  static void core_product(LayerBuilder& b, PhaseSet phases, const char* name) {
-    const int64_t half = (b.s.input.seq_len + 1) / 2;  // causal: of the S keys a query sees half on average
-    b.product(phases, {.name = name, .m = b.s.input.seq_len, .n = half, .k = b.s.model.head_size,
-                       .count = b.s.input.batch * b.s.model.heads});
+  void core_product(LayerBuilder& b, PhaseSet phases, const char* name) const {
+    b.product(phases, {.name = name, .m = core_.of_sequence, .n = core_.keys_seen, .k = b.s.model.head_size,
+                       .count = b.s.input.batch * core_.queries});
   }
   // Of the heads of queries and of those of keys: what came in, copied, a statistic a head, and the gradients, copied.
   std::vector<LayerBuilder::Norm> norms_{};
-  int logsumexp_ = kNoValue;
+  ContextPlan core_{};
+  std::optional<ContextAttention> context_{};  // none: whole sequences
+  int logsumexp_ = kNoValue, spans_ = kNoValue;
 };
 
 void head_norm_parameters(ParameterRows& rows, const Branch& branch) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <utility>
 
 #include "lockstep/arch/layer_description.h"
 
@@ -159,7 +160,10 @@ double model_flops_per_token(const ModelConfig& of, int64_t seq_len) {
   ModelConfig model = of;
   // Experts that choose take k for a token on average, which sequences as short as these would round up.
   if (model.experts.router == config::Router::kExpertChoice) model.experts.router = config::Router::kSoftmax;
-  const double further_pairs = static_cast<double>(seq_len) / 2 - 1;
+  // Half of the tokens of a sequence on average, less what lies beyond a window.
+  const auto length = static_cast<double>(seq_len), window = static_cast<double>(std::exchange(model.sliding_window, 0));
+  const double seen = window > 0 && window < length ? window - window * window / (2 * length) : length / 2;
+  const double further_pairs = seen - 1;
   std::map<int, double> known;  // of a layer of each pattern
   double flops = 0;
   for (const LayerSpec& layer : layer_table(model)) {

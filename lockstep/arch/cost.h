@@ -2,6 +2,7 @@
 // hold it against what the running layer does.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -20,7 +21,7 @@ struct PartCost {
 // What one layer does for one microbatch of [B, S] tokens on one rank. Scratch inside kernels is that of the CPU's. Bytes of experts are
 // those of the worst case: all tokens of the ranks that share them come to this one.
 struct LayerCost {
-  // Of matrix products, attention's causal half counted as such, and experts as if all got as many tokens. The head's F makes none: its I makes loss and gradients (nn/head.h).
+  // Of matrix products, attention's causal half counted as such (of a rank of cp its share of the pairs, of a contiguous split that of the last rank), and experts as if all got as many tokens. The head's F makes none: its I makes loss and gradients (nn/head.h).
   double forward_flops = 0;
   double backward_flops = 0;   // of I and W
   double weight_flops = 0;     // of W
@@ -48,9 +49,29 @@ struct LayerCost {
 
 using config::Recompute;
 
+// How a rank of cp holds its part of every sequence.
+struct ContextShard {
+  int ranks = 1;  // of cp
+  config::ContextKind kind = config::ContextKind::kRing;
+  int inner = 1;  // of 2d: ranks that exchange heads for tokens
+  config::ContextSplit split = config::ContextSplit::kZigzag;
+  // Tokens of a sequence of `length` that each rank holds, filled up where they do not divide: 2 pieces of equal size with zigzag.
+  int64_t tokens_here(int64_t length) const {
+    if (ranks == 1) return length;
+    const int64_t pieces = split == config::ContextSplit::kZigzag ? 2 * int64_t{ranks} : ranks;
+    return (length + pieces - 1) / pieces * (pieces / ranks);
+  }
+  // How far keys and values go round in a ring of so many ranks with `tokens` of a sequence each: beyond no query sees them, whatever the
+  // documents are. `window`: tokens that a query sees; 0: all. With zigzag the neighbours of a piece are on both sides, so all the way.
+  int ring_hops(int ring, int64_t tokens, int64_t window) const {
+    if (window <= 0 || (window > 1 && split == config::ContextSplit::kZigzag)) return ring - 1;
+    return window == 1 ? 0 : static_cast<int>(std::min<int64_t>(ring - 1, (window - 2) / tokens + 1));
+  }
+};
+
 struct CostInput {
   int64_t batch = 1;         // B: sequences of the microbatch
-  int64_t seq_len = 1;       // S
+  int64_t seq_len = 1;       // S, of whole sequences
   int64_t element_size = 4;  // of activations and compute weights: 4 fp32, 2 bf16
   int threads = 1;           // compute threads: kernels have a scratch area per thread
   TensorShard tensor{};      // whose part of the layer
@@ -58,6 +79,8 @@ struct CostInput {
   config::Dispatcher dispatcher = config::Dispatcher::kAllToAll;  // of ep x etp
   int node_ranks = 1;        // of a hierarchical dispatcher: ranks of ep x etp on a node
   Recompute recompute = Recompute::kNone;  // of a block
+  ContextShard context{};    // which part of each sequence is here
+  bool places = false;       // of documents, or of parts of sequences (nn::TokenPlaces)
   bool overlap = false;      // with tp: in action B weight gradients run beside the communication, not behind it
 };
 
@@ -67,7 +90,7 @@ LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const Cos
 // to the gradient of the weight costs less than the product.
 int64_t head_chunk_rows(int64_t vocab_size, int ranks = 1);
 
-// Model FLOPs of one training token at length S: 6 x MACs, of attention its causal half, of experts those that a token goes through.
+// Model FLOPs of one training token at length S: 6 x MACs, of attention its causal half, as far as a window lets see, of experts those that a token goes through.
 double model_flops_per_token(const ModelConfig& model, int64_t seq_len);
 
 }  // namespace lockstep::arch

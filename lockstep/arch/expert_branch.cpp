@@ -196,19 +196,24 @@ class ExpertsBranch : public WholeBranch {
   void route(LayerBuilder& b) const {
     using config::Router;
     const Router router = s_.model.experts.router;
-    const bool all = calls_.scores != LayerBuilder::kNoCall;
-    const int64_t scored = 4 * experts_ * (all ? rows_.own * s_.input.tensor.size : rows_.own);
+    const bool whole = calls_.whole_scores != LayerBuilder::kNoCall, all = whole || calls_.scores != LayerBuilder::kNoCall;
+    const int64_t of_tp = 4 * experts_ * rows_.own * s_.input.tensor.size, tokens = s_.input.batch * s_.input.seq_len;
+    const int64_t scored = whole ? 4 * experts_ * tokens : all ? of_tp : 4 * experts_ * rows_.own;
     b.take(kForwards, logits_);
     product(b, kForwards, kRouter, Product::Role::kOutput,
             fp32_copy(rows_.own * hidden_) + router_copy() + product_scratch(in_fp32(), rows_.own, hidden_));
-    b.communicate(kForwards, calls_.scores, scored);
+    b.communicate(kForwards, calls_.scores, of_tp);
+    b.communicate(kForwards, calls_.whole_scores, scored + (calls_.scores != LayerBuilder::kNoCall ? of_tp : 0));
+    if (whole) b.kernel(kForwards, 2 * scored + 8 * tokens, 2 * scored);  // into the order of sequences, whose places are int64
     // Scores are a copy of logits, and so are the probabilities of a loss.
     const int64_t scores = router == Router::kSoftmaxAfterTopk ? 0 : scored;
     const bool own_alone = s_.input.moe.scope == config::MoeScope::kLastStep;  // whatever was gathered for a capacity
     const int64_t judged = own_alone ? 4 * experts_ * rows_.own : scored;
     const int64_t probabilities = router == Router::kSoftmaxAfterTopk || router == Router::kSigmoid ? judged : 0;
-    b.kernel(kForwards, (all ? scored : 0) + scores + choice_scratch(scored), 2 * scored);
-    if (slopes_ != kNoValue) b.kernel(kTrains, (all ? scored : 0) + scores + probabilities);
+    // Own rows are no stretch of whole sequences: their places, and where they alone are judged a copy of their scores.
+    const int64_t known = (all ? scored : 0) + scores + (whole ? 8 * rows_.own : 0), copied = whole && own_alone ? judged : 0;
+    b.kernel(kForwards, known + choice_scratch(scored), 2 * scored);
+    if (slopes_ != kNoValue) b.kernel(kTrains, known + probabilities + copied);
     b.take(kTrains, slopes_);
     b.drop(kLose, logits_);
     b.communicate(kForwards, calls_.counts, 8 * (experts_ + (by_token_ ? 1 : 0)) * (ranks() + 1));

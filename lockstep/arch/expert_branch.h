@@ -13,7 +13,8 @@ namespace lockstep::arch {
 // Of one microbatch on one of G = ep x etp ranks.
 struct ExpertRows {
   ExpertRows(const ModelConfig& model, const CostInput& input);
-  int64_t own = 0;       // T: rows that this rank routes, padding included
+  int64_t here = 0;      // rows of the microbatch on this rank of cp
+  int64_t own = 0;       // T: of them those that this rank routes, padding included
   int64_t sent = 0;      // N: assignments of own rows to experts, at most; with slots the dropped ones too, which a GPU holds as zeros
   int64_t balanced = 0;  // rows that leave this rank, and that come to it, if all experts get as many; each of etp ranks gets a copy
   int64_t received = 0;  // R: rows that come to this rank, at most: those of all G ranks
@@ -32,7 +33,7 @@ bool sends_tokens(const CostInput& input);
 // Tokens of a sequence of `seq_len` that an expert takes: ceil(factor k S / E), at most all.
 int64_t expert_capacity(const ExpertSizes& experts, double factor, int64_t seq_len);
 
-// Where its rows go, or how much they count, depends on other rows of a sequence too: the ranks of tp tell each other all scores.
+// Where its rows go, or how much they count, depends on other rows of a sequence too: the ranks of tp, and of cp, tell each other all scores.
 bool routes_by_sequence(const ExpertSizes& experts, const config::MoeSection& moe);
 
 // The linears of the shared expert.

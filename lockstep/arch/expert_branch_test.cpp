@@ -44,6 +44,11 @@ std::vector<CostInput> inputs() {
           input.tensor.experts = experts;
           input.moe = moe;
           inputs.push_back(input);
+          if (experts.ep == 2) {
+            CostInput part = input;
+            part.seq_len = 8, part.context = {.ranks = 2};
+            inputs.push_back(part);
+          }
           if (experts.ep < 4 || moe.static_buffers) continue;
           for (const config::Dispatcher dispatcher : {config::Dispatcher::kAllGather, config::Dispatcher::kHierarchical}) {
             CostInput other = input;

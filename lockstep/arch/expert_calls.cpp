@@ -15,8 +15,12 @@ class CallMaker {
 
   ExpertCalls make() {
     const int64_t of_tp = s_.input.tensor.size, experts = s_.model.experts.count;
-    if (routes_by_sequence(s_.model.experts, s_.input.moe))
+    if (routes_by_sequence(s_.model.experts, s_.input.moe)) {
       calls_.scores = gather("scores", CallPhase::kForward, CallGroup::kTensor, rows_.own * of_tp * experts, 4);
+      calls_.whole_scores = b_.call({.part = branch_.part("scores"), .phase = CallPhase::kForward, .collective = Collective::kAllGather,
+                                     .numel = s_.input.context.ranks * rows_.here * experts, .element_size = 4,
+                                     .over = CallGroup::kContext, .direct = true});
+    }
     // A sender of tokens tells how many rows it has too.
     if (rows_.slots == 0) calls_.counts = gather("counts", CallPhase::kForward, CallGroup::kExperts, ranks_ * (experts + (by_token_ ? 1 : 0)), 8);
     if (by_token_) make_token_calls();

@@ -1,4 +1,4 @@
-// What travels for a branch of experts: between the ranks that share them, between the ranks of tp that route, and how much of it.
+// What travels for a branch of experts: between the ranks that share them, between the ranks of tp and cp that route, and how much of it.
 #pragma once
 
 #include "lockstep/arch/expert_branch.h"
@@ -10,7 +10,8 @@ struct ExpertCalls {
   struct Pair {
     int forward = LayerBuilder::kNoCall, backward = LayerBuilder::kNoCall;
   };
-  int scores = LayerBuilder::kNoCall;   // of all rows of a sequence, over tp
+  int scores = LayerBuilder::kNoCall;   // of all rows here, over tp
+  int whole_scores = LayerBuilder::kNoCall;  // and of whole sequences, over cp
   int counts = LayerBuilder::kNoCall;   // of rows for each expert
   int tokens = LayerBuilder::kNoCall;   // a sender of tokens: which one each assignment is of, and its weight
   int weights = LayerBuilder::kNoCall;  // and back the gradient of that

@@ -42,22 +42,23 @@ bool sends_tokens(const CostInput& input) {
 ExpertRows::ExpertRows(const ModelConfig& model, const CostInput& input) {
   const ExpertSizes& experts = model.experts;
   const ExpertShard& shard = input.tensor.experts;
-  const int64_t tokens_here = input.batch * input.seq_len, ranks = int64_t{shard.ep} * shard.etp, here = experts.count / shard.ep;
-  own = mesh::padded_part(tokens_here, input.tensor.size);
+  const int64_t length = input.context.tokens_here(input.seq_len), ranks = int64_t{shard.ep} * shard.etp, experts_here = experts.count / shard.ep;
+  here = input.batch * length;
+  own = mesh::padded_part(here, input.tensor.size);
   const bool chosen = experts.router == config::Router::kExpertChoice;  // by experts
   sent = balanced = own * experts.per_token;
-  received = ranks * own * std::min(experts.per_token, here);
+  received = ranks * own * std::min(experts.per_token, experts_here);
   int64_t of_expert = own;  // own rows that one expert takes, at most
   if (chosen || input.moe.capacity_factor) {
     const int64_t capacity = expert_capacity(experts, input.moe.capacity_factor.value_or(1), input.seq_len);
     // Own rows may begin and end within a sequence. By the load of the last step an expert keeps a part of what comes, however much
     // that is: as if each row were a sequence.
     const bool bounded = chosen || input.moe.scope == config::MoeScope::kSequence;
-    const int64_t begun = input.tensor.size == 1 ? input.batch : std::min(input.batch, divided_up(own - 1, input.seq_len) + 1);
+    const int64_t begun = input.tensor.size == 1 ? input.batch : std::min(input.batch, divided_up(own - 1, length) + 1);
     const int64_t sequences = bounded ? begun : own;
     of_expert = std::min(own, saturating_mul(sequences, capacity));
     const int64_t mean = share_rounded_up(own * experts.count, capacity, input.seq_len);
-    const int64_t most_sent = saturating_mul(experts.count, of_expert), most_here = saturating_mul(ranks * here, of_expert);
+    const int64_t most_sent = saturating_mul(experts.count, of_expert), most_here = saturating_mul(ranks * experts_here, of_expert);
     sent = chosen ? most_sent : std::min(sent, most_sent);
     balanced = chosen ? mean : std::min(balanced, mean);
     received = chosen ? most_here : std::min(received, most_here);
@@ -70,7 +71,7 @@ ExpertRows::ExpertRows(const ModelConfig& model, const CostInput& input) {
   if (input.moe.static_buffers) {
     slots = of_expert;
     if (!chosen) sent = own * experts.per_token;  // dropped ones are among them where a GPU routes (nn/device_routing.h)
-    received = ranks * here * slots;
+    received = ranks * experts_here * slots;
     balanced = received;
   }
   if (input.moe.imbalance_limit) {

@@ -185,12 +185,14 @@ class Reader {
     if (!family_->default_window) return;
     const bool off = keys_.json().contains("sliding_window") && !keys_.has("sliding_window");
     const int64_t window = off ? 0 : keys_.size("sliding_window", family_->default_window);
-    if (window == 0 || (family_->window == HfWindow::kByLayer && !slides_somewhere())) return;
+    if (window == 0) return;
     if (family_->window == HfWindow::kFlagged && !keys_.flag("use_sliding_window", false)) return;
+    const int64_t sliding = family_->window == HfWindow::kByLayer ? sliding_layers() : m.layers;
+    if (sliding == 0) return;
     m.sliding_window = window;
-    if (m.max_seq_len <= window) return;
-    note(cat("sliding_window = ", window, " of ", m.max_seq_len, " positions: up to there a window is plain causal ",
-             "attention, longer sequences are not built; model.max_seq_len is ", window));
+    if (sliding == m.layers || m.max_seq_len <= window) return;
+    note(cat("sliding_window = ", window, " of ", m.max_seq_len, " positions in ", sliding, " of ", m.layers, " layers: up to there a window ",
+             "is plain causal attention, longer sequences need one window for all layers; model.max_seq_len is ", window));
     m.max_seq_len = window;
   }
 
@@ -253,23 +255,25 @@ class Reader {
     return value && value->is_number() ? std::max(0.0, value->get<double>()) : 0;
   }
 
-  bool slides_somewhere() {
+  // How many layers have a window.
+  int64_t sliding_layers() {
     const bool used = keys_.flag("use_sliding_window", false);
+    const int64_t layers = model().layers;
     const Json* types = keys_.find("layer_types");
-    if (!types) return used && keys_.size("max_window_layers", 28, /*least=*/0) < model().layers;
-    bool slides = false;
-    if (!types->is_array() || std::ssize(*types) != model().layers) {
-      problems_.push_back(cat("layer_types is not a list of ", model().layers, " names, one a layer"));
-      return used;
+    if (!types) return used ? std::max<int64_t>(0, layers - keys_.size("max_window_layers", 28, /*least=*/0)) : 0;
+    int64_t sliding = 0;
+    if (!types->is_array() || std::ssize(*types) != layers) {
+      problems_.push_back(cat("layer_types is not a list of ", layers, " names, one a layer"));
+      return used ? layers : 0;
     }
     for (const Json& type : *types) {
       if (type == "sliding_attention")
-        slides = true;
+        ++sliding;
       else if (type != "full_attention")
-        return unsupported(cat("layer_types: ", type.dump(), ": of full_attention, sliding_attention")), used;
+        return unsupported(cat("layer_types: ", type.dump(), ": of full_attention, sliding_attention")), used ? layers : 0;
     }
-    if (slides && !used) problems_.push_back("layer_types has sliding_attention, but use_sliding_window is not true");
-    return slides;
+    if (sliding > 0 && !used) problems_.push_back("layer_types has sliding_attention, but use_sliding_window is not true");
+    return sliding;
   }
 
   void activations() {
@@ -346,6 +350,10 @@ HfConfig load_hf_config(const fs::path& dir, std::string_view name) {
                                 "save_pretrained writes it"});
   const Json beside = fs::is_regular_file(generation) ? read_small(generation) : Json();
   return parse_hf_config(read_small(path), beside, path.string());
+}
+
+bool bounded_by_window(const ModelConfig& model) {
+  return model.sliding_window > 0 && model.max_seq_len == model.sliding_window && hf_family(model.family).window == HfWindow::kByLayer;
 }
 
 }  // namespace lockstep::arch

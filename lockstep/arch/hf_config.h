@@ -15,7 +15,7 @@
 namespace lockstep::arch {
 
 struct HfConfig {
-  ModelConfig model{};                   // max_seq_len: at most the sliding window; dropout 0, which files say of training
+  ModelConfig model{};                   // max_seq_len: at most a window that some layers alone have; dropout 0, which files say of training
   std::vector<int64_t> eos_token_ids{};  // of generation_config.json, or else of config.json; may be empty
   std::string dtype{};                   // "bfloat16": of the weights; empty where config.json does not say
   int64_t further_layers = 0;            // behind the last, in files of weights alone: num_nextn_predict_layers, where missing 1
@@ -38,5 +38,8 @@ HfConfig parse_hf_config(const Json& config, const Json& generation, std::string
 Json hf_config_json(const ModelConfig& model, const Json* original = nullptr);
 // Under the key that is there, `dtype` or `torch_dtype`; the older where neither is.
 void set_hf_dtype(Json& config, std::string_view dtype);
+
+// The longest sequence is a sliding window, which some layers alone have: up to there it is plain causal attention.
+bool bounded_by_window(const ModelConfig& model);
 
 }  // namespace lockstep::arch

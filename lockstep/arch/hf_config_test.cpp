@@ -141,19 +141,28 @@ TEST(HfConfig, BothSpellingsOfRotaryParameters) {
   EXPECT_EQ(model_of(unnamed).rope_scaling.original_max_position_embeddings, 131072);
 }
 
-TEST(HfConfig, AWindowBoundsTheSequence) {
+TEST(HfConfig, AWindowOfAllLayersMayBeShorterThanTheSequence) {
   for (const Json& config : {without(mistral(), "sliding_window"), with(mistral(), "sliding_window", 4096)}) {
     EXPECT_EQ(model_of(config).sliding_window, 4096);
-    EXPECT_EQ(model_of(config).max_seq_len, 4096);
-    EXPECT_THAT(read(config).notes, ElementsAre(HasSubstr("sliding_window = 4096 of 32768 positions")));
+    EXPECT_EQ(model_of(config).max_seq_len, 32768);
+    EXPECT_THAT(read(config).notes, IsEmpty());
+    EXPECT_FALSE(bounded_by_window(model_of(config)));
   }
+}
+
+TEST(HfConfig, AWindowOfSomeLayersBoundsTheSequence) {
   Json qwen = with(with(qwen25(), "use_sliding_window", true), "sliding_window", 1000);
   EXPECT_EQ(model_of(qwen).sliding_window, 0) << "max_window_layers = 24: no layer slides";
   EXPECT_EQ(model_of(with(qwen, "max_window_layers", 20)).max_seq_len, 1000);
-  EXPECT_EQ(model_of(with(qwen, "max_window_layers", 0)).max_seq_len, 1000);
+  EXPECT_TRUE(bounded_by_window(model_of(with(qwen, "max_window_layers", 20))));
+  EXPECT_THAT(read(with(qwen, "max_window_layers", 20)).notes,
+              ElementsAre(HasSubstr("sliding_window = 1000 of 32768 positions in 4 of 24 layers")));
+  EXPECT_EQ(model_of(with(qwen, "max_window_layers", 0)).max_seq_len, 32768) << "all slide";
+  EXPECT_EQ(model_of(with(qwen, "max_window_layers", 0)).sliding_window, 1000);
   Json layers = Json::array();
   for (int i = 0; i < 24; ++i) layers.push_back(i % 2 ? "full_attention" : "sliding_attention");
   EXPECT_EQ(model_of(with(qwen, "layer_types", layers)).sliding_window, 1000);
+  EXPECT_EQ(model_of(with(qwen, "layer_types", layers)).max_seq_len, 1000);
   EXPECT_THAT(refusal(with(qwen25(), "layer_types", layers)).what, HasSubstr("use_sliding_window is not true"));
   EXPECT_THAT(refusal(with(qwen, "layer_types", {"full_attention"})).what, HasSubstr("list of 24 names"));
   layers[3] = "chunked_attention";
@@ -300,8 +309,8 @@ TEST_F(HfFolder, IsTheModelOfASection) {
   changed.max_seq_len = 512;
   EXPECT_EQ(resolve_model(changed).dropout, 0.25);
   EXPECT_EQ(resolve_model(changed).max_seq_len, 512);
-  changed.max_seq_len = 5000;
-  EXPECT_EQ(code_of([&] { resolve_model(changed); }), "LS1116") << "above the window";
+  changed.max_seq_len = 5000;  // above the window
+  EXPECT_EQ(resolve_model(changed).max_seq_len, 5000);
   config::ModelSection sized = section();
   sized.layers = 3;
   sized.preset = "gpt2-test";

@@ -60,7 +60,8 @@ TEST(HfExperts, PublishedModels) {
 
 TEST(HfExperts, MissingKeysMeanWhatTransformersTakes) {
   EXPECT_EQ(model_of(without(mixtral(), "sliding_window")).sliding_window, 0);
-  EXPECT_EQ(model_of(with(mixtral(), "sliding_window", 4096)).max_seq_len, 4096);
+  EXPECT_EQ(model_of(with(mixtral(), "sliding_window", 4096)).sliding_window, 4096);
+  EXPECT_EQ(model_of(with(mixtral(), "sliding_window", 4096)).max_seq_len, model_of(mixtral()).max_seq_len);
   EXPECT_EQ(model_of(without(mixtral(), "rope_theta")).rope_theta, 1e6);
   EXPECT_EQ(model_of(without(mixtral(), "rms_norm_eps")).norm_eps, 1e-5);
   EXPECT_EQ(model_of(without(qwen3_moe(), "norm_topk_prob")).experts.router, config::Router::kSoftmax);

@@ -35,7 +35,8 @@ struct Sizes {
 
   const ModelConfig model;
   const CostInput& input;
-  const int64_t tokens = input.batch * input.seq_len;  // M = B S
+  const int64_t length = input.context.tokens_here(input.seq_len);  // T: S, or what this rank of cp has of it
+  const int64_t tokens = input.batch * length;  // M = B T
   const bool sequence = input.tensor.size > 1 && input.tensor.sequence_parallel;  // norms, dropout and sums act on `rows` of them
   const int64_t rows = sequence ? mesh::padded_part(tokens, input.tensor.size) : tokens;  // the last ranks may have fewer, in
                                                                                           // buffers of so many
@@ -75,10 +76,13 @@ inline int64_t weight_gradient_scratch(const CostInput& input, int64_t in, int64
 // Sums over rows of [rows, columns] are taken in some pieces first, fp32 (nn/norm_cpu.cpp, nn/accumulate_cpu.cpp).
 inline int64_t row_sum_scratch(int64_t rows, int64_t columns) { return std::min<int64_t>(16, rows) * 4 * columns; }
 
-// What nn/attention_cpu packs, per thread: of a head as `width` as its keys or values `sequences` (keys and values, backward their
-// gradients too), some `blocks` of 48 rows, and two of scores.
-inline int64_t attention_scratch(const Sizes& s, int64_t width, int64_t sequences, int64_t blocks) {
-  const int64_t rows = sequences * rounded_up(s.input.seq_len, 48) + blocks * 48;
+// What nn/attention_cpu packs, per thread: of a head as `width` as its keys or values `sequences` of `keys` tokens (keys and values,
+// backward their gradients too), some `blocks` of 48 rows, and two of scores.
+struct AttentionPacking {
+  int64_t sequences = 0, blocks = 0, keys = 0;
+};
+inline int64_t attention_scratch(const Sizes& s, int64_t width, const AttentionPacking& packed) {
+  const int64_t rows = packed.sequences * rounded_up(packed.keys, 48) + packed.blocks * 48;
   return s.input.threads * 4 * (rows * rounded_up(width, 16) + 2 * 48 * 48);
 }
 
@@ -221,6 +225,12 @@ class LayerBuilder {
         return experts / s.input.node_ranks;
       case CallGroup::kExpertNode:
         return s.input.node_ranks;
+      case CallGroup::kContext:
+        return s.input.context.ranks;
+      case CallGroup::kContextInner:
+        return s.input.context.inner;
+      case CallGroup::kContextOuter:
+        return s.input.context.ranks / s.input.context.inner;
     }
     return 1;
   }

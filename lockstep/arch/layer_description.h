@@ -61,7 +61,8 @@ struct Product {
   }
 };
 
-enum class Collective { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kReduce, kGather, kScatter, kSend, kRecv, kBarrier };
+enum class Collective { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kReduce, kGather, kScatter, kSend, kRecv, kBarrier,
+                        kShift };  // each rank's to the next one, of the one before it
 
 // Which of the calls of one layer, part or purpose.
 enum class CallPhase : uint8_t {
@@ -80,6 +81,9 @@ enum class CallGroup : uint8_t {
   kExperts,  // those that share the experts of a layer, ep x etp
   kExpertNodes,  // of them, those of equal place on the nodes of a hierarchical dispatcher
   kExpertNode,   // and those of one node
+  kContext,      // cp
+  kContextInner,  // of context 2d, those that exchange heads for tokens
+  kContextOuter,  // and those that are a ring
 };
 
 // A collective of a layer. Owner (the layer), part and phase are its id (program/call.h).
@@ -91,6 +95,8 @@ struct LayerCall {
   int64_t element_size = 0;  // bytes
   int64_t at_once = 0;       // > 0: several calls, of so many elements and the rest
   CallGroup over = CallGroup::kTensor;
+  int64_t rounds = 1;         // made so often ...
+  bool turns_with_next = false;  // ... in turns with the next one, which has as many
   // The tokens decide how much each rank sends: numel is what it would be if all experts got as many.
   bool at_run_time = false;
   int64_t most = 0;        // numel of such a call at most, on any rank

@@ -18,9 +18,11 @@ int embedding_forward(LayerBuilder& b, int mask) {
   const bool positions = s.model.traits().learned_positions;
   // Ids relative to the first one here, and which of them are: of a vocabulary that is cut.
   const int64_t local_ids = s.input.tensor.size > 1 ? (2 * 8 + 3) * s.tokens : 0;
+  // The rows of positions, where each token has its own.
+  const int64_t of_positions = positions && s.input.places && !s.sequence ? s.hidden : 0;
   const int y = b.hidden(), whole = b.whole(), sum = b.reduce_output("", CallPhase::kForward);
   b.take(kAllForwards, s.sequence ? whole : y);
-  b.kernel(kAllForwards, local_ids, (positions ? 3 : 2) * s.hidden);
+  b.kernel(kAllForwards, std::max(local_ids, of_positions), (positions ? 3 : 2) * s.hidden);
   if (s.sequence) b.take(kAllForwards, y);
   b.communicate(kAllForwards, sum, b.copy_to_scatter());
   b.drop(kAllForwards, whole);
@@ -41,7 +43,7 @@ void embedding_backward(LayerBuilder& b, int mask) {
     b.drop(mask == kNoValue ? PhaseSet(Phase::kWeight) : kWeights, mask == kNoValue ? dy : masked);
   };
   if (s.model.traits().learned_positions)
-    b.kernel(kWeights, s.sequence ? rows_scratch(s, s.rows) : 4 * s.input.seq_len * s.model.hidden);
+    b.kernel(kWeights, s.sequence || s.input.places ? rows_scratch(s, s.rows) : 4 * s.length * s.model.hidden);
   b.take(kWeights, whole);
   b.communicate(kWeights, gather, b.copy_to_gather());
   if (s.sequence) drop_dy();

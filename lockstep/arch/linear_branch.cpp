@@ -15,8 +15,10 @@ class LinearBranch : public LinearPair {
     if (b.s.uneven) copy_x_ = b.hidden(), copy_dx_ = b.whole();
     const std::string first = branch.part(linears_.first.name), last = branch.part(linears_.last.name);
     first_forward_ = b.gather_rows(first, CallPhase::kForward);
+    inside_->make_forward_calls(b, branch);
     last_forward_ = b.reduce_output(last, CallPhase::kForward);
     last_backward_ = b.gather_rows(last, CallPhase::kBackward);
+    inside_->make_backward_calls(b, branch);
     first_gather_ = b.gather_rows(first, CallPhase::kGather);
     first_backward_ = b.reduce_output(first, CallPhase::kBackward);
   }

@@ -144,8 +144,8 @@ struct ModelConfig {
   double rope_theta = 10000;  // families with rotary positions
   double dropout = 0;         // on the embedding's sum and on both residual branches; not on attention probabilities
   RopeScaling rope_scaling{};
-  int64_t sliding_window = 0;  // tokens a query sees, itself included; 0 = all before it. max_seq_len is never above it:
-                               // up to there a window is plain causal attention
+  int64_t sliding_window = 0;  // tokens a query sees, itself included; 0 = all before it. Of all layers; where a file gives it to some
+                               // max_seq_len is not above it (hf_config.h, bounded_by_window)
   bool qkv_bias = traits().qkv_bias;  // a bias of q, k and v
   bool out_bias = traits().out_bias;  // of attention's output
   bool mlp_bias = traits().mlp_bias;  // of all linears of the MLP

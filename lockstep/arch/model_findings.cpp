@@ -164,10 +164,10 @@ ModelFindings judge_hf_model(const config::ModelSection& section, const config::
     return refused(kSizesDepth, key,
                    cat(key, " = ", *section.max_seq_len, ": the model has learned ", model.max_seq_len, " positions"),
                    {.changes = {{.key = key}}, .text = "leave it out; train.seq_len may be shorter"});
-  if (model.sliding_window > 0 && *section.max_seq_len > model.sliding_window)
+  if (bounded_by_window(model) && *section.max_seq_len > model.sliding_window)
     return refused(kSizesDepth, key,
-                   cat(key, " = ", *section.max_seq_len, " is above the model's sliding_window = ", model.sliding_window,
-                       "; windows shorter than a sequence are not built"),
+                   cat(key, " = ", *section.max_seq_len, " is above sliding_window = ", model.sliding_window,
+                       ", which some layers alone have; a window shorter than a sequence is that of all layers"),
                    {.changes = {{key, cat(model.sliding_window)}}, .text = cat("use max_seq_len <= ", model.sliding_window)});
   model.max_seq_len = *section.max_seq_len;
   return {.model = model};

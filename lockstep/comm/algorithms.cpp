@@ -277,6 +277,11 @@ void all_to_all_v(Link& link, const Elements& input, std::byte* output, const Pa
     link.send_recv(link.wrap(r + step), in[at(r + step)], link.wrap(r - step), out[at(r - step)]);
 }
 
+void shift(Link& link, const Elements& input, std::byte* output) {
+  const Bytes out = all_of(input);
+  link.send_recv(link.wrap(link.rank() + 1), out, link.wrap(link.rank() - 1), Bytes(output, out.size()));
+}
+
 void gather(Link& link, const std::byte* part, const Elements& full, int root) {
   const Chunks chunks(full, link.size());
   const std::span<const std::byte> own(part, static_cast<size_t>(full.numel / link.size()) * full.size);

@@ -170,6 +170,21 @@ Work Communicator::all_to_all_v(const at::Tensor& input, const at::Tensor& outpu
                            });
 }
 
+Work Communicator::shift(const at::Tensor& input, const at::Tensor& output, const CallOptions& options) {
+  const Impl::Request request{.collective = Collective::kShift, .options = options, .numel = input.numel()};
+  impl_->check(request, input);
+  impl_->check(request, output);
+  LOCKSTEP_CHECK(input.numel() == output.numel() && input.scalar_type() == output.scalar_type() && input.device() == output.device(),
+                 Impl::name(request), ": ", input.numel(), " and ", output.numel(), " elements");
+  if (impl_->alone()) return copy_alone(input, output), Work();
+  LOCKSTEP_CHECK(input.numel() == 0 || input.data_ptr() != output.data_ptr(), Impl::name(request), " in place");
+  if (impl_->by_backend(input)) return impl_->launch_collective(request, input, output);
+  return impl_->collective(request, {{{input, Use::kRead}, {output, Use::kWrite}}},
+                           [](Link& link, Algorithm, const HostTensors& host) {
+                             comm::shift(link, elements_of(host[0]), bytes_of(host[1]));
+                           });
+}
+
 Work Communicator::gather(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options) {
   const Impl::Request request{
       .collective = Collective::kGather, .options = options, .numel = input.numel() * size(), .root = root};

@@ -102,6 +102,9 @@ class Communicator {
   // The ledger has an all_to_all, its payload the bytes of this rank's input.
   Work all_to_all_v(const at::Tensor& input, const at::Tensor& output, std::span<const int64_t> send_rows,
                     std::span<const int64_t> receive_rows, const CallOptions& options);
+  // Each rank's whole input goes to the next one, the last one's to the first; output, which is not the memory of input, has that of the
+  // one before. One step of a ring.
+  Work shift(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
   // Equal parts; the full tensor (gather's output, scatter's input) is read on root only and may be undefined
   // elsewhere.
   Work gather(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options);

@@ -66,6 +66,9 @@ TEST(Mismatch, OfOperationsSitesAndTypesIsFound) {
   EXPECT_THAT(differ([](Communicator& c) { c.all_reduce(ones(8), {.id = program::named_call("a")}).wait(); },
                      [](Communicator& c) { c.all_reduce(ones(8), {.id = program::named_call("a"), .op = ReduceOp::kMax}).wait(); }),
               HasSubstr("max"));
+  EXPECT_THAT(differ([](Communicator& c) { c.shift(ones(8), at::empty({8}, at::kFloat), {.id = program::named_call("a")}).wait(); },
+                     [](Communicator& c) { c.shift(ones(4), at::empty({4}, at::kFloat), {.id = program::named_call("a")}).wait(); }),
+              AllOf(HasSubstr("shift #1 'a' of 8"), HasSubstr("shift #1 'a' of 4")));
   EXPECT_THAT(differ([](Communicator& c) { c.send(ones(8), 1, {.id = program::named_call("a")}).wait(); },
                      [](Communicator& c) { c.recv(at::empty({4}, at::kFloat), 0, {.id = program::named_call("a")}).wait(); }),
               AllOf(HasSubstr("send and recv #1"), HasSubstr("of 8"), HasSubstr("of 4")));

@@ -99,6 +99,7 @@ TEST(Staging, CopiesWhatACallReadsAndWrites) {
     EXPECT_EQ(copies(group->reduce_scatter(full, part, options)), "frs");
     EXPECT_EQ(copies(group->all_to_all(full, other, options)), "frs");
     EXPECT_EQ(copies(group->all_to_all_v(full, other, std::vector<int64_t>{4, 4}, std::vector<int64_t>{4, 4}, options)), "frs");
+    EXPECT_EQ(copies(group->shift(full, other, options)), "frs");
     EXPECT_EQ(copies(group->gather(part, root ? full : at::Tensor(), 1, options)), root ? "frs" : "f");
     EXPECT_EQ(copies(group->scatter(root ? full : at::Tensor(), part, 1, options)), root ? "rfs" : "rs");
     EXPECT_EQ(copies(root ? group->send(part, 0, options) : group->recv(part, 1, options)), root ? "f" : "rs");

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "lockstep/base/random.h"
@@ -217,6 +218,21 @@ TEST_P(Collectives, AllToAllGatherScatter) {
                    .numel = numel,
                    .root = root},
                   site);
+  });
+}
+
+TEST_P(Collectives, Shift) {
+  for_sizes([](Communicator& group, int n, int64_t numel) {
+    at::Tensor tensor = floats(numel, [&](int64_t i) { return value(group.rank(), i); });
+    for (int step = 1; step <= std::min(n, 2); ++step) {
+      const std::string site = cat("shift ", numel, " step ", step);
+      const at::Tensor came = room(numel);
+      group.shift(tensor, came, {.id = program::named_call(site), .blocking = step % 2 == 0}).wait();
+      expect(
+          came, [&](int64_t i) { return value((group.rank() + n - step) % n, i); }, site);
+      expect_ledger(group, {.collective = Collective::kShift, .algorithm = Algorithm::kDirect, .group = all_ranks(n), .numel = numel}, site);
+      tensor = came;
+    }
   });
 }
 

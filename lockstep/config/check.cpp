@@ -56,7 +56,7 @@ void sharding_problems(const RunConfig& config, int64_t dp, const Expect& expect
          {ring(), parallel.fsdp ? left_out("parallel.fsdp") : Suggestion{.changes = {{"parallel.zero", "0"}}}});
   expect(parallel.reduce_precision == Precision::kFp32 || zero > 0, "parallel.reduce_precision",
          "reduce_precision bf16 with zero 0", some_zero() + std::vector{left_out("parallel.reduce_precision")});
-  const bool alone = zero > 0 && (shard == 1 || dp == 1 || (shard == 0 && replicate == dp));
+  const bool alone = zero > 0 && parallel.cp == 1 && (shard == 1 || dp == 1 || (shard == 0 && replicate == dp));
   expect(parallel.reduce_precision == Precision::kFp32 || !alone, "parallel.reduce_precision",
          "reduce_precision bf16, but dp_shard = 1: nothing is sent to the owner of a shard",
          {left_out("parallel.reduce_precision")});
@@ -89,7 +89,7 @@ void offload_problems(const RunConfig& config, int64_t dp, const Expect& expect)
   std::erase(less, Offloaded::kActivations);
   expect(!parameters || optimizer, "memory.offload", "parameters on the host without the optimizer state",
          {offload_with(more, "add \"optimizer\": the update runs where the parameters live")});
-  expect(!parameters || zero == 0 || zero == 3 || dp == 1, "memory.offload",
+  expect(!parameters || zero == 0 || zero == 3 || (dp == 1 && config.parallel.cp == 1), "memory.offload",
          cat("parameters on the host, but with zero ", zero, " every rank needs all of them after the update"),
          values_of("parallel.zero", {"3"}));
   expect(memory.offload.list.empty() || config.parallel.data_parallel == DataParallel::kRing, "memory.offload",
@@ -132,11 +132,15 @@ Suggestion or_less(const char* key, const std::string& value) {
 
 int zero_stage(const RunConfig& config) { return config.parallel.fsdp ? 3 : config.parallel.zero; }
 
+int64_t ranks_of_copy(const ParallelSection& parallel) {
+  return saturating_mul(saturating_mul(parallel.tp, parallel.cp), parallel.pp);
+}
+
 int64_t data_parallel_size(const RunConfig& config, int world_size) {
   const ParallelSection& parallel = config.parallel;
   if (parallel.dp > 0) return parallel.dp;
   if (parallel.dp_replicate > 0 && parallel.dp_shard > 0) return int64_t{parallel.dp_replicate} * parallel.dp_shard;
-  return std::max(int64_t{1}, world_size / (int64_t{parallel.tp} * parallel.pp));
+  return std::max(int64_t{1}, world_size / ranks_of_copy(parallel));
 }
 
 DataDegrees data_degrees(const RunConfig& config, int world_size) {
@@ -153,9 +157,9 @@ int ranks_wanted(const RunConfig& config) {
   const bool fixed = parallel.dp > 0 || (parallel.dp_replicate > 0 && parallel.dp_shard > 0);
   int64_t dp = parallel.dp > 0 ? parallel.dp : std::max(int64_t{1}, int64_t{parallel.dp_replicate}) * std::max(1, parallel.dp_shard);
   const int64_t experts = saturating_mul(parallel.ep, parallel.etp);
-  if (!fixed) dp = saturating_mul(dp, experts / std::gcd(experts, saturating_mul(dp, parallel.tp)));
+  if (!fixed) dp = saturating_mul(dp, experts / std::gcd(experts, saturating_mul(dp, saturating_mul(parallel.cp, parallel.tp))));
   constexpr int64_t kMost = std::numeric_limits<int>::max();
-  return static_cast<int>(std::min(kMost, saturating_mul(saturating_mul(dp, parallel.tp), parallel.pp)));
+  return static_cast<int>(std::min(kMost, saturating_mul(dp, ranks_of_copy(parallel))));
 }
 
 int64_t microbatches(const RunConfig& config, int world_size) {
@@ -190,6 +194,7 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
   pipeline_problems(config, expect);
   sharding_problems(config, dp, expect);
   offload_problems(config, dp, expect);
+  context_problems(config, expect);
   expert_problems(config, world_size, expect);
   trace_problems(config, expect);
 

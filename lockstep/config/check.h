@@ -11,6 +11,8 @@ namespace lockstep::config {
 
 struct LayoutProblem;  // suggestion.h
 
+// tp x cp x pp: ranks that have one copy of the model and one batch of sequences together.
+int64_t ranks_of_copy(const ParallelSection& parallel);
 // Data-parallel ranks of a world: parallel.dp, or where it is 0 as many as the ranks allow beside the other axes.
 // As dp_replicate * dp_shard it may be more than an int holds: layout_problems() refuses that.
 int64_t data_parallel_size(const RunConfig& config, int world_size);

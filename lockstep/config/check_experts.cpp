@@ -16,7 +16,7 @@ namespace {
 
 // Ranks of one coordinate on pp, over which the grid of experts lies.
 int64_t ranks_of_stage(const RunConfig& config, int world_size) {
-  return saturating_mul(data_parallel_size(config, world_size), config.parallel.tp);
+  return saturating_mul(data_parallel_size(config, world_size), saturating_mul(config.parallel.cp, config.parallel.tp));
 }
 
 // ranks_per_node is of one dispatcher alone.
@@ -62,7 +62,8 @@ void grid_problems(const RunConfig& config, int world_size, const Expect& expect
   if (ranks % ep == 0) ways = ways + divisors_near("parallel.etp", ranks / ep, etp);
   ways.push_back({.changes = {{"parallel.ep", "1"}, {"parallel.etp", "1"}}});
   expect(false, ep > 1 ? "parallel.ep" : "parallel.etp",
-         cat("[mesh] dp(", data_parallel_size(config, world_size), ") x tp(", config.parallel.tp, ") = ", ranks, " ranks of a stage % ",
+         cat("[mesh] dp(", data_parallel_size(config, world_size), ") x ",
+             config.parallel.cp == 1 ? "" : cat("cp(", config.parallel.cp, ") x "), "tp(", config.parallel.tp, ") = ", ranks, " ranks of a stage % ",
              etp == 1 ? "" : cat("etp(", etp, ") x "), "ep(", ep, ") = ", ranks % group),
          ways);
 }
@@ -113,7 +114,7 @@ void sharing_problems(const RunConfig& config, int world_size, const Expect& exp
          cat("a parameter server sums over dp alone, but with tp(", parallel.tp, ") gradients of experts are parts of a sum over tp too"),
          {{.changes = {{"parallel.data_parallel", "ring"}}}, {.changes = {{"parallel.tp", "1"}}}});
   const int zero = zero_stage(config);
-  const bool alone = data_parallel_size(config, world_size) == 1;  // else offload_problems() has said it of all parameters
+  const bool alone = data_parallel_size(config, world_size) == 1 && config.parallel.cp == 1;  // else offload_problems() has said it of all parameters
   if (!config.memory.offload.has(Offloaded::kParameters) || zero == 0 || zero == 3 || !alone) return;
   const int64_t shards = expert_shards(config, world_size);
   expect(shards <= 1, "memory.offload",

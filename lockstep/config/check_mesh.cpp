@@ -9,21 +9,25 @@
 namespace lockstep::config {
 namespace {
 
+std::string context_factor(const ParallelSection& parallel) { return parallel.cp == 1 ? "" : cat("cp(", parallel.cp, ") x "); }
+
 // What one axis would have to be for the others to stay as they are.
 std::vector<Suggestion> degrees_that_fit(const RunConfig& config, int64_t dp, int world_size) {
   const ParallelSection& parallel = config.parallel;
-  const int64_t tp = parallel.tp, pp = parallel.pp;
+  const int64_t tp = parallel.tp, pp = parallel.pp, cp = parallel.cp, copy = ranks_of_copy(parallel);
   const bool free_dp = parallel.dp == 0 && (parallel.dp_replicate == 0 || parallel.dp_shard == 0);
   std::vector<Suggestion> fits;
-  if (world_size % (tp * pp) == 0) fits = values_of("parallel.dp", {cat(world_size / (tp * pp))});
+  if (world_size % copy == 0) fits = values_of("parallel.dp", {cat(world_size / copy)});
   const auto add = [&](const char* key, int64_t degree, int64_t others) {
     if (degree == 1 || world_size % others != 0) return;
     const int64_t whole = world_size / others;
     fits = fits + (free_dp ? divisors_near(key, whole, degree) : values_of(key, {cat(whole)}));
   };
   const int64_t fixed = free_dp ? 1 : dp;
-  add("parallel.tp", tp, saturating_mul(pp, fixed));
-  add("parallel.pp", pp, saturating_mul(tp, fixed));
+  const auto others = [&](int64_t a, int64_t b) { return saturating_mul(saturating_mul(a, b), fixed); };
+  add("parallel.tp", tp, others(pp, cp));
+  add("parallel.cp", cp, others(tp, pp));
+  add("parallel.pp", pp, others(tp, cp));
   return fits;
 }
 
@@ -34,7 +38,7 @@ std::vector<Suggestion> smaller_axes(const RunConfig& config, int world_size) {
     const char* key;
     int64_t degree;
   };
-  std::vector<AxisKey> axes = {{"parallel.tp", now.tp}, {"parallel.pp", now.pp}};
+  std::vector<AxisKey> axes = {{"parallel.tp", now.tp}, {"parallel.cp", now.cp}, {"parallel.pp", now.pp}};
   if (now.dp > 0) {
     axes.push_back({"parallel.dp", now.dp});
   } else if (now.dp_replicate > 0 && now.dp_shard > 0) {
@@ -56,7 +60,7 @@ std::vector<Suggestion> smaller_axes(const RunConfig& config, int world_size) {
 // Where too many were started: all whole copies of the model that may be, or as many ranks as the axes ask for.
 std::vector<Suggestion> fewer_ranks(const RunConfig& config, int world_size) {
   if (world_size <= kMostRanks) return {};
-  const int64_t of_copy = saturating_mul(config.parallel.tp, config.parallel.pp);
+  const int64_t of_copy = ranks_of_copy(config.parallel);
   std::vector<std::string> counts;
   if (of_copy <= kMostRanks) counts.push_back(cat(kMostRanks / of_copy * of_copy));
   if (ranks_wanted(config) <= kMostRanks) counts.push_back(cat(ranks_wanted(config)));
@@ -106,12 +110,12 @@ std::vector<Suggestion> powers_below(const std::string& key, int64_t most, int64
 bool too_many_ranks(const RunConfig& config, int world_size, const Expect& expect) {
   const ParallelSection& parallel = config.parallel;
   const bool two = parallel.dp == 0 && parallel.dp_replicate > 0 && parallel.dp_shard > 0;
-  const int64_t ranks = saturating_mul(saturating_mul(data_parallel_size(config, world_size), parallel.tp), parallel.pp);
+  const int64_t ranks = saturating_mul(data_parallel_size(config, world_size), ranks_of_copy(parallel));
   const std::string data = two ? cat("dp_replicate(", parallel.dp_replicate, ") x dp_shard(", parallel.dp_shard, ")")
                                : cat("dp(", data_parallel_size(config, world_size), ")");
   const bool axes = ranks > kMostRanks;
   expect(!axes, two ? "parallel.dp_shard" : parallel.dp > 0 ? "parallel.dp" : "parallel.tp",
-         cat("[mesh] tp(", parallel.tp, ") x pp(", parallel.pp, ") x ", data, " = ", size_text(ranks), " ranks, more than ", kMostRanks),
+         cat("[mesh] tp(", parallel.tp, ") x ", context_factor(parallel), "pp(", parallel.pp, ") x ", data, " = ", size_text(ranks), " ranks, more than ", kMostRanks),
          smaller_axes(config, world_size) + fewer_ranks(config, world_size));
   expect(axes || world_size <= kMostRanks, "parallel.dp", cat(world_size, " ranks were started, more than ", kMostRanks),
          fewer_ranks(config, world_size));
@@ -120,10 +124,11 @@ bool too_many_ranks(const RunConfig& config, int world_size, const Expect& expec
 
 void mesh_problems(const RunConfig& config, int world_size, const Expect& expect) {
   const int64_t dp = data_parallel_size(config, world_size), tp = config.parallel.tp, pp = config.parallel.pp;
-  const int64_t ranks = saturating_mul(saturating_mul(dp, tp), pp);
+  const int64_t ranks = saturating_mul(dp, ranks_of_copy(config.parallel));
   const std::string product =
-      cat(tp == 1 ? "" : cat("tp(", tp, ") x "), pp == 1 ? "" : cat("pp(", pp, ") x "), "dp(", dp, ")");
-  const char* key = config.parallel.dp > 0 ? "parallel.dp" : pp == 1 ? "parallel.tp" : "parallel.pp";
+      cat(tp == 1 ? "" : cat("tp(", tp, ") x "), context_factor(config.parallel), pp == 1 ? "" : cat("pp(", pp, ") x "), "dp(", dp, ")");
+  const bool of_context = tp == 1 && config.parallel.cp > 1;
+  const char* key = config.parallel.dp > 0 ? "parallel.dp" : pp > 1 ? "parallel.pp" : of_context ? "parallel.cp" : "parallel.tp";
   expect(ranks == world_size, key,
          cat("[mesh] ", product, " = ", ranks, ", but ", world_size, world_size == 1 ? " rank was" : " ranks were",
              " started"),

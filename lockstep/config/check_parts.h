@@ -40,6 +40,8 @@ bool too_many_ranks(const RunConfig& config, int world_size, const Expect& expec
 void mesh_problems(const RunConfig& config, int world_size, const Expect& expect);
 // Stages, their layers and the schedule, as far as they can be judged without the schedule itself.
 void pipeline_problems(const RunConfig& config, const Expect& expect);
+// Sequences in parts, by ranks and by documents.
+void context_problems(const RunConfig& config, const Expect& expect);
 // Of a model whose experts are known: config.model.experts is set, 0 where it has none.
 void expert_problems(const RunConfig& config, int world_size, const Expect& expect);
 void trace_problems(const RunConfig& config, const Expect& expect);

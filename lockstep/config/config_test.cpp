@@ -162,17 +162,6 @@ TEST(Config, ADurationAloneIsNoNumberAndNotZero) {
   EXPECT_THAT(refusal("[train]\ncomm_timeout = \"0s\"\n"), HasSubstr("error LS1044: train.comm_timeout = \"0s\""));
 }
 
-TEST(Config, KeysOfLaterVersionsAreRefusedByName) {
-  EXPECT_EQ(refusal("[parallel]\ncp = 1\n"),
-            "run.toml:2:1: error LS1047: parallel.cp is not built yet in this version\n"
-            "    2 | cp = 1\n"
-            "      | ^~ this build knows dp, zero, fsdp, dp_replicate, dp_shard, prefetch, prefetch_limit, "
-            "reshard_after_forward, reshard_after_microbatch, reduce_precision, tp, pp, schedule, virtual_stages, "
-            "layers_per_stage, post_validation, sequence_parallel, row_groups, ep, etp, dispatcher, ranks_per_node, data_parallel, bucket_mib, overlap, overlap_experts, backend");
-  for (const char* key : {"parallel.cp"})
-    EXPECT_THAT(refusal(Override{key, "1"}), HasSubstr("LS1047")) << key;
-}
-
 TEST(Config, NotToml) {
   EXPECT_THAT(refusal("[train]\nsteps = \n"), HasSubstr("run.toml:2:"));
   EXPECT_THAT(refusal("[train]\nsteps = \n"), HasSubstr("error LS1040: not TOML"));
@@ -327,7 +316,7 @@ TEST(Fields, TheListIsFrozen) {
             "model.experts model.experts_per_token model.expert_ffn model.shared_experts model.dense_layers model.router "
             "model.router_groups model.router_top_groups model.routed_scale "
             "moe.capacity_factor moe.drop moe.balance moe.scope moe.aux_coefficient moe.z_coefficient moe.bias_rate moe.imbalance_limit moe.static_buffers "
-            "data.train data.validation data.tokenizer data.shuffle "
+            "data.train data.validation data.tokenizer data.shuffle data.pack data.document_mask data.reset_positions "
             "train.steps train.seq_len train.global_batch train.micro_batch train.seed train.precision train.device "
             "train.eval_every train.eval_samples train.log_every train.threads train.nonfinite "
             "train.comm_timeout train.join_timeout train.check_replicas_every "
@@ -337,7 +326,9 @@ TEST(Fields, TheListIsFrozen) {
             "parallel.dp parallel.zero parallel.fsdp parallel.dp_replicate parallel.dp_shard parallel.prefetch "
             "parallel.prefetch_limit parallel.reshard_after_forward parallel.reshard_after_microbatch "
             "parallel.reduce_precision parallel.tp parallel.pp parallel.schedule parallel.virtual_stages "
-            "parallel.layers_per_stage parallel.post_validation parallel.sequence_parallel parallel.row_groups parallel.ep parallel.etp parallel.dispatcher parallel.ranks_per_node parallel.data_parallel parallel.bucket_mib "
+            "parallel.layers_per_stage parallel.post_validation parallel.sequence_parallel "
+            "parallel.row_groups parallel.ep parallel.etp parallel.dispatcher parallel.ranks_per_node parallel.cp parallel.context "
+            "parallel.context_inner parallel.context_split parallel.data_parallel parallel.bucket_mib "
             "parallel.overlap parallel.overlap_experts parallel.backend "
             "memory.recompute memory.offload memory.device_limit memory.host_limit memory.disk_path "
             "checkpoint.every checkpoint.keep checkpoint.asynchronous checkpoint.stall_timeout "

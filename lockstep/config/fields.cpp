@@ -138,7 +138,13 @@ std::vector<Section> declare_sections() {
       .field("tokenizer", &DataSection::tokenizer, any, "what made the tokens: a tokenizer.json, its directory or hf:DIR")
       .may_differ(own_copy)
       .field("shuffle", &DataSection::shuffle, any,
-             "sample i is drawn by (seed, i); false = in the order of the files");
+             "sample i is drawn by (seed, i); false = in the order of the files")
+      .field("pack", &DataSection::pack, any,
+             "stream: the tokens of all documents, cut every seq_len; documents: whole ones, as many as fit into a sequence")
+      .field("document_mask", &DataSection::document_mask, any,
+             "a token sees those of its own document alone; unset = with pack documents")
+      .field("reset_positions", &DataSection::reset_positions, any,
+             "positions count from the beginning of each document; unset = with document_mask");
 
   Declare(table, "train", &RunConfig::train, "The loop.")
       .field("steps", &TrainSection::steps, counted(1, "steps"), "optimizer steps to train")
@@ -196,7 +202,7 @@ std::vector<Section> declare_sections() {
 
   const Rule ranks_or_zero = bounded(0, kMostRanks + 1);
   Declare(table, "parallel", &RunConfig::parallel, "The layout: the product of the axes is the number of ranks.")
-      .field("dp", &ParallelSection::dp, ranks_or_zero, "data-parallel ranks; 0 = all that were started / (tp * pp)")
+      .field("dp", &ParallelSection::dp, ranks_or_zero, "data-parallel ranks; 0 = all that were started / (tp * cp * pp)")
       .field("zero", &ParallelSection::zero, {.least = 0, .below = 4},
              "what data-parallel ranks share out: 1 optimizer state, 2 also gradients, 3 also parameters")
       .field("fsdp", &ParallelSection::fsdp, any, "the same as zero = 3")
@@ -231,12 +237,20 @@ std::vector<Section> declare_sections() {
              "with tp: norms and biases that every rank holds whole, but applies to its own rows or heads, are parameter groups of "
              "their own, summed over dp x tp during backward and shared out over tp too; otherwise one call sums them over tp at the end")
       .field("ep", &ParallelSection::ep, bounded(1, kMostRanks + 1, "ranks"),
-             "ranks that share out the experts of a block; ep * etp divides dp * tp, over whose ranks they lie")
+             "ranks that share out the experts of a block; ep * etp divides dp * cp * tp, over whose ranks they lie")
       .field("etp", &ParallelSection::etp, bounded(1, kMostRanks + 1, "ranks"), "ranks that share each expert, cut as tp cuts an MLP")
       .field("dispatcher", &ParallelSection::dispatcher, any,
              "how tokens come to experts on other ranks: each to its ranks; all to all ranks; or one copy to a node, forwarded inside it")
       .field("ranks_per_node", &ParallelSection::ranks_per_node, ranks_or_zero,
              "with dispatcher hierarchical: neighbouring ranks on one node; divides ep * etp")
+      .field("cp", &ParallelSection::cp, bounded(1, kMostRanks + 1, "ranks"), "ranks that each hold a part of every sequence")
+      .field("context", &ParallelSection::context, any,
+             "with cp: keys and values go round; heads are exchanged for tokens; keys and values are gathered; or heads inside "
+             "context_inner ranks and a ring across them")
+      .field("context_inner", &ParallelSection::context_inner, bounded(1, kMostRanks + 1, "ranks"),
+             "with context 2d: ranks that exchange heads for tokens; divides cp")
+      .field("context_split", &ParallelSection::context_split, any,
+             "with cp: a rank holds an early and a late piece of a sequence, equal work of causal attention, or one piece")
       .field("data_parallel", &ParallelSection::data_parallel, any, "how gradients are summed")
       .field("bucket_mib", &ParallelSection::bucket_mib, {.least = 0, .below = 1e9, .open_below = true, .unit = "MiB"},
              "gradients reduced as one")
@@ -274,16 +288,6 @@ std::vector<Section> declare_sections() {
              "\"10\" or \"10-12\": their actions are timed, RUN/report.html draws the last of them; empty = none");
   return table;
 }
-
-struct LaterKey {
-  std::string_view section;
-  std::string_view name;
-};
-
-// Keys that exist in the design and are not built: refused as such, not as typing errors.
-constexpr LaterKey kLaterKeys[] = {
-    {"parallel", "cp"},
-};
 
 std::vector<std::string> names_in(const Section& section) {
   std::vector<std::string> names;
@@ -326,13 +330,6 @@ Complaint unknown_section(const std::string& section) {
 Complaint unknown_key(const std::string& section, const std::string& name) {
   const Section* found = find_section(section);
   if (!found) return unknown_section(section);
-  for (const LaterKey& later : kLaterKeys) {
-    if (later.section == section && later.name == name) {
-      return {.code = "LS1047",
-              .what = cat(section, ".", name, " is not built yet in this version"),
-              .hint = cat("this build knows ", join(names_in(*found), ", "))};
-    }
-  }
   std::string near = nearest(name, names_in(*found));
   if (!near.empty()) near = section + "." + near;
   for (const Section& other : sections()) {

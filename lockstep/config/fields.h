@@ -58,7 +58,7 @@ struct Section {
 const std::vector<Section>& sections();
 const Field* find_field(std::string_view section, std::string_view name);
 
-// LS1041 unknown section, LS1042 unknown key, LS1047 a key that later versions bring; with the nearest name.
+// LS1041 unknown section, LS1042 unknown key; with the nearest name.
 Complaint unknown_key(const std::string& section, const std::string& name);
 Complaint unknown_section(const std::string& section);
 

@@ -25,7 +25,7 @@ struct LoadedConfig {
 
 // Layers, later wins: defaults < what a file `extends` < the files in order < overrides. Strict: ConfigError
 //   LS1040 the file is not TOML        LS1041 unknown section      LS1042 unknown key      LS1043 wrong type
-//   LS1044 out of range                LS1045 none of the choices  LS1046 cannot be read   LS1047 not built yet
+//   LS1044 out of range                LS1045 none of the choices  LS1046 cannot be read
 //   LS1048 `extends` in a circle or out of its folder
 // with all problems of all files in one message, each with file, line, column and the source line. A file that does
 // not exist is DataError LS1203.

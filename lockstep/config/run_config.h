@@ -93,6 +93,21 @@ inline Words choices_of(Balance) { return {"none", "aux", "bias"}; }
 enum class Dispatcher { kAllToAll, kAllGather, kHierarchical };
 inline Words choices_of(Dispatcher) { return {"all_to_all", "all_gather", "hierarchical"}; }
 
+// Where keys and values of other tokens come from, where the ranks of cp hold parts of every sequence: they go round (Liu et al., Ring
+// Attention, 2023); every rank gets all tokens of some heads (Jacobs et al., DeepSpeed Ulysses, 2023); all keys and values to every
+// rank; or heads inside groups of context_inner ranks, and a ring across them (Fang and Zhao, USP, 2024).
+enum class ContextKind { kRing, kAllToAll, kAllGather, k2d };
+inline Words choices_of(ContextKind) { return {"ring", "all_to_all", "all_gather", "2d"}; }
+
+// Which tokens of a sequence a rank of cp holds: of 2 cp pieces the r-th and the r-th from the end, so that each rank has as much of
+// causal attention's work; or one piece.
+enum class ContextSplit { kZigzag, kContiguous };
+inline Words choices_of(ContextSplit) { return {"zigzag", "contiguous"}; }
+
+// How documents become sequences: all tokens as one stream that is cut every seq_len; or whole documents, as many as fit.
+enum class Pack { kStream, kDocuments };
+inline Words choices_of(Pack) { return {"stream", "documents"}; }
+
 enum class Offloaded { kOptimizer, kParameters, kActivations };  // what lives on the host
 inline Words choices_of(Offloaded) { return {"optimizer", "parameters", "activations"}; }
 
@@ -238,6 +253,11 @@ struct DataSection {
   std::string validation{};  // the same
   std::string tokenizer{};   // as base/source.h says
   bool shuffle = true;
+  Pack pack = Pack::kStream;
+  std::optional<bool> document_mask{};    // tokens see their own document alone; unset: with pack documents
+  std::optional<bool> reset_positions{};  // positions count from the beginning of a document; unset: with document_mask
+  bool masks_documents() const { return document_mask.value_or(pack == Pack::kDocuments); }
+  bool resets_positions() const { return reset_positions.value_or(masks_documents()); }
   bool operator==(const DataSection&) const = default;
 };
 
@@ -323,6 +343,10 @@ struct ParallelSection {
   int etp = 1;                    // ranks that share every expert, each a part of it; ep x etp divides the ranks of a stage
   Dispatcher dispatcher = Dispatcher::kAllToAll;
   int ranks_per_node = 0;         // of a hierarchical dispatcher: ranks r / ranks_per_node are on one node
+  int cp = 1;                     // ranks that each hold a part of every sequence
+  ContextKind context = ContextKind::kRing;
+  int context_inner = 1;          // of context 2d: ranks that share out heads; divides cp
+  ContextSplit context_split = ContextSplit::kZigzag;
   DataParallel data_parallel = DataParallel::kRing;
   double bucket_mib = 25;  // MiB of fp32 gradients reduced as one
   bool overlap = true;     // communicate while the backward pass goes on

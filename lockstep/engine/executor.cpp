@@ -76,6 +76,13 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
       experts_(!groups.experts() ? nullptr
                                  : std::make_unique<parallel::ExpertGroup>(*groups.experts(), options_.layout.ep, options_.layout.etp,
                                                                            dispatch_of(options_.layout, groups))),
+      context_(!groups.context() ? nullptr
+                                 : std::make_unique<parallel::ContextGroup>(
+                                       *groups.context(), parallel::ContextOptions{.kind = options_.layout.context,
+                                                                                   .inner = groups.context_inner(),
+                                                                                   .outer = groups.context_outer(),
+                                                                                   .overlap = options_.layout.overlap,
+                                                                                   .split = options_.layout.context_split})),
       view_{.options = options_, .layout = options_.layout, .state = state_, .store = store_, .groups = groups, .calls = calls_, .waits = waits_},
       gather_(view_, copies_.get()),
       gradients_(view_, program_.buckets),
@@ -83,6 +90,7 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
                       .copies = copies_.get(),
                       .tensor = tensor_.get(),
                       .experts = experts_.get(),
+                      .context = context_.get(),
                       .depth = program_.channel_depth}),
       matrices_(view_),
       end_(view_, {.program = program_, .gradients = gradients_, .layers = layers_, .matrices = matrices_, .joins = joins_}) {
@@ -137,6 +145,8 @@ std::map<std::string, double> Executor::take_exposed_of_layers() {
     for (const auto& [what, seconds] : tensor_->take_exposed()) waits["tp " + what] += seconds;
   if (experts_)
     for (const auto& [what, seconds] : experts_->take_exposed()) waits["ep " + what] += seconds;
+  if (context_)
+    for (const auto& [what, seconds] : context_->take_exposed()) waits["cp " + what] += seconds;
   return waits;
 }
 

@@ -106,6 +106,7 @@ class Executor {
   std::unique_ptr<CopyQueue> copies_;               // null where nothing is offloaded
   std::unique_ptr<parallel::TensorGroup> tensor_;   // null where the axis has one rank
   std::unique_ptr<parallel::ExpertGroup> experts_;  // null where this rank has all experts, whole
+  std::unique_ptr<parallel::ContextGroup> context_;  // null where it has whole sequences
   StepState state_;
   const StepView view_;
   ParameterGather gather_;

@@ -64,6 +64,17 @@ comm::Communicator* Groups::expert_node() {
   return layout_.dispatches_by_node() ? &over(program::group_over(layout_, layout_.expert_node(), Channel::kExperts)) : nullptr;
 }
 
+comm::Communicator* Groups::context() {
+  if (layout_.context_shard().ranks == 1) return nullptr;
+  return &over(program::group_over(layout_, mesh::Axis::kCp, Channel::kContext));
+}
+comm::Communicator* Groups::context_inner() {
+  return layout_.nests_context() ? &over(program::group_over(layout_, layout_.context_inner_ranks(), Channel::kContext)) : nullptr;
+}
+comm::Communicator* Groups::context_outer() {
+  return layout_.nests_context() ? &over(program::group_over(layout_, layout_.context_outer_ranks(), Channel::kContext)) : nullptr;
+}
+
 comm::Communicator& Groups::replica() { return over(program::group_over(layout_, layout_.all_ranks())); }
 
 comm::Communicator* Groups::tied() {
@@ -108,6 +119,8 @@ comm::Work execute(Groups& groups, const program::PlannedCall& call, const CallT
       return ranks.reduce_scatter(tensors.input, tensors.output, options);
     case Collective::kAllToAll:
       return ranks.all_to_all(tensors.input, tensors.output, options);
+    case Collective::kShift:
+      return ranks.shift(tensors.input, tensors.output, options);
     case Collective::kSend:
       return ranks.send(tensors.input, call.root, options);
     case Collective::kRecv:

@@ -31,6 +31,9 @@ class Groups {
   comm::Communicator* experts();                                     // share the experts of a layer; null where one has all
   comm::Communicator* expert_nodes();                                // of them, one on each node; null without a hierarchical dispatcher
   comm::Communicator* expert_node();                                 // and those of one node
+  comm::Communicator* context();                                     // hold parts of the same sequences; null where one has them whole
+  comm::Communicator* context_inner();                               // of them, with context 2d, those that exchange heads for tokens
+  comm::Communicator* context_outer();                               // and those of equal place among these, a ring
   comm::Communicator& replica();                                     // all that train together: they agree on loss and norm
   comm::Communicator* tied();                                        // the other rank that holds the same unit; null: none
   comm::Communicator& world();                                       // checkpoints, stopping together

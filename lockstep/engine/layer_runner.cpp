@@ -26,6 +26,7 @@ LayerRunner::Layers LayerRunner::build(bool training) const {
                               .training = training,
                               .tensor = with_.tensor,
                               .experts = with_.experts,
+                              .context = with_.context,
                               .moe = step_.layout.moe,
                               .layers = step_.layout.layers_of(step_.groups.rank())});
 }
@@ -95,7 +96,7 @@ void LayerRunner::backward(const Action& action) {
   with_.memory.note_workspace(baseline);
 }
 
-// [B, S, D], or [B S / tp, D] under sequence parallelism: the same on both sides.
+// [B, T, D] of T tokens here of each sequence, or [B T / tp, D] under sequence parallelism: the same on both sides.
 Started LayerRunner::receive(const Action& action) {
   const at::Tensor& tokens = step_.state.microbatch(action.microbatch).tokens;
   const int64_t batch = tokens.size(0), length = tokens.size(1), width = step_.layout.model.hidden;

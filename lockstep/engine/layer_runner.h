@@ -14,6 +14,7 @@
 #include "lockstep/engine/memory_tracker.h"
 #include "lockstep/engine/parameter_store.h"
 #include "lockstep/engine/step_state.h"
+#include "lockstep/parallel/context/group.h"
 #include "lockstep/parallel/expert/group.h"
 #include "lockstep/parallel/tensor/group.h"
 
@@ -27,6 +28,7 @@ class LayerRunner {
     CopyQueue* copies;                // null where nothing is offloaded
     parallel::TensorGroup* tensor;    // null where the axis has one rank
     parallel::ExpertGroup* experts;   // null where this rank has all experts, whole
+    parallel::ContextGroup* context;  // null where this rank has whole sequences
     int depth;                        // of a channel: Program::channel_depth
   };
   LayerRunner(const StepView& step, const Parts& parts);
@@ -36,7 +38,7 @@ class LayerRunner {
   Started receive(const program::Action& action);
 
   // Of the ranks that hold one copy of the model, this one tells the loss: every rank of a tp group has the whole loss of its
-  // samples, the first one of those that hold the head counts.
+  // tokens, the first one of those that hold the head counts. Ranks of cp have other tokens, and count their own.
   bool counts_loss() const { return training_.back() && (!with_.tensor || with_.tensor->rank() == 0); }
   // What layers with experts have counted since the last call, each at its program::Layout::load_offset.
   std::vector<double> take_loads();

@@ -137,7 +137,10 @@ std::string who_differs(const std::vector<std::vector<int64_t>>& numbers, size_t
 
 // The second look: which tensors of the units that differ. Collective over the group.
 void name_tensors(const std::vector<Piece>& pieces, const std::set<Key>& keys, size_t sharing, comm::Communicator& group,
-                  int rank, std::vector<std::string>& told) {
+                  const Executor& executor, int rank, std::vector<std::string>& told) {
+  // Ranks of cp hold the same parameters too.
+  const bool over_context = sharing == kWhole && executor.layout().context_shard().ranks > 1;
+  const std::string_view axes = over_context ? "dp x cp" : kAxes[sharing];
   std::vector<Piece> suspects;
   std::copy_if(pieces.begin(), pieces.end(), std::back_inserter(suspects), [&](const Piece& piece) {
     return piece.shared[sharing] && keys.contains({piece.unit, piece.kind});
@@ -152,7 +155,7 @@ void name_tensors(const std::vector<Piece>& pieces, const std::set<Key>& keys, s
     const bool same = std::all_of(numbers.begin(), numbers.end(), [&](const auto& row) { return row[i] == numbers[0][i]; });
     const std::string& what = suspects[i].text;
     if (!same && named.insert(what).second)
-      told.push_back(cat(what, ": ", who_differs(numbers, i, ranks), " (", kAxes[sharing], ")"));
+      told.push_back(cat(what, ": ", who_differs(numbers, i, ranks), " (", axes, ")"));
   }
 }
 
@@ -205,7 +208,7 @@ std::vector<std::string> replica_differences(Executor& executor, Groups& groups,
   if (std::all_of(verdicts.begin(), verdicts.end(), [](const auto& verdict) { return verdict[0] == 0; })) return {};
   std::vector<std::string> told;
   for (size_t by = 0; by < kNumSharings; ++by)
-    if (!differ[by].empty()) name_tensors(pieces, differ[by], by, *ranks[by], groups.rank(), told);
+    if (!differ[by].empty()) name_tensors(pieces, differ[by], by, *ranks[by], executor, groups.rank(), told);
   std::vector<std::string> words = shared_words(groups, told);
   LOCKSTEP_CHECK(!words.empty(), "digests of units differ, and those of their tensors do not");
   return words;

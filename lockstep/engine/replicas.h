@@ -1,4 +1,4 @@
-// What ranks must hold alike, compared: parameters that data-parallel ranks have whole, over them; shards, over the ranks
+// What ranks must hold alike, compared: parameters that the ranks of dp and cp have whole, over them; shards, over the ranks
 // with the same shard; over tp what is not cut (norms, biases of row-parallel linears) and key/value heads that several
 // ranks have; over a pipeline a tied embedding on two stages; experts over the ranks that have the same ones. Of a
 // parameter server what its workers hold too: parameters.

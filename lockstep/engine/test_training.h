@@ -38,6 +38,8 @@ struct TrainingOptions {
   bool may_pend = false;  // all steps but the last; `taken_back` counts those whose update was made again
   std::filesystem::path disk_path{};
   bool check_traffic = false;  // of every step: what was sent is what was predicted
+  // This rank's microbatches of the samples `index`; empty: those of test_steps.h, whole sequences.
+  std::function<std::vector<nn::Microbatch>(const program::Layout& layout, int rank, int64_t index)> load{};
   // On every rank: after each step with the samples `index`, and after the last.
   std::function<void(Executor& executor, int rank, int64_t index)> after_step{};
   std::function<void(Executor& executor, int rank)> at_end{};
@@ -58,7 +60,9 @@ inline Outcome train_layout(const program::Layout& layout, const TrainingOptions
       const bool may_pend = options.may_pend && step + 1 < options.steps;
       const int64_t index = options.first_samples + step;
       if (options.check_traffic) groups.take_ledger();
-      const StepResult result = executor.step(microbatches(layout, world.rank(), index, options.device), step + 1, options.lr, may_pend);
+      const std::vector<nn::Microbatch> own =
+          options.load ? options.load(layout, world.rank(), index) : microbatches(layout, world.rank(), index, options.device);
+      const StepResult result = executor.step(own, step + 1, options.lr, may_pend);
       if (options.check_traffic) {
         const program::Ledger predicted = program::predict_ledger(layout, executor.program(), world.rank());
         EXPECT_EQ(program::Ledger::difference(predicted, groups.take_ledger()), std::vector<std::string>()) << "rank " << world.rank();

@@ -8,9 +8,9 @@
 namespace lockstep::mesh {
 
 std::string_view axis_name(Axis axis) {
-  constexpr std::array<std::string_view, 13> kNames = {"pp",        "dp_replicate", "dp_shard", "cp",       "tp", "edp_replicate",
+  constexpr std::array<std::string_view, 15> kNames = {"pp",        "dp_replicate", "dp_shard", "cp",       "tp", "edp_replicate",
                                                        "edp_shard", "ep",           "etp",      "kv_parts", "kv", "ep_nodes",
-                                                       "ep_node"};
+                                                       "ep_node",   "cp_outer",     "cp_inner"};
   LOCKSTEP_CHECK(static_cast<size_t>(axis) < kNames.size(), "axis ", static_cast<int>(axis));
   return kNames[static_cast<size_t>(axis)];
 }
@@ -42,6 +42,11 @@ Fold expert_node_fold(const ExpertDegrees& degrees, int node) {
   return Fold(Axis::kDpReplicate | Axis::kDpShard | Axis::kCp | Axis::kTp, {{Axis::kEdpShard, degrees.edp_replicate * degrees.edp_shard},
                                                                             {Axis::kEpNodes, experts / node},
                                                                             {Axis::kEpNode, node}});
+}
+
+Fold context_fold(int cp, int inner) {
+  LOCKSTEP_CHECK(inner >= 1 && cp % inner == 0, "cp ", cp, " in groups of ", inner);
+  return Fold(Axis::kCp, {{Axis::kCpOuter, cp / inner}, {Axis::kCpInner, inner}});
 }
 
 Fold heads_fold(int tp, int copies) {

@@ -17,10 +17,11 @@ enum class Axis {
   // The mesh's own, slowest first: tp varies fastest, pp slowest (Megatron-LM's order), so tp groups are neighbours on one node.
   kPp, kDpReplicate, kDpShard, kCp, kTp,
   // Folded, slowest first: of experts (expert_fold), of key/value heads that several ranks of tp hold (heads_fold), of the nodes of a
-  // cluster among the ranks that share experts (expert_node_fold).
+  // cluster among the ranks that share experts (expert_node_fold), of rings of context 2d (context_fold).
   kEdpReplicate, kEdpShard, kEp, kEtp,
   kKvParts, kKvCopies,
   kEpNodes, kEpNode,
+  kCpOuter, kCpInner,
 };
 inline constexpr std::array<Axis, 5> kAxes = {Axis::kPp, Axis::kDpReplicate, Axis::kDpShard, Axis::kCp, Axis::kTp};
 std::string_view axis_name(Axis axis);  // "dp_shard", "ep"; "kv" for kKvCopies
@@ -104,6 +105,8 @@ Fold expert_fold(const ExpertDegrees& degrees);
 // The same ranks, those over ep and etp as nodes (kEpNodes) of `node` neighbours (kEpNode); the others are one factor, kEdpShard. InternalError
 // where `node` does not divide ep x etp.
 Fold expert_node_fold(const ExpertDegrees& degrees, int node);
+// The ranks of cp as rings (kCpOuter) across groups of `inner` neighbours (kCpInner). InternalError where `inner` does not divide cp.
+Fold context_fold(int cp, int inner);
 // The ranks of tp where `copies` neighbours hold the same key/value heads.
 Fold heads_fold(int tp, int copies);
 

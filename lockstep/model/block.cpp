@@ -14,7 +14,8 @@ Block::Block(std::vector<Part> parts, parallel::TensorGroup* tensor) : parts_(st
 
 nn::Sequences Block::begin(const nn::Microbatch& microbatch) {
   if (tensor_) tensor_->set_rows(microbatch.tokens.numel());
-  return {.count = microbatch.tokens.size(0), .length = microbatch.tokens.size(1), .valid = microbatch.sequence_targets};
+  return {.count = microbatch.tokens.size(0), .length = microbatch.tokens.size(1), .valid = microbatch.sequence_targets,
+          .places = microbatch.places.get()};
 }
 
 std::unique_ptr<BlockSaved> Block::new_saved(const nn::Microbatch& microbatch) const {

@@ -25,9 +25,10 @@ std::unique_ptr<nn::Branch> attention(PartsBuilder& parts, const BranchPlace& pl
   const int64_t ranks = parts.tensor_size();
   const nn::Attention::Shape shape{.heads = model.heads / ranks,
                                    .kv_heads = std::max<int64_t>(1, model.kv_heads / ranks),
-                                   .head_size = model.head_size};
+                                   .head_size = model.head_size,
+                                   .window = model.sliding_window};
   return std::make_unique<nn::Attention>(shape, parts.first_linear(place), parts.rotary(place), parts.last_linear(place),
-                                         head_norm(parts, place));
+                                         head_norm(parts, place), parts.context_attention(place));
 }
 
 // Whole on every rank: `down` and the norms of latents. Cut by heads: what makes queries, keys and values of them, and the output.
@@ -35,17 +36,22 @@ std::unique_ptr<nn::Branch> latent_attention(PartsBuilder& parts, const BranchPl
   const arch::ModelConfig& model = parts.model();
   const auto norm = [&](std::string_view name) { return nn::RmsNorm(parts.parameter(place, name), arch::kLatentNormEps); };
   const nn::LatentAttention::Shape shape{
-      .sizes = model.latent, .heads = model.heads / parts.tensor_size(), .scale = arch::latent_score_scale(model)};
+      .sizes = model.latent, .heads = model.heads / parts.tensor_size(), .scale = arch::latent_score_scale(model), .window = model.sliding_window};
+  std::unique_ptr<nn::ContextAttention> context = parts.context_attention(place);
+  const bool travel = context && context->moves_sources();
   return std::make_unique<nn::LatentAttention>(
       shape, nn::LatentAttention::Parts{.down = std::make_unique<nn::Linear>(parts.parameter(place, "qkv_a.weight")),
                                         .q_norm = norm("q_a_norm.weight"),
                                         .kv_norm = norm("kv_a_norm.weight"),
                                         .q_up = parts.column_linear(place, "q_b"),
-                                        .kv_up = parts.column_linear(place, "kv_b"),
+                                        .kv_up = travel ? std::make_unique<nn::Linear>(parts.parameter(place, "kv_b.weight"))
+                                                        : parts.column_linear(place, "kv_b"),
                                         .kv_weight = parts.parameter(place, "kv_b.weight").value,
                                         .out = parts.row_linear(place, "out"),
                                         .rotary = parts.rotary(place).value(),
-                                        .keys = parts.shared_rows(place, "k_rope")});
+                                        .keys = parts.shared_rows(place, "k_rope"),
+                                        .context = std::move(context),
+                                        .latents = travel ? parts.shared_rows(place, "kv_b") : nullptr});
 }
 
 std::unique_ptr<nn::Branch> mlp(PartsBuilder& parts, const BranchPlace& place) {

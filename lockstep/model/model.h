@@ -12,6 +12,7 @@
 #include "lockstep/config/run_config.h"
 #include "lockstep/mesh/mesh.h"
 #include "lockstep/nn/layer.h"
+#include "lockstep/parallel/context/group.h"
 #include "lockstep/parallel/expert/group.h"
 #include "lockstep/parallel/tensor/group.h"
 
@@ -24,6 +25,8 @@ struct ModelOptions {
   parallel::TensorGroup* tensor = nullptr;
   // The ranks that share the experts of its layers; outlives the layers. Null: this rank has all of them, whole.
   parallel::ExpertGroup* experts = nullptr;
+  // The ranks that hold parts of the same sequences; outlives the layers. Null: this rank has whole sequences.
+  parallel::ContextGroup* context = nullptr;
   config::MoeSection moe{};  // capacity and losses of layers with experts
   // The layers that this rank runs, ascending; empty = all.
   std::vector<int> layers{};

@@ -50,6 +50,10 @@ parallel::TensorGroup* PartsBuilder::group() const {
   return options_.tensor && options_.tensor->size() > 1 ? options_.tensor : nullptr;
 }
 
+parallel::ContextGroup* PartsBuilder::context() const {
+  return options_.context && options_.context->size() > 1 ? options_.context : nullptr;
+}
+
 int PartsBuilder::tensor_size() const { return group() ? group()->size() : 1; }
 
 nn::Parameter PartsBuilder::parameter(const BranchPlace& place, std::string_view part) {
@@ -86,8 +90,12 @@ std::unique_ptr<nn::SharedRows> PartsBuilder::shared_rows(const BranchPlace& pla
 }
 
 std::shared_ptr<nn::ExpertExchange> PartsBuilder::expert_exchange(const BranchPlace& place) {
-  if (!options_.experts && !group()) return std::make_shared<nn::ExpertExchange>();
-  return std::make_shared<parallel::ShardedExchange>(options_.experts, group(), place.calls, place.spec.name);
+  if (!options_.experts && !group() && !context()) return std::make_shared<nn::ExpertExchange>();
+  return std::make_shared<parallel::ShardedExchange>(options_.experts, group(), context(), place.calls, place.spec.name);
+}
+
+std::unique_ptr<nn::ContextAttention> PartsBuilder::context_attention(const BranchPlace& place) {
+  return context() ? parallel::make_context_attention(*context(), place.calls, place.spec.name) : nullptr;
 }
 
 std::unique_ptr<nn::Norm> PartsBuilder::norm(const std::string& name) {

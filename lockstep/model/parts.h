@@ -10,6 +10,7 @@
 #include "lockstep/arch/branch_kind.h"
 #include "lockstep/model/block.h"
 #include "lockstep/model/model.h"
+#include "lockstep/nn/context_attention.h"
 #include "lockstep/nn/embedding.h"
 #include "lockstep/nn/expert_exchange.h"
 #include "lockstep/nn/head.h"
@@ -50,14 +51,17 @@ class PartsBuilder {
   std::unique_ptr<nn::SharedRows> shared_rows(const BranchPlace& place, std::string_view name);
   // Who brings rows of that branch to its experts.
   std::shared_ptr<nn::ExpertExchange> expert_exchange(const BranchPlace& place);
+  // Who brings the tokens of its sequences together; null where this rank has them all.
+  std::unique_ptr<nn::ContextAttention> context_attention(const BranchPlace& place);
   const config::MoeSection& moe() const { return options_.moe; }
   std::optional<nn::Rotary> rotary(const BranchPlace& place);  // nothing with learned positions
 
  private:
   template <typename Sharded>
   std::unique_ptr<nn::Linear> linear(const BranchPlace& place, const arch::LayerBuilder::Linear& linear);
-  // The group where it has several ranks.
+  // The groups where they have several ranks.
   parallel::TensorGroup* group() const;
+  parallel::ContextGroup* context() const;
   std::unique_ptr<nn::Norm> norm(const std::string& name);
   nn::Dropout dropout(const std::string& site) const;
 

@@ -5,20 +5,24 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/base/check.h"
+#include "lockstep/nn/window_spans.h"
+
 namespace lockstep::nn {
 
 Attention::Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary,
-                     std::unique_ptr<Linear> out, std::unique_ptr<HeadNorm> head_norm)
+                     std::unique_ptr<Linear> out, std::unique_ptr<HeadNorm> head_norm, std::unique_ptr<ContextAttention> context)
     : shape_(shape),
       qkv_(std::move(qkv)),
       rotary_(std::move(rotary)),
       out_(std::move(out)),
-      head_norm_(std::move(head_norm)) {}
+      head_norm_(std::move(head_norm)),
+      context_(std::move(context)) {}
 
 at::Tensor Attention::forward(const at::Tensor& x, Branch::Saved* saved, const Sequences& sequences) {
   auto* kept = static_cast<Saved*>(saved);
   const at::Tensor projected = project(x, kept, sequences);
-  const at::Tensor mixed = mix(projected, kept);
+  const at::Tensor mixed = mix(projected, kept, sequences);
   return out_->forward(mixed, kept ? &kept->out : nullptr);
 }
 
@@ -26,18 +30,29 @@ at::Tensor Attention::project(const at::Tensor& x, Saved* saved, const Sequences
   return qkv_->forward(x, saved ? &saved->qkv : nullptr).view({sequences.count, sequences.length, -1});
 }
 
-at::Tensor Attention::mix(const at::Tensor& projected, Saved* saved) {
-  place(projected, saved);
-  const auto [q, k, v] = split(projected);
-  at::Tensor mixed = attention_core_forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                            /*causal=*/true, saved ? &saved->core : nullptr);
-  if (saved) saved->projected = projected;
+at::Tensor Attention::mix(const at::Tensor& projected, Saved* saved, const Sequences& sequences) {
+  place(projected, sequences.places, saved);
+  at::Tensor mixed = core_forward(split(projected), sequences.places, saved);
+  if (saved) saved->projected = projected, saved->places = sequences.places;
   return mixed;
+}
+
+at::Tensor Attention::core_forward(const Heads& heads, const TokenPlaces* places, Saved* saved) {
+  if (context_) {
+    LOCKSTEP_CHECK(places, "parts of sequences without the places of their tokens");
+    return context_->forward({.q = heads.q, .k = heads.k, .v = heads.v}, *places, {.window = shape_.window}, saved ? &saved->context : nullptr);
+  }
+  const at::Tensor q = heads.q.transpose(1, 2), k = heads.k.transpose(1, 2), v = heads.v.transpose(1, 2);
+  AttentionCoreSaved* const kept = saved ? &saved->core : nullptr;
+  if (places) return attention_core_forward(q, k, v, spans_of(*places, 0, shape_.window), kept);
+  if (shape_.window > 0 && shape_.window < q.size(2))
+    return attention_core_forward(q, k, v, spans_in_window(q.size(0), q.size(2), shape_.window), kept);
+  return attention_core_forward(q, k, v, /*causal=*/true, kept);
 }
 
 void Attention::recompute(const at::Tensor& x, Branch::Saved& saved, const Sequences& sequences) {
   auto& kept = static_cast<Saved&>(saved);
-  kept.out.x = mix(project(x, &kept, sequences), &kept);
+  kept.out.x = mix(project(x, &kept, sequences), &kept, sequences);
 }
 
 at::Tensor Attention::backward_input(const at::Tensor& dy, Branch::Saved& saved) {
@@ -54,8 +69,12 @@ at::Tensor Attention::core_backward(const at::Tensor& dy, Saved& saved) {
   at::Tensor dprojected = std::exchange(saved.projected, {});
   const auto [q, k, v] = split(dprojected);
   const at::Tensor dmixed = out_->backward_input(dy, saved.out).view({q.size(0), q.size(1), -1});
-  attention_core_backward(dmixed, saved.core, {.dq = q, .dk = k, .dv = v});
-  if (rotary_) rotary_->apply_inverse(rotated(dprojected));
+  if (saved.context)
+    context_->backward(dmixed, std::exchange(saved.context, {}), {.dq = q, .dk = k, .dv = v});
+  else
+    attention_core_backward(dmixed, saved.core, {.dq = q, .dk = k, .dv = v});
+  if (rotary_ && saved.places) rotary_->apply_inverse(rotated(dprojected), saved.places->positions);
+  if (rotary_ && !saved.places) rotary_->apply_inverse(rotated(dprojected));
   if (head_norm_) head_norm_->backward_input(q, k, saved.head_norm);
   return dprojected;
 }
@@ -71,12 +90,13 @@ void Attention::forget(Branch::Saved& saved) {
 void Attention::restore(const at::Tensor& x, Branch::Saved& saved) {
   auto& kept = static_cast<Saved&>(saved);
   kept.qkv.x = x;
-  if (head_norm_) place(kept.projected, &kept);
+  if (head_norm_) place(kept.projected, kept.places, &kept);
 }
 
-void Attention::place(const at::Tensor& projected, Saved* saved) {
+void Attention::place(const at::Tensor& projected, const TokenPlaces* places, Saved* saved) {
   normalise(projected, saved);
-  if (rotary_) rotary_->apply(rotated(projected));
+  if (rotary_ && places) rotary_->apply(rotated(projected), places->positions);
+  if (rotary_ && !places) rotary_->apply(rotated(projected));
 }
 
 void Attention::normalise(const at::Tensor& projected, Saved* saved) {
@@ -103,15 +123,19 @@ at::Tensor Attention::decode(const at::Tensor& x, const KvCacheLayer& cache, std
   if (rotary_) {
     const at::Tensor turned = rotated(projected);
     for (size_t b = 0; b < spans.size(); ++b)
-      rotary_->apply(turned.narrow(0, static_cast<int64_t>(b), 1), spans[b].start);
+      for (const PositionRun& run : runs_of(spans[b], turned.size(1)))
+        rotary_->apply(turned.narrow(0, static_cast<int64_t>(b), 1).narrow(1, run.row, run.count), run.position);
   }
-  const auto [q, k, v] = split(projected);
-  append_to_cache(k, v, cache, spans);
-  const bool prompt = std::ranges::all_of(spans, [](const CacheSpan& span) { return span.start == 0; });
-  return out_->forward(prompt ? attention_core_forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                                       /*causal=*/true, nullptr)
-                              : attention_decode(q, cache, spans),
-                       nullptr);
+  const Heads heads = split(projected);
+  append_to_cache(heads.k, heads.v, cache, spans);
+  at::Tensor mixed;
+  if (!are_prompts(spans))
+    mixed = attention_decode(heads.q, cache, spans, {.window = shape_.window});
+  else if (const TokenPlaces* cut = cut_places(spans))
+    mixed = cache.context->prompts().forward({.q = heads.q, .k = heads.k, .v = heads.v}, *cut, {.window = shape_.window}, nullptr);
+  else
+    mixed = core_forward(heads, nullptr, nullptr);
+  return out_->forward(mixed, nullptr);
 }
 
 Attention::Heads Attention::split(const at::Tensor& projected) const {

@@ -1,5 +1,5 @@
-// Causal self-attention with its two projections; grouped key/value heads and rotary positions where the model has
-// them.
+// Causal self-attention with its two projections; grouped key/value heads, a sliding window and rotary positions where the model has
+// them. Tokens stand where Sequences::places says, and see what it says.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +11,7 @@
 
 #include "lockstep/nn/attention_core.h"
 #include "lockstep/nn/branch.h"
+#include "lockstep/nn/context_attention.h"
 #include "lockstep/nn/head_norm.h"
 #include "lockstep/nn/rotary.h"
 
@@ -22,18 +23,22 @@ class Attention : public Branch {
     int64_t heads = 0;     // H
     int64_t kv_heads = 0;  // KV, divides H
     int64_t head_size = 0;
+    int64_t window = 0;    // tokens that a query sees, itself included; 0: all before it
   };
   struct Saved : Branch::Saved {
     Linear::Saved qkv;
     at::Tensor projected;     // [B, S, (H + 2 KV) K]: q | k | v, rotated. Backward overwrites it with its gradient.
     HeadNorm::Saved head_norm;
     AttentionCoreSaved core;  // views of `projected`, and the output that `out` keeps as its x
+    std::unique_ptr<ContextAttention::Saved> context;  // in the place of `core` where others have tokens of the sequences
+    const TokenPlaces* places = nullptr;
     Linear::Saved out;
   };
 
-  // qkv: [D] -> [(H + 2 KV) K]; out: [H K] -> [D]; no rotary: positions enter elsewhere; head_norm: null = none.
+  // qkv: [D] -> [(H + 2 KV) K]; out: [H K] -> [D]; no rotary: positions enter elsewhere; head_norm: null = none. context: who
+  // brings tokens of the same sequences together; null: all are here.
   Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary, std::unique_ptr<Linear> out,
-            std::unique_ptr<HeadNorm> head_norm = nullptr);
+            std::unique_ptr<HeadNorm> head_norm = nullptr, std::unique_ptr<ContextAttention> context = nullptr);
 
   std::unique_ptr<Branch::Saved> new_saved() const override { return std::make_unique<Saved>(); }
   using Branch::forward;
@@ -58,10 +63,11 @@ class Attention : public Branch {
   };
   Heads split(const at::Tensor& projected) const;
   at::Tensor project(const at::Tensor& x, Saved* saved, const Sequences& sequences);
-  at::Tensor mix(const at::Tensor& projected, Saved* saved);  // what `out` takes
+  at::Tensor mix(const at::Tensor& projected, Saved* saved, const Sequences& sequences);  // what `out` takes
+  at::Tensor core_forward(const Heads& heads, const TokenPlaces* places, Saved* saved);
   at::Tensor rotated(const at::Tensor& projected) const;  // the part rotary positions act on: q | k as one view
   // Of query and key heads, in place: their norms, then the rotation, each where the model has it.
-  void place(const at::Tensor& projected, Saved* saved);
+  void place(const at::Tensor& projected, const TokenPlaces* places, Saved* saved);
   void normalise(const at::Tensor& projected, Saved* saved);
   at::Tensor core_backward(const at::Tensor& dy, Saved& saved);  // the gradient of `projected`, in its place
 
@@ -70,6 +76,7 @@ class Attention : public Branch {
   std::optional<Rotary> rotary_;
   std::unique_ptr<Linear> out_;
   std::unique_ptr<HeadNorm> head_norm_;
+  std::unique_ptr<ContextAttention> context_;
 };
 
 }  // namespace lockstep::nn

@@ -5,15 +5,14 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/sum.h>
 
-#include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/nn/attention_cpu.h"
+#include "lockstep/nn/attention_cpu_spans.h"
+#include "lockstep/nn/attention_heads.h"
+#include "lockstep/nn/attention_spans_device.h"
 
 namespace lockstep::nn {
 namespace {
@@ -30,34 +29,18 @@ Kernel kernel_for(const at::Tensor& q, bool causal) {
   return q.scalar_type() == at::kFloat ? Kernel::kCudaEfficient : Kernel::kCudaFlash;
 }
 
-// [B, KV, S, K] -> [B, H, S, K], each head repeated H / KV times; itself where H = KV.
-at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
-  if (x.size(1) == heads) return x;
-  const int64_t group = heads / x.size(1);
-  return x.unsqueeze(2).expand({-1, -1, group, -1, -1}).reshape({x.size(0), heads, x.size(2), x.size(3)});
+// Backward over spans: LibTorch's gradients are copied, our own kernel writes to `grads`.
+void spans_backward(const at::Tensor& dout, const AttentionCoreSaved& s, const AttentionCoreGrads& grads) {
+  const AttentionRectangle rectangle{.q = s.q, .k = s.k, .v = s.v, .spans = s.spans, .scale = s.scale};
+  const at::Tensor out = s.out.transpose(1, 2);
+  if (!s.q.is_cuda())
+    return attend_alone_backward_cpu(dout, {.out = out, .logsumexp = s.logsumexp}, rectangle,
+                                     {.q = grads.dq.transpose(1, 2), .k = grads.dk.transpose(1, 2), .v = grads.dv.transpose(1, 2)});
+  const HeadGradients made = attend_backward_device(dout, {.out = out, .logsumexp = s.logsumexp}, rectangle);
+  grads.dq.copy_(made.dq.transpose(1, 2));
+  grads.dk.copy_(made.dk.transpose(1, 2));
+  grads.dv.copy_(made.dv.transpose(1, 2));
 }
-
-// The sum over each group of repeated heads: the backward of repeat_heads.
-at::Tensor sum_heads(const at::Tensor& dx, int64_t kv_heads) {
-  if (dx.size(1) == kv_heads) return dx;
-  return dx.reshape({dx.size(0), kv_heads, -1, dx.size(2), dx.size(3)}).sum(2);
-}
-
-// The GPU's kernels take heads of whole 16 bytes: zeros behind K change no score and get no gradient that counts.
-at::Tensor widened(const at::Tensor& x, int64_t width) {
-  const int64_t unit = 16 / x.element_size(), whole = (std::max(x.size(-1), width) + unit - 1) / unit * unit;
-  return whole == x.size(-1) ? x : at::constant_pad_nd(x, {0, whole - x.size(-1)});
-}
-
-// q, k and v as wide as the wider of them.
-struct Padded {
-  int64_t width;
-  at::Tensor operator()(const at::Tensor& x) const { return widened(x, width); }
-};
-Padded padding_of(const at::Tensor& q, const at::Tensor& v) { return {std::max(q.size(-1), v.size(-1))}; }
-
-// Of scores, by the head's own size where nothing is given.
-double scale_of(const at::Tensor& q, double given) { return given > 0 ? given : 1 / std::sqrt(static_cast<double>(q.size(-1))); }
 
 }  // namespace
 
@@ -101,9 +84,20 @@ at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, cons
   return out;
 }
 
+at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpans& spans,
+                                  AttentionCoreSaved* saved, double scale) {
+  const AttentionRectangle rectangle{.q = q, .k = k, .v = v, .spans = spans, .scale = scale};
+  const AttentionResult result = q.is_cuda() ? attend_alone_device(rectangle) : attend_alone_cpu(rectangle);
+  if (saved)
+    *saved = {.q = q, .k = k, .v = v, .out = result.out.transpose(1, 2), .logsumexp = result.logsumexp, .rng_state = {}, .rng_unused = {},
+              .scale = scale, .spans = spans};
+  return result.out.view({q.size(0), q.size(2), q.size(1) * v.size(3)});
+}
+
 void attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved, const AttentionCoreGrads& grads) {
   const AttentionCoreSaved s = std::exchange(saved, {});
   const at::Tensor by_head = dout.view({s.q.size(0), s.q.size(2), s.q.size(1), s.v.size(3)});
+  if (s.spans.first.defined()) return spans_backward(by_head, s, grads);
   const at::Tensor d = by_head.transpose(1, 2);
   const Padded padded = padding_of(s.q, s.v);
   at::Tensor dq, dk, dv;  // [B, heads, S, K]

@@ -1,14 +1,17 @@
 // softmax(q k^T / sqrt(K)) v without materialising the scores (Dao et al., FlashAttention, 2022 and 2023), by our own
-// kernel or LibTorch's; which one serves which device and dtype is decided in attention_core.cpp alone.
+// kernel or LibTorch's; which one serves which device and dtype is decided in attention_core.cpp alone, and of spans by device there and in
+// attention_spans.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include "lockstep/nn/key_spans.h"
 
 namespace lockstep::nn {
 
 // Query head h reads key/value head h / (H / KV): KV divides H (grouped-query attention, Ainslie et al. 2023).
 struct AttentionCoreSaved {
-  at::Tensor q;          // [B, H, S, K]; q, k, v may be strided views
+  at::Tensor q;          // [B, H, S, K]; q, k, v may be strided views. With spans S of k and v is Skv
   at::Tensor k;          // [B, KV, S, K]
   at::Tensor v;          // [B, KV, S, V]; V = K but in latent attention
   at::Tensor out;        // [B, H, S, V], a view of the returned tensor
@@ -16,6 +19,7 @@ struct AttentionCoreSaved {
   at::Tensor rng_state;  // CUDA kernels ask for theirs back, though nothing is dropped
   at::Tensor rng_unused;
   double scale = 0;      // as given
+  KeySpans spans{};      // what each query sees; undefined: causal
 };
 
 // [B, S, heads, K] each. May be views of the memory of q, k and v.
@@ -27,8 +31,11 @@ struct AttentionCoreGrads {
 // not causal V = K. `scale`: of scores; 0: 1 / sqrt(K).
 at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                                   AttentionCoreSaved* saved, double scale = 0);
+// The same where each query sees an interval of the keys: documents, windows, any Sq and Skv. A query that sees none gets zeros.
+at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpans& spans,
+                                  AttentionCoreSaved* saved, double scale = 0);
 
-// Backward of the causal form: dout [B, S, H * V] contiguous; writes to `grads`. Releases everything in `saved`.
+// Backward of the causal form and of that with spans: dout [B, Sq, H * V] contiguous; writes to `grads`. Releases everything in `saved`.
 void attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved, const AttentionCoreGrads& grads);
 
 }  // namespace lockstep::nn

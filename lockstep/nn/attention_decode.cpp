@@ -3,9 +3,15 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "lockstep/base/check.h"
@@ -21,15 +27,17 @@ using vec::Floats;
 using vec::kLanes;
 
 // The query heads of one token that share a key/value head.
-template <typename T>
+template <typename T, typename Out = T>
 struct Group {
   const T* q;     // [heads, size]
   const T* k;     // [length, size]
   const T* v;     // [length, size]
-  T* out;         // [heads, size]
+  Out* out;       // [heads, size]
   float* scores;  // [heads, length]: workspace
   int64_t heads, length, size;
   float scale;
+  float* logsumexp = nullptr;  // of scores, [heads] at distances of `stride`; null: not wanted
+  int64_t stride = 0;
 };
 
 template <typename T>
@@ -44,8 +52,12 @@ LOCKSTEP_INLINE float dot(const T* a, const T* b, int64_t size) {
   return vec::sum(sum);
 }
 
-// Turns scores into weights e^(score - largest); returns their sum.
-LOCKSTEP_INLINE float softmax_weights(float* scores, int64_t length) {
+struct Weights {
+  float largest, total;
+};
+
+// Turns scores into weights e^(score - largest); returns the largest and the sum of the weights.
+LOCKSTEP_INLINE Weights softmax_weights(float* scores, int64_t length) {
   float most = scores[0];
   for (int64_t t = 1; t < length; ++t) most = scores[t] > most ? scores[t] : most;
   Floats total{};
@@ -57,18 +69,19 @@ LOCKSTEP_INLINE float softmax_weights(float* scores, int64_t length) {
     total += weight;
     vec::store(scores + t, length - t, weight);
   }
-  return vec::sum(total);
+  return {.largest = most, .total = vec::sum(total)};
 }
 
-template <typename T>
-LOCKSTEP_INLINE void attend(const Group<T>& g) {
+template <typename T, typename Out>
+LOCKSTEP_INLINE void attend(const Group<T, Out>& g) {
   const float scale = g.scale;
   for (int64_t t = 0; t < g.length; ++t)
     for (int64_t head = 0; head < g.heads; ++head)
       g.scores[head * g.length + t] = scale * dot(g.q + head * g.size, g.k + t * g.size, g.size);
   for (int64_t head = 0; head < g.heads; ++head) {
     float* const weights = g.scores + head * g.length;
-    const float total = softmax_weights(weights, g.length);
+    const auto [largest, total] = softmax_weights(weights, g.length);
+    if (g.logsumexp) g.logsumexp[head * g.stride] = largest + std::log(total);
     constexpr int64_t kStrip = 4 * kLanes;
     for (int64_t first = 0; first < g.size; first += kStrip) {
       Floats sums[4]{};
@@ -90,54 +103,60 @@ LOCKSTEP_INLINE void attend(const Group<T>& g) {
 
 LOCKSTEP_CLONES void attend_to(const Group<float>& group) { attend(group); }
 LOCKSTEP_CLONES void attend_to(const Group<c10::BFloat16>& group) { attend(group); }
+LOCKSTEP_CLONES void attend_to(const Group<c10::BFloat16, float>& group) { attend(group); }
 
-template <typename T>
-void append(const at::Tensor& from, const at::Tensor& to, std::span<const CacheSpan> spans) {
-  const int64_t size = from.size(3);
-  for (int64_t b = 0; b < from.size(0); ++b) {
-    const CacheSpan& span = spans[static_cast<size_t>(b)];
-    for (int64_t t = 0; t < from.size(1); ++t) {
-      for (int64_t head = 0; head < from.size(2); ++head) {
-        const T* row = from.const_data_ptr<T>() + b * from.stride(0) + t * from.stride(1) + head * from.stride(2);
-        std::copy_n(row, size, to.data_ptr<T>() + span.slot * to.stride(0) + head * to.stride(1) + (span.start + t) * size);
-      }
-    }
-  }
+// Of the tokens here those that row t of the sequence sees.
+struct Seen {
+  int64_t first, count;
+};
+Seen seen_by(const CacheSpan& span, int64_t t, int64_t window) {
+  const int64_t own = span.start + t, from = window > 0 ? std::max(int64_t{0}, own + 1 - window) : 0;
+  if (!span.part) return {.first = from, .count = own + 1 - from};
+  const std::vector<int32_t>& here = *span.part->here;
+  const auto before = [&](int64_t place) { return std::ranges::lower_bound(here, place) - here.begin(); };
+  const int64_t first = from > 0 ? before(from) : 0;
+  return {.first = first, .count = before(own + 1) - first};
 }
 
-template <typename T>
-void attention_decode_cpu(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans, double given,
-                          const at::Tensor& out) {
+// `logsumexp` undefined: not wanted.
+template <typename T, typename Out>
+void attention_decode_cpu(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans, const DecodeOptions& options,
+                          const at::Tensor& out, const at::Tensor& logsumexp) {
   const int64_t seq = q.size(1), size = q.size(3), kv_heads = cache.k.size(1), group = q.size(2) / kv_heads;
-  const float scale = given > 0 ? static_cast<float>(given) : 1.0f / std::sqrt(static_cast<float>(size));
+  const float scale = options.scale > 0 ? static_cast<float>(options.scale) : 1.0f / std::sqrt(static_cast<float>(size));
   at::parallel_for(0, q.size(0) * seq * kv_heads, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> scores;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t head = i % kv_heads, t = i / kv_heads % seq, b = i / kv_heads / seq;
       const CacheSpan& span = spans[static_cast<size_t>(b)];
-      const int64_t length = span.start + t + 1;
+      const auto [first, length] = seen_by(span, t, options.window);
+      if (length == 0) continue;
       if (static_cast<int64_t>(scores.size()) < group * length) scores.resize(static_cast<size_t>(group * length));
-      const int64_t offset = span.slot * cache.k.stride(0) + head * cache.k.stride(1);
-      attend_to({.q = q.const_data_ptr<T>() + b * q.stride(0) + t * q.stride(1) + head * group * size,
+      const int64_t offset = span.slot * cache.k.stride(0) + head * cache.k.stride(1) + first * size;
+      attend_to(Group<T, Out>{
+                 .q = q.const_data_ptr<T>() + b * q.stride(0) + t * q.stride(1) + head * group * size,
                  .k = cache.k.const_data_ptr<T>() + offset,
                  .v = cache.v.const_data_ptr<T>() + offset,
-                 .out = out.data_ptr<T>() + (b * seq + t) * q.size(2) * size + head * group * size,
+                 .out = out.data_ptr<Out>() + (b * seq + t) * q.size(2) * size + head * group * size,
                  .scores = scores.data(),
                  .heads = group,
                  .length = length,
                  .size = size,
-                 .scale = scale});
+                 .scale = scale,
+                 .logsumexp = logsumexp.defined() ? logsumexp.data_ptr<float>() + (b * q.size(2) + head * group) * seq + t : nullptr,
+                 .stride = seq});
     }
   });
 }
 
 // One token at a time; slices of the cache as LibTorch's kernels take them.
-at::Tensor attention_decode_by_token(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans) {
+at::Tensor attention_decode_by_token(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans, int64_t window) {
   std::vector<at::Tensor> rows;
   for (int64_t b = 0; b < q.size(0); ++b) {
     const CacheSpan& span = spans[static_cast<size_t>(b)];
     for (int64_t t = 0; t < q.size(1); ++t) {
-      const auto seen = [&](const at::Tensor& x) { return x.narrow(0, span.slot, 1).narrow(2, 0, span.start + t + 1); };
+      const auto [first, count] = seen_by(span, t, window);
+      const auto seen = [&, first = first, count = count](const at::Tensor& x) { return x.narrow(0, span.slot, 1).narrow(2, first, count); };
       const at::Tensor query = q.narrow(0, b, 1).narrow(1, t, 1).transpose(1, 2);  // [1, H, 1, K]
       rows.push_back(attention_core_forward(query, seen(cache.k), seen(cache.v), /*causal=*/false, nullptr));
     }
@@ -145,34 +164,59 @@ at::Tensor attention_decode_by_token(const at::Tensor& q, const KvCacheLayer& ca
   return at::cat(rows, 1).view({q.size(0), q.size(1), -1});
 }
 
-}  // namespace
-
-void append_to_cache(const at::Tensor& k, const at::Tensor& v, const KvCacheLayer& cache, std::span<const CacheSpan> spans) {
-  LOCKSTEP_CHECK_EQ(static_cast<int64_t>(spans.size()), k.size(0));
-  for (const CacheSpan& span : spans)
-    LOCKSTEP_CHECK(span.slot < cache.k.size(0) && span.start + k.size(1) <= cache.k.size(2), "slot ", span.slot, ", tokens ",
-                   span.start, " + ", k.size(1), " of ", cache.k.size(2));
-  if (k.is_cpu() && k.scalar_type() == at::kFloat) return append<float>(k, cache.k, spans), append<float>(v, cache.v, spans);
-  for (size_t b = 0; b < spans.size(); ++b) {
-    const auto place = [&](const at::Tensor& x) { return x[spans[b].slot].narrow(1, spans[b].start, k.size(1)); };
-    place(cache.k).copy_(k[static_cast<int64_t>(b)].transpose(0, 1));
-    place(cache.v).copy_(v[static_cast<int64_t>(b)].transpose(0, 1));
+// One token at a time, by LibTorch's operators.
+void attention_here_by_token(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans,
+                             const DecodeOptions& options, const SeenSums& sums) {
+  const double scale = options.scale > 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(q.size(3)));
+  const int64_t kv_heads = cache.k.size(1);
+  for (int64_t i = 0; i < q.size(0) * q.size(1); ++i) {
+    const int64_t b = i / q.size(1), t = i % q.size(1);
+    const CacheSpan& span = spans[static_cast<size_t>(b)];
+    const auto [first, count] = seen_by(span, t, options.window);
+    if (count == 0) continue;
+    const auto seen = [&, first = first, count = count](const at::Tensor& x) { return x[span.slot].narrow(1, first, count); };  // [KV, L, K]
+    const at::Tensor query = q[b][t].reshape({kv_heads, -1, q.size(3)});
+    const at::Tensor scores = at::matmul(query, seen(cache.k).transpose(1, 2)).to(at::kFloat).mul_(scale);  // [KV, H / KV, L]
+    sums.logsumexp[b].select(1, t).copy_(at::logsumexp(scores, -1).view({-1}));
+    sums.out[b][t].copy_(at::matmul(at::softmax(scores, -1).to(q.scalar_type()), seen(cache.v)).flatten(0, 1));
   }
 }
 
-at::Tensor attention_decode(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans, double scale) {
+void check_layout(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans) {
   LOCKSTEP_CHECK_EQ(static_cast<int64_t>(spans.size()), q.size(0));
+  if (q.is_cpu()) LOCKSTEP_CHECK(q.stride(3) == 1 && q.stride(2) == q.size(3) && cache.k.is_contiguous() && cache.v.is_contiguous());
+}
+
+}  // namespace
+
+at::Tensor attention_decode(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans, const DecodeOptions& options) {
+  if (cache.context) return cache.context->merge(attention_decode_here(q, cache, spans, options)).to(q.scalar_type());
+  check_layout(q, cache, spans);
   if (!q.is_cpu()) {
-    LOCKSTEP_CHECK(scale == 0, "scores scaled by ", scale);
-    return attention_decode_by_token(q, cache, spans);
+    LOCKSTEP_CHECK(options.scale == 0, "scores scaled by ", options.scale);
+    return attention_decode_by_token(q, cache, spans, options.window);
   }
-  LOCKSTEP_CHECK(q.stride(3) == 1 && q.stride(2) == q.size(3) && cache.k.is_contiguous() && cache.v.is_contiguous());
   at::Tensor out = at::empty({q.size(0), q.size(1), q.size(2) * q.size(3)}, q.options());
   if (q.scalar_type() == at::kFloat)
-    attention_decode_cpu<float>(q, cache, spans, scale, out);
+    attention_decode_cpu<float, float>(q, cache, spans, options, out, {});
   else
-    attention_decode_cpu<c10::BFloat16>(q, cache, spans, scale, out);
+    attention_decode_cpu<c10::BFloat16, c10::BFloat16>(q, cache, spans, options, out, {});
   return out;
+}
+
+SeenSums attention_decode_here(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans,
+                               const DecodeOptions& options) {
+  check_layout(q, cache, spans);
+  const auto fp32 = q.options().dtype(at::kFloat);
+  const SeenSums sums{.out = at::zeros({q.size(0), q.size(1), q.size(2), cache.v.size(3)}, fp32),
+                      .logsumexp = at::full({q.size(0), q.size(2), q.size(1)}, -std::numeric_limits<float>::infinity(), fp32)};
+  if (!q.is_cpu())
+    attention_here_by_token(q, cache, spans, options, sums);
+  else if (q.scalar_type() == at::kFloat)
+    attention_decode_cpu<float, float>(q, cache, spans, options, sums.out, sums.logsumexp);
+  else
+    attention_decode_cpu<c10::BFloat16, float>(q, cache, spans, options, sums.out, sums.logsumexp);
+  return sums;
 }
 
 }  // namespace lockstep::nn

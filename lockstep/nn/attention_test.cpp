@@ -9,6 +9,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/tril.h>
 #include <ATen/ops/triu.h>
 #include <gtest/gtest.h>
 
@@ -32,11 +33,12 @@ struct Case {
   bool rotary = false;
   at::ScalarType dtype = at::kFloat;
   double bound = 1e-5;
+  int64_t window = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "B" << c.batch << " S" << c.seq << " D" << c.hidden << " H" << c.heads << " KV" << c.kv_heads << " K"
-             << c.head_size << (c.rotary ? " rotary " : " ") << c.dtype;
+             << c.head_size << (c.rotary ? " rotary " : " ") << c.dtype << " window " << c.window;
 }
 
 constexpr double kTheta = 1000;
@@ -70,6 +72,7 @@ at::Tensor reference(const at::Tensor& x, const std::vector<at::Tensor>& p, cons
   at::Tensor scores =
       at::matmul(q.transpose(1, 2), k.permute({0, 2, 3, 1})) / std::sqrt(static_cast<double>(c.head_size));
   scores = scores + at::full({c.seq, c.seq}, -1e30).triu(1);
+  if (c.window > 0) scores = scores + at::full({c.seq, c.seq}, -1e30).tril(-c.window);
   const at::Tensor mixed = at::matmul(at::softmax(scores, -1), v.transpose(1, 2)).transpose(1, 2);
   return at::linear(mixed.reshape({c.batch, c.seq, -1}), p[2], p[3]);
 }
@@ -83,7 +86,7 @@ struct Twin {
     std::optional<Rotary> rotary;
     if (c.rotary) rotary.emplace(256, c.head_size, kTheta, parameters[0].value.options());
     attention = std::make_unique<Attention>(
-        Attention::Shape{.heads = c.heads, .kv_heads = c.kv_heads, .head_size = c.head_size},
+        Attention::Shape{.heads = c.heads, .kv_heads = c.kv_heads, .head_size = c.head_size, .window = c.window},
         std::make_unique<Linear>(parameters[0], parameters[1]), rotary,
         std::make_unique<Linear>(parameters[2], parameters[3]));
     for (const Parameter& p : parameters) leaves.push_back(leaf(p.value));
@@ -124,8 +127,17 @@ const std::vector<Case> kCases = {
      .bound = 0.03},
 };
 
+// A window as long as the sequence, and shorter ones.
+std::vector<Case> cases_with_windows() {
+  std::vector<Case> cases = kCases;
+  for (const int64_t window : {1, 5, 64, 97}) {
+    cases.push_back({.batch = 2, .seq = 97, .hidden = 12, .heads = 4, .kv_heads = 2, .head_size = 8, .rotary = true, .window = window});
+  }
+  return cases;
+}
+
 TEST(Attention, MatchesAutograd) {
-  for (const Case& c : kCases) {
+  for (const Case& c : cases_with_windows()) {
     SCOPED_TRACE(::testing::PrintToString(c));
     Twin twin(c);
     const at::Tensor x = random("x", {c.batch, c.seq, c.hidden}).to(c.dtype);

@@ -10,14 +10,17 @@
 
 #include "lockstep/nn/attention_decode.h"
 #include "lockstep/nn/linear.h"
+#include "lockstep/nn/token_places.h"
 
 namespace lockstep::nn {
 
-// The rows of a microbatch: B sequences of S tokens, one after the other.
+// The rows of a microbatch: B sequences of S tokens, one after the other; of sequences that are held in parts, S is the length of the part
+// that is here.
 struct Sequences {
   int64_t count = 0;
   int64_t length = 0;
-  at::Tensor valid{};  // [B] fp64: valid targets of each sequence. Undefined: no loss of a branch's own is made.
+  at::Tensor valid{};  // [B] fp64: valid targets of each sequence, whole. Undefined: no loss of a branch's own is made.
+  const TokenPlaces* places = nullptr;  // null: whole sequences of one document each. Outlives what is kept of the pass.
 };
 
 class Branch {

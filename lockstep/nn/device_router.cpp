@@ -19,10 +19,10 @@ constexpr double kTiny = 1e-20;  // added to sums of sigmoid scores, as on the h
 at::Tensor row_sum(const at::Tensor& matrix) { return matrix.sum(1, /*keepdim=*/true); }
 
 // A value [B] or [B, E] of each sequence -> that of each own row, [T, 1] or [T, E].
-at::Tensor by_row(const at::Tensor& of_sequences, int64_t length, int64_t begin, int64_t rows) {
+at::Tensor by_row(const at::Tensor& of_sequences, int64_t rows_of_sequence, int64_t begin, int64_t rows) {
   const at::Tensor values = of_sequences.dim() == 1 ? of_sequences.unsqueeze(1) : of_sequences;
   const int64_t sequences = values.size(0), width = values.size(1);
-  return values.unsqueeze(1).expand({sequences, length, width}).reshape({sequences * length, width}).narrow(0, begin, rows);
+  return values.unsqueeze(1).expand({sequences, rows_of_sequence, width}).reshape({sequences * rows_of_sequence, width}).narrow(0, begin, rows);
 }
 
 // Gradient by x of softmax(x) = p, times dp.
@@ -87,14 +87,14 @@ DeviceLoss device_aux_loss_of_shares(const at::Tensor& own_probabilities, std::s
   LOCKSTEP_CHECK_EQ(std::ssize(shares), experts, "shares of experts");
   const double scale = static_cast<double>(experts) / static_cast<double>(terms.length);
   const at::Tensor factor = upload(shares, own_probabilities.device()).unsqueeze(0).mul(terms.valid.unsqueeze(1)).mul(scale);  // [B, E]
-  const at::Tensor of_rows = by_row(factor, terms.length, terms.begin, rows);
+  const at::Tensor of_rows = by_row(factor, terms.rows_of_sequence(), terms.begin, rows);
   return {.sum = own_probabilities.to(at::kDouble).mul(of_rows).sum(), .slope = factor.mul(terms.coefficient).to(at::kFloat)};
 }
 
 DeviceLoss device_z_loss(const at::Tensor& own_logits, const LossTerms& terms) {
   const auto tokens = static_cast<double>(terms.length);
   const at::Tensor log_sum = at::logsumexp(own_logits, {1}, /*keepdim=*/true).to(at::kDouble);
-  const at::Tensor of_rows = by_row(terms.valid, terms.length, terms.begin, own_logits.size(0));
+  const at::Tensor of_rows = by_row(terms.valid, terms.rows_of_sequence(), terms.begin, own_logits.size(0));
   return {.sum = log_sum.mul(log_sum).mul(of_rows).sum().div(tokens), .slope = terms.valid.mul(terms.coefficient / tokens).to(at::kFloat)};
 }
 
@@ -105,7 +105,7 @@ void device_router_backward(const at::Tensor& logits, const at::Tensor& dweights
   LOCKSTEP_CHECK_EQ(dweights.numel(), rows * placed.per_token(), "weights of assignments");
   const at::Tensor of_weights = dweights.view({rows, placed.per_token()}), p = at::softmax(logits, 1);
   const auto of_rows = [&](const at::Tensor& slope) {
-    return slope.defined() ? by_row(slope, routing.length, routing.begin, rows) : at::Tensor();
+    return slope.defined() ? by_row(slope, routing.rows_of_sequence(), routing.begin, rows) : at::Tensor();
   };
   const at::Tensor aux = of_rows(routing.aux_slope), z = of_rows(routing.z_slope);
   at::Tensor gradient = rules.router == Router::kSigmoid ? gradient_of_sigmoid(logits, of_weights, aux, placed, rules.routed_scale)

@@ -14,12 +14,14 @@ namespace lockstep::nn {
 at::Tensor device_scores(const at::Tensor& logits, config::Router router);
 at::Tensor device_probabilities(const at::Tensor& scores, config::Router router);
 
-// What a loss is taken with: valid [B] fp64 on the device, rows of a sequence, own row 0 within the microbatch.
+// What a loss is taken with: valid [B] fp64 on the device; length, begin and parts as Routing has them.
 struct LossTerms {
   const at::Tensor& valid;
   double coefficient = 0;
   int64_t length = 1;
   int64_t begin = 0;
+  int64_t parts = 1;
+  int64_t rows_of_sequence() const { return length / parts; }
 };
 struct DeviceLoss {
   at::Tensor sum;    // fp64, 0-d, without the coefficient

@@ -103,9 +103,9 @@ at::Tensor kept_by_last_load(const DeviceChoice& choice, const RoutingRules& rul
   return of_chosen(places(choice, rules, length).lt(most.unsqueeze(1)), choice, rules);
 }
 
-int64_t most_of_expert(const RoutingRules& rules, mesh::Range own, int64_t length, bool by_capacity) {
+int64_t most_of_expert(const RoutingRules& rules, mesh::Range own, int64_t length, bool by_capacity, int64_t parts) {
   if (own.size() == 0 || !by_capacity) return own.size();
-  const int64_t sequences = (own.end - 1) / length - own.begin / length + 1;
+  const int64_t here = length / parts, sequences = (own.end - 1) / here - own.begin / here + 1;
   return std::min(own.size(), sequences * expert_capacity(*rules.capacity_factor, rules, length));
 }
 

@@ -45,7 +45,8 @@ struct DeviceRouting {
 // Own rows of a choice. kept [rows, k] or undefined: all. `room` is the caller's bound: more rows of an expert would end in the slots of the next.
 DeviceRouting place_in_slots(const DeviceChoice& choice, const at::Tensor& kept, mesh::Range own, const RoutingRules& rules, int64_t room);
 
-// Most rows that an expert keeps of `own`, whatever the scores: what `room` has to be at least.
-int64_t most_of_expert(const RoutingRules& rules, mesh::Range own, int64_t length, bool by_capacity);
+// Most rows that an expert keeps of `own`, whatever the scores: what `room` has to be at least. Of `parts` equal parts of each sequence of
+// `length` one is here, whose rows `own` counts.
+int64_t most_of_expert(const RoutingRules& rules, mesh::Range own, int64_t length, bool by_capacity, int64_t parts = 1);
 
 }  // namespace lockstep::nn

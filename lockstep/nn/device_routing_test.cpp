@@ -1,12 +1,14 @@
 // Routing on a device, here the CPU, against that of the host in random cases: choice, drops, places, loads, losses, gradients, rows and sums.
 #include "lockstep/nn/device_routing.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/nn/device_router.h"
 #include "lockstep/nn/device_rows.h"
+#include "lockstep/nn/own_rows.h"
 #include "lockstep/nn/router.h"
 #include "support/tensors.h"
 
@@ -103,14 +106,20 @@ void expect_same_places(const Routing& host, const DeviceRouting& device) {
   }
 }
 
-void add_losses(const Case& c, const at::Tensor& scores, const std::vector<Assignment>& all, Routing& host, Routing& device,
-                DeviceRouting& placed, const DeviceChoice& choice) {
+// What is known of all rows.
+struct Chosen {
+  at::Tensor scores;
+  DeviceChoice choice;
+  std::vector<Assignment> all;
+};
+
+void add_losses(const Case& c, const Chosen& known, const OwnRows& own, Routing& host, Routing& device, DeviceRouting& placed) {
   std::vector<double> valid;
   for (int64_t b = 0; b < c.sequences; ++b) valid.push_back(static_cast<double>(c.length - b % c.length));
-  const int64_t own = host.own_rows();
-  const at::Tensor logits = c.logits.narrow(0, host.begin, own).contiguous(), probabilities = router_probabilities(scores, c.rules.router);
+  const auto& [scores, choice, all] = known;
+  const at::Tensor logits = own.of(c.logits).contiguous(), probabilities = router_probabilities(scores, c.rules.router);
   const at::Tensor there = at::tensor(valid, at::kDouble);
-  const LossTerms terms{.valid = there, .coefficient = 0.3, .length = c.length, .begin = host.begin};
+  const LossTerms terms{.valid = there, .coefficient = 0.3, .length = c.length, .begin = host.begin, .parts = host.parts};
   expect_close(device_scores(c.logits, c.rules.router), scores, "scores");
   expect_close(device_probabilities(scores, c.rules.router), probabilities, "probabilities");
   DeviceLoss aux;
@@ -118,7 +127,7 @@ void add_losses(const Case& c, const at::Tensor& scores, const std::vector<Assig
     add_aux_loss(host, probabilities, all, valid, 0.3);
     aux = device_aux_loss(probabilities, choice.expert, terms);
   } else {
-    const at::Tensor of_own = probabilities.narrow(0, host.begin, own).contiguous();
+    const at::Tensor of_own = own.of(probabilities).contiguous();
     add_aux_loss_of_shares(host, of_own, c.last, valid, 0.3);
     aux = device_aux_loss_of_shares(of_own, c.last, terms);
   }
@@ -133,7 +142,7 @@ void add_losses(const Case& c, const at::Tensor& scores, const std::vector<Assig
 }
 
 // Rows there and back, and the gradients of weights and logits. D = 3.
-void expect_same_passes(const Case& c, const Routing& host, const Routing& device) {
+void expect_same_passes(const Case& c, const OwnRows& rows, const Routing& host, const Routing& device) {
   const DeviceRouting& placed = *device.on_device;
   const int64_t own = placed.rows(), each = placed.per_token();
   const at::Tensor x = testing::random("x", {own, 3}), dy = testing::random("dy", {own, 3}), base = testing::random("base", {own, 3});
@@ -141,7 +150,7 @@ void expect_same_passes(const Case& c, const Routing& host, const Routing& devic
   const at::Tensor sent = permute_rows(x, host), repeated = permute_rows(x, device).masked_fill(dropped, 0);
   const WeightedGradients of_host = sum_rows_backward(dy, sent, host), of_device = sum_rows_backward(dy, repeated, device);
   ASSERT_EQ(of_device.outputs.size(0), own * each);
-  at::Tensor logits = c.logits.narrow(0, host.begin, own).clone(), expected = logits.clone();
+  at::Tensor logits = rows.of(c.logits).clone(), expected = logits.clone();
   router_backward(expected, of_host.weights, host, c.rules);
   device_router_backward(logits, of_device.weights, device, c.rules);
   if (own == 0) return;
@@ -156,29 +165,95 @@ void expect_same_passes(const Case& c, const Routing& host, const Routing& devic
   }
 }
 
+Chosen choose(const Case& c) {
+  Chosen known;
+  known.scores = router_scores(c.logits, c.rules.router);
+  known.choice = choose_on_device(known.scores, c.bias, c.rules);
+  known.all = expect_same_choice(c, known.scores, known.choice);
+  return known;
+}
+
+// `range`: of the rows here, of which each sequence has 1 / parts.
+void expect_same_routing(const Case& c, const Chosen& known, const at::Tensor& kept, const OwnRows& own, mesh::Range range, int64_t parts) {
+  const int64_t room = most_of_expert(c.rules, range, c.length, c.rules.capacity_factor && c.last.empty(), parts);
+  Routing host = own.sort(known.all, c.rules.experts), device;
+  host.begin = device.begin = range.begin;
+  host.length = device.length = c.length;
+  host.parts = device.parts = parts;
+  auto placed = std::make_shared<DeviceRouting>(place_in_slots({.expert = own.of(known.choice.expert), .weight = own.of(known.choice.weight)},
+                                                               kept.defined() ? own.of(kept) : kept, {.begin = 0, .end = own.size()}, c.rules, room));
+  expect_same_places(host, *placed);
+  add_losses(c, known, own, host, device, *placed);
+  device.on_device = placed;
+  expect_same_passes(c, own, host, device);
+}
+
 TEST(DeviceRouting, IsThatOfTheHost) {
   std::mt19937 random(41);
   for (int i = 0; i < 600 && !::testing::Test::HasFailure(); ++i) {
     SCOPED_TRACE(cat("case ", i));
     const Case c = random_case(random);
-    const at::Tensor scores = router_scores(c.logits, c.rules.router);
-    const DeviceChoice choice = choose_on_device(scores, c.bias, c.rules);
-    std::vector<Assignment> all = expect_same_choice(c, scores, choice);
-    const at::Tensor kept = expect_same_drops(c, choice, all);
+    Chosen known = choose(c);
+    const at::Tensor kept = expect_same_drops(c, known.choice, known.all);
     const int64_t rows = c.rows(), half = rows / 2;
     for (const auto& [begin, end] : {std::pair(int64_t{0}, rows), std::pair(half, rows), std::pair(half, half)}) {
-      const mesh::Range own{.begin = begin, .end = end};
-      const int64_t room = most_of_expert(c.rules, own, c.length, c.rules.capacity_factor && c.last.empty());
-      Routing host = sort_by_expert(all, own, c.rules.experts), device;
-      host.begin = device.begin = own.begin;
-      host.length = device.length = c.length;
-      auto placed = std::make_shared<DeviceRouting>(place_in_slots(choice, kept, own, c.rules, room));
-      expect_same_places(host, *placed);
-      add_losses(c, scores, all, host, device, *placed, choice);
-      device.on_device = placed;
-      expect_same_passes(c, host, device);
+      const mesh::Range range{.begin = begin, .end = end};
+      expect_same_routing(c, known, kept, OwnRows(range), range, 1);
     }
   }
+}
+
+// As many tokens of each sequence in each part, drawn for each sequence.
+TokenPlaces draw_part(std::mt19937& random, const Case& c, int64_t parts) {
+  TokenPlaces places;
+  places.length = c.length;
+  const int64_t here = c.length / parts;
+  places.index = at::empty({c.sequences, here}, at::kInt);
+  for (int64_t b = 0; b < c.sequences; ++b) {
+    std::vector<int32_t> all(static_cast<size_t>(c.length));
+    std::iota(all.begin(), all.end(), 0);
+    std::ranges::shuffle(all, random);
+    std::ranges::sort(all.begin(), all.begin() + here);
+    std::copy(all.begin(), all.begin() + here, places.index.data_ptr<int32_t>() + b * here);
+  }
+  return places;
+}
+
+TEST(DeviceRouting, IsThatOfTheHostWherePartsOfSequencesAreHere) {
+  std::mt19937 random(43);
+  for (int i = 0; i < 300 && !::testing::Test::HasFailure(); ++i) {
+    SCOPED_TRACE(cat("case ", i));
+    Case c = random_case(random);
+    const int64_t parts = among(random, 2, 3);
+    c.length *= parts;
+    c.logits = coarse(random, c.rows(), c.rules.experts);
+    Chosen known = choose(c);
+    const at::Tensor kept = expect_same_drops(c, known.choice, known.all);
+    const TokenPlaces places = draw_part(random, c, parts);
+    const int64_t rows = places.index.numel();
+    for (const int64_t begin : {int64_t{0}, rows / 2, rows}) {
+      const mesh::Range range{.begin = begin, .end = rows};
+      expect_same_routing(c, known, kept, OwnRows(range, places, at::kCPU), range, parts);
+    }
+  }
+}
+
+// Rows 1 to 4 of two sequences of 6, of which tokens 1, 3, 5 and 0, 2, 4 are here: in whole sequences 3, 5 and 6, 8.
+TEST(OwnRows, AreFoundInWholeSequences) {
+  TokenPlaces places;
+  places.length = 6;
+  places.index = at::tensor({1, 3, 5, 0, 2, 4}, at::kInt).view({2, 3});
+  const OwnRows own({.begin = 1, .end = 5}, places, at::kCPU);
+  const at::Tensor all = at::arange(12, at::kFloat).view({12, 1});
+  EXPECT_TRUE(own.of(all).view({-1}).equal(at::tensor({3, 5, 6, 8}, at::kFloat)));
+  EXPECT_TRUE(own.copy_of(all).equal(own.of(all)));
+  std::vector<Assignment> assignments;
+  for (int64_t row = 0; row < 12; ++row) assignments.push_back({.row = row, .expert = row % 3, .weight = static_cast<float>(row), .kept = row != 6});
+  const Routing routing = own.sort(assignments, 3);
+  EXPECT_EQ(routing.routed, (std::vector<int64_t>{2, 0, 2}));
+  EXPECT_EQ(routing.counts, (std::vector<int64_t>{1, 0, 2}));
+  EXPECT_EQ(routing.rows, (std::vector<int64_t>{0, 1, 3}));
+  EXPECT_EQ(routing.weights, (std::vector<float>{3, 5, 8}));
 }
 
 // 7 rows in sequences of 4 with 2 of an expert each: rows 2 to 6 are of two sequences, 4 to 6 of one.
@@ -190,6 +265,11 @@ TEST(DeviceRouting, RoomIsThatOfTheSequencesThatAreTouched) {
   EXPECT_EQ(most_of_expert(rules, {.begin = 3, .end = 4}, 4, true), 1);
   EXPECT_EQ(most_of_expert(rules, {.begin = 4, .end = 4}, 4, true), 0);
   EXPECT_EQ(most_of_expert(rules, {.begin = 2, .end = 7}, 4, false), 5);
+  // The same rows in halves of sequences of 8, each with 4 of an expert: all four may be here.
+  EXPECT_EQ(most_of_expert(rules, {.begin = 4, .end = 7}, 8, true, 2), 3);
+  EXPECT_EQ(most_of_expert(rules, {.begin = 0, .end = 8}, 8, true, 2), 8);
+  rules.capacity_factor = 0.25;
+  EXPECT_EQ(most_of_expert(rules, {.begin = 2, .end = 7}, 8, true, 2), 2);
 }
 
 }  // namespace

@@ -38,7 +38,8 @@ class Dropout {
   void redraw(const at::Tensor& like, const Microbatch& microbatch, Saved& saved) const;
 
   // The mask of this microbatch's rows here, on the CPU: stream "dropout/step <step>/<site>", element
-  // ((first_sample + b) * S + s) * D + d; kept where the uniform number is >= p.
+  // ((first_sample + b) * S + s) * D + d; kept where the uniform number is >= p. S is the length of whole sequences and s the place in
+  // one: of a microbatch with places theirs, whichever tokens are here.
   at::Tensor mask(const Microbatch& microbatch, at::IntArrayRef shape) const;
 
  private:

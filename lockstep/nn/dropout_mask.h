@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 
 #include "lockstep/base/philox.h"
 
@@ -18,5 +19,7 @@ struct MaskDraw {
 
 // bool, contiguous, on the CPU.
 at::Tensor dropout_mask_cpu(const MaskDraw& draw, at::IntArrayRef shape);
+// The same of rows [..., D] that do not follow one another: row i begins at number first + D rows[i].
+at::Tensor dropout_mask_cpu(const MaskDraw& draw, std::span<const int64_t> rows, at::IntArrayRef shape);
 
 }  // namespace lockstep::nn

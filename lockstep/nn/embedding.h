@@ -19,17 +19,21 @@ class Embedding : public Layer {
   at::Tensor backward_input(const at::Tensor& dy, Saved& saved) override;
   void backward_weight(Saved& saved) override;
 
-  // tokens [B, S] at positions start .. start + S - 1 -> [B, S, D], without dropout.
-  virtual at::Tensor embed(const at::Tensor& tokens, int64_t start) const;
+  // tokens [B, S] at positions start .. start + S - 1, or at `positions` [B, S] int64 -> [B, S, D], without dropout.
+  at::Tensor embed(const at::Tensor& tokens, int64_t start) const;
+  at::Tensor embed(const at::Tensor& tokens, const at::Tensor& positions) const;
 
  protected:
   struct Kept : Saved {
-    at::Tensor tokens;  // [B, S]: the microbatch's own
+    at::Tensor tokens;  // [B, S]: the microbatch's own, as are the places
+    std::shared_ptr<const TokenPlaces> places;
     Dropout::Saved dropout;
     at::Tensor dy;  // [B, S, D]: from backward_input, for W
   };
+  // [B, S] -> [B, S, D]: of the tokens alone.
+  virtual at::Tensor words(const at::Tensor& tokens) const;
   // What dropout acts on.
-  virtual at::Tensor rows_of(const at::Tensor& tokens) const { return embed(tokens, 0); }
+  virtual at::Tensor rows_of(const Microbatch& microbatch) const;
 
   Parameter tokens_;
   Parameter positions_;

@@ -4,6 +4,7 @@
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/nn/embedding.h"
@@ -82,6 +83,55 @@ TEST(Dropout, MaskIsAFunctionOfTheGlobalIndexAlone) {
   }
   const double share = dropout.mask(place(8, 100, 8), {8, 100, 100}).to(at::kFloat).mean().item<double>();
   EXPECT_NEAR(share, 0.7, 0.01);  // standard deviation 0.0016
+}
+
+// Of sequences of `seq` tokens those at `places`, the same of each sequence, with position places % 7.
+std::shared_ptr<const TokenPlaces> at_places(int64_t batch, int64_t seq, const std::vector<int64_t>& places) {
+  const at::Tensor index = at::tensor(places, at::kLong).repeat({batch, 1});
+  return std::make_shared<const TokenPlaces>(
+      TokenPlaces{.length = seq, .positions = index.remainder(7), .index = index.to(at::kInt), .first_seen = at::zeros_like(index, at::kInt)});
+}
+
+TEST(Embedding, TakesThePositionsOfItsPlaces) {
+  const Parameter tokens = parameter("tokens", {kVocab, 6}), positions = parameter("positions", {9, 6});
+  Embedding layer(tokens, positions, Dropout({}));
+  const at::Tensor expected_tokens = leaf(tokens.value), expected_positions = leaf(positions.value);
+  for (const std::vector<int64_t>& places : {std::vector<int64_t>{0, 1, 6, 7, 8}, {2, 3, 4, 5, 14}}) {
+    Microbatch m = microbatch(3, 5);
+    m.places = at_places(3, 9, places);
+    const at::Tensor expected = at::embedding(expected_tokens, m.tokens) + at::embedding(expected_positions, m.places->positions);
+    const at::Tensor dy = random("dy", expected.sizes());
+    expected.backward(dy);
+    std::unique_ptr<Saved> saved;
+    expect_close(layer.forward({}, m, &saved), expected, "y", 0);
+    expect_close(layer.embed(m.tokens, m.places->positions), expected, "of generation", 0);
+    layer.backward_input(dy, *saved);
+    layer.backward_weight(*saved);
+  }
+  expect_close(tokens.grad, expected_tokens.grad(), "tokens");
+  expect_close(positions.grad, expected_positions.grad(), "positions");
+}
+
+// Of a step's whole sequences a rank of cp has some tokens, and tp cuts their rows once more.
+TEST(Dropout, MaskOfAPartIsThePartOfTheMask) {
+  const DropoutOptions options{.probability = 0.3, .seed = 5, .site = "embed"};
+  for (const int64_t width : {6, 8}) {  // 6: rows begin inside a draw of four numbers
+    const at::Tensor whole = Dropout(options).mask(place(3, 9, 8), {3, 9, width});
+    for (const std::vector<int64_t>& places : {std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8}, {0, 1, 7, 8}, {2, 4, 5}}) {
+      const auto here = static_cast<int64_t>(places.size());
+      Microbatch m = place(3, here, 8);
+      m.places = at_places(3, 9, places);
+      const at::Tensor expected = whole.index_select(1, at::tensor(places, at::kLong));
+      EXPECT_TRUE(Dropout(options).mask(m, {3, here, width}).equal(expected));
+      DropoutOptions of_rows = options;
+      of_rows.rows_here = [](int64_t) { return mesh::Range{2, 7}; };
+      EXPECT_TRUE(Dropout(of_rows).mask(m, {5, width}).equal(expected.view({-1, width}).narrow(0, 2, 5)));
+      // What the layer itself does.
+      Dropout::Saved saved;
+      Dropout(options).redraw(at::empty({3, here, width}, at::kFloat), m, saved);
+      EXPECT_TRUE(saved.mask.equal(expected));
+    }
+  }
 }
 
 TEST(Dropout, ForwardAndBackwardUseOneMask) {

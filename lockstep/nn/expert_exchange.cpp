@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
+#include "lockstep/nn/branch.h"
 
 namespace lockstep::nn {
 namespace {
@@ -21,7 +23,11 @@ Pending ExpertExchange::give_all(const at::Tensor& own, const at::Tensor& like, 
   return ready(own.view(like.sizes()));
 }
 
-at::Tensor ExpertExchange::gather_scores(const at::Tensor& own, int64_t) { return own; }
+at::Tensor ExpertExchange::gather_scores(const at::Tensor& own, const Sequences& sequences) {
+  const int64_t length = sequences.places ? sequences.places->length : sequences.length;
+  LOCKSTEP_CHECK_EQ(own.size(0), sequences.count * length, "rows of ", sequences.count, " whole sequences");
+  return own;
+}
 
 ExpertExchange::Plan::~Plan() = default;
 

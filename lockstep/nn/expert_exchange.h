@@ -1,8 +1,9 @@
 // Who brings rows to the experts that serve them, and back (Shazeer et al. 2017; Lepikhin et al., GShard, 2020). The class itself
 // is one rank that has all experts and all rows; parallel/expert derives the one of several ranks.
 //
-// Shapes: `rows` are the B S rows of a microbatch, T those that this rank routes (its own), E experts, N assignments of own rows
-// to experts, R rows that come to the experts of this rank. Pending results are asked for once, and in the order of the calls.
+// Shapes: `rows` are the B S rows of a microbatch, or those of its part of every sequence where several ranks have parts; T those that this
+// rank routes (its own), E experts, N assignments of own rows to experts, R rows that come to the experts of this rank. Pending results
+// are asked for once, and in the order of the calls.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +17,8 @@
 #include "lockstep/nn/routing.h"
 
 namespace lockstep::nn {
+
+struct Sequences;
 
 enum class ExchangePhase { kForward, kBackward };
 
@@ -49,8 +52,8 @@ class ExpertExchange {
   // The inverse: own [T, D] of the ranks that share the rows -> shaped as `like`. The result is the caller's alone; `own` may
   // be its memory.
   virtual Pending give_all(const at::Tensor& own, const at::Tensor& like, int64_t rows, ExchangePhase phase);
-  // own [T, E] fp32 -> [rows, E], in the order of the rows.
-  virtual at::Tensor gather_scores(const at::Tensor& own, int64_t rows);
+  // own [T, E] fp32 -> [B S, E] of whole sequences, in their order, also where a rank has a part of each.
+  virtual at::Tensor gather_scores(const at::Tensor& own, const Sequences& sequences);
   // Of ranks that know the same sums over a microbatch, one tells them.
   virtual bool tells_sums() const { return true; }
 

@@ -145,13 +145,29 @@ at::Tensor Experts::multiply_experts(const at::Tensor& received, const Plan& pla
   return grouped_multiply(inner, by_expert(parameters_.down.value), plan.here);
 }
 
+OwnRows Experts::own_rows(const Pass& pass, at::Device device) const {
+  const mesh::Range own = exchange_->own_rows(pass.rows());
+  if (!wants_all_rows(pass)) return OwnRows({.begin = 0, .end = own.size()});
+  return pass.parts() == 1 ? OwnRows(own) : OwnRows(own, *pass.sequences.places, device);
+}
+
+int64_t Experts::Pass::length() const {
+  const int64_t all = sequences.length * parts(), whole = sequences.places ? sequences.places->length : all;
+  LOCKSTEP_CHECK_EQ(all, whole, sequences.length, " tokens of a sequence on each of ", parts(), " ranks");
+  return whole;
+}
+
+void Experts::locate(Routing& routing, const Pass& pass) const {
+  routing.begin = exchange_->own_rows(pass.rows()).begin;
+  routing.length = pass.length();
+  routing.parts = pass.parts();
+}
+
 // x [T, D]
 std::shared_ptr<const Routing> Experts::route(const at::Tensor& x, Saved* kept, const Pass& pass) {
-  const int64_t rows = pass.rows(), length = pass.sequences.length;
-  const mesh::Range own = exchange_->own_rows(rows);
-  const bool all = wants_all_rows(pass);
+  const int64_t length = pass.length();
   at::Tensor logits = multiply(x.to(at::kFloat), router_weight().t());
-  if (all) logits = exchange_->gather_scores(logits, rows);
+  if (wants_all_rows(pass)) logits = exchange_->gather_scores(logits, pass.sequences);
   if (routes_on_device(logits, pass)) return route_on_device(logits, kept, pass);
   logits = logits.to(at::kCPU);
   const at::Tensor scores = router_scores(logits, rules_.router);
@@ -162,30 +178,27 @@ std::shared_ptr<const Routing> Experts::route(const at::Tensor& x, Saved* kept, 
   if (pass.drops && rules_.capacity_factor && !experts_choose)
     by_last_step() ? drop_beyond_last_load(assignments, rules_, length, last_loads_) : drop_beyond_capacity(assignments, rules_, length);
 
-  const mesh::Range here = all ? own : mesh::Range{.begin = 0, .end = own.size()};
-  auto routing = std::make_shared<Routing>(sort_by_expert(assignments, here, rules_.experts));
-  routing->begin = own.begin;
-  routing->length = length;
+  const OwnRows own = own_rows(pass, at::kCPU);
+  auto routing = std::make_shared<Routing>(own.sort(assignments, rules_.experts));
+  locate(*routing, pass);
   if (!kept) return routing;
-  kept->logits = logits.size(0) == own.size() ? logits : logits.narrow(0, own.begin, own.size()).clone();
-  if (pass.sequences.valid.defined()) add_losses(*routing, scores, assignments, kept->logits, pass.sequences);
+  kept->logits = own.copy_of(logits);
+  if (pass.sequences.valid.defined())
+    add_losses(*routing, {.all = scores, .own = own, .own_logits = kept->logits}, assignments, pass.sequences);
   return routing;
 }
 
-void Experts::add_losses(Routing& routing, const at::Tensor& scores, std::span<const Assignment> assignments,
-                         const at::Tensor& own_logits, const Sequences& sequences) const {
+void Experts::add_losses(Routing& routing, const Scored& scores, std::span<const Assignment> assignments,
+                         const Sequences& sequences) const {
   const at::Tensor valid = sequences.valid.to(at::kCPU, at::kDouble).contiguous();
   LOCKSTEP_CHECK_EQ(valid.numel(), sequences.count, "counts of valid targets");
   const std::span<const double> targets(valid.const_data_ptr<double>(), static_cast<size_t>(valid.numel()));
   const double coefficient = shape_.moe.aux_coefficient;
-  if (has_aux_loss() && by_last_step()) {
-    const int64_t own = own_logits.size(0);
-    const at::Tensor own_scores = scores.size(0) == own ? scores : scores.narrow(0, routing.begin, own);
-    add_aux_loss_of_shares(routing, router_probabilities(own_scores, rules_.router), last_shares(), targets, coefficient);
-  } else if (has_aux_loss()) {
-    add_aux_loss(routing, router_probabilities(scores, rules_.router), assignments, targets, coefficient);
-  }
-  if (shape_.moe.z_coefficient > 0) add_z_loss(routing, own_logits, targets, shape_.moe.z_coefficient);
+  if (has_aux_loss() && by_last_step())
+    add_aux_loss_of_shares(routing, router_probabilities(scores.own_scores(), rules_.router), last_shares(), targets, coefficient);
+  else if (has_aux_loss())
+    add_aux_loss(routing, router_probabilities(scores.all, rules_.router), assignments, targets, coefficient);
+  if (shape_.moe.z_coefficient > 0) add_z_loss(routing, scores.own_logits, targets, shape_.moe.z_coefficient);
 }
 
 at::Tensor Experts::backward_input(const at::Tensor& dy, Branch::Saved& saved) {

@@ -2,9 +2,9 @@
 // Transformer, 2021; Dai et al., DeepSeekMoE, 2024, for shared experts):
 //   y_t = sum over the experts e chosen for t of weight_te W_down,e (silu(W_gate,e x_t) * W_up,e x_t)  + shared(x_t)
 //
-// Shapes: T own rows of a microbatch of B S, E experts of all ranks, G here, F inner width here, N assignments of own rows that were
-// not dropped, R rows that come to the experts here. The router is fp32 and runs on the host (routing.h); on a GPU whose messages have slots
-// it runs there (device_routing.h), and no pass waits for it.
+// Shapes: T own rows of a microbatch of B S, or of its part of every sequence where several ranks have parts; E experts of all ranks, G
+// here, F inner width here, N assignments of own rows that were not dropped, R rows that come to the experts here. The router is fp32 and
+// runs on the host (routing.h); on a GPU whose messages have slots it runs there (device_routing.h), and no pass waits for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +22,7 @@
 #include "lockstep/nn/expert_exchange.h"
 #include "lockstep/nn/layer.h"
 #include "lockstep/nn/mlp.h"
+#include "lockstep/nn/own_rows.h"
 #include "lockstep/nn/permute.h"
 #include "lockstep/nn/routing.h"
 
@@ -60,7 +61,7 @@ class Experts : public Branch {
     at::Tensor outputs;
     at::Tensor dy;        // [R, D]: from backward_input, for backward_weight
     at::Tensor own_dy;    // [T, D]: the same of a plan in rounds
-    int64_t rows = 0;     // B S
+    int64_t rows = 0;     // of the microbatch, here
     std::unique_ptr<Branch::Saved> shared{};
   };
 
@@ -112,10 +113,15 @@ class Experts : public Branch {
     const Sequences& sequences;
     bool drops = true;
     int64_t rows() const { return sequences.count * sequences.length; }
+    int64_t parts() const { return sequences.places ? sequences.places->ranks() : 1; }
+    int64_t length() const;  // S, of whole sequences
   };
-  // What the losses on a device are of: scores and experts of all rows, logits of own ones, valid targets.
-  struct Judged {
-    const at::Tensor &scores, &expert, &own_logits, &valid;
+  // What losses are of: all scores that are here, which of them are own ones, and the logits of these.
+  struct Scored {
+    const at::Tensor& all;
+    const OwnRows& own;
+    const at::Tensor& own_logits;
+    at::Tensor own_scores() const { return all.size(0) == own.size() ? all : own.of(all); }
   };
   // What runs while rows are on their way to the experts, and back.
   struct Beside {
@@ -132,12 +138,15 @@ class Experts : public Branch {
   at::Tensor sum_outputs(const at::Tensor& outputs, const Routing& routing, const Plan& plan, const Beside& beside);  // [T, D]
   at::Tensor sum_rounds(const at::Tensor& own, const Plan& plan, const Beside& beside);  // the same, round by round
   std::shared_ptr<const Routing> route(const at::Tensor& x, Saved* kept, const Pass& pass);
-  void add_losses(Routing& routing, const at::Tensor& scores, std::span<const Assignment> assignments, const at::Tensor& own_logits,
-                  const Sequences& sequences) const;
+  void add_losses(Routing& routing, const Scored& scores, std::span<const Assignment> assignments, const Sequences& sequences) const;
+  // Of those whose scores are here: all rows of whole sequences, or own ones alone.
+  OwnRows own_rows(const Pass& pass, at::Device device) const;
+  void locate(Routing& routing, const Pass& pass) const;  // own rows in their sequences: begin, length, parts
   // On a device (experts_device.cpp). logits [T, E] or, where routing looks at whole sequences, [B S, E].
   bool routes_on_device(const at::Tensor& logits, const Pass& pass) const;
   std::shared_ptr<const Routing> route_on_device(const at::Tensor& logits, Saved* kept, const Pass& pass) const;
-  void add_losses_on_device(Routing& routing, DeviceRouting& placed, const Judged& judged) const;
+  void add_losses_on_device(Routing& routing, DeviceRouting& placed, const Scored& scores, const at::Tensor& expert,
+                            const at::Tensor& valid) const;
   void add_bias_gradient_on_device(const DeviceRouting& routing) const;
   void count_loads_on_device(const DeviceRouting& routing);
   void add_device_loads(std::vector<double>& loads);  // and forgets them; waits for the device

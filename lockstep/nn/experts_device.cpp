@@ -15,47 +15,48 @@ bool Experts::routes_on_device(const at::Tensor& logits, const Pass& pass) const
 }
 
 std::shared_ptr<const Routing> Experts::route_on_device(const at::Tensor& logits, Saved* kept, const Pass& pass) const {
-  const int64_t length = pass.sequences.length, room = exchange_->slots();
-  const mesh::Range own = exchange_->own_rows(pass.rows());
+  const int64_t length = pass.length(), room = exchange_->slots();
+  const mesh::Range rows = exchange_->own_rows(pass.rows());
   const bool drops = rules_.capacity_factor.has_value();
-  const int64_t most = most_of_expert(rules_, own, length, drops && !by_last_step());
-  LOCKSTEP_CHECK(most <= room, "up to ", most, " of ", own.size(), " rows for an expert, room for ", room);
+  const int64_t most = most_of_expert(rules_, rows, length, drops && !by_last_step(), pass.parts());
+  LOCKSTEP_CHECK(most <= room, "up to ", most, " of ", rows.size(), " rows for an expert, room for ", room);
 
   const at::Tensor scores = device_scores(logits, rules_.router);
   const at::Tensor bias = parameters_.router_bias.defined() ? parameters_.router_bias.value.to(at::kFloat) : at::Tensor();
   const DeviceChoice choice = choose_on_device(scores, bias, rules_);
+  const OwnRows own = own_rows(pass, logits.device());
   at::Tensor stays;
-  if (drops)
-    stays = by_last_step() ? kept_by_last_load(choice, rules_, length, last_loads_) : kept_by_capacity(choice, rules_, length);
-  const mesh::Range here = wants_all_rows(pass) ? own : mesh::Range{.begin = 0, .end = own.size()};
-  auto placed = std::make_shared<DeviceRouting>(place_in_slots(choice, stays, here, rules_, room));
+  if (drops) stays = own.of(by_last_step() ? kept_by_last_load(choice, rules_, length, last_loads_) : kept_by_capacity(choice, rules_, length));
+  auto placed = std::make_shared<DeviceRouting>(place_in_slots({.expert = own.of(choice.expert), .weight = own.of(choice.weight)}, stays,
+                                                               {.begin = 0, .end = own.size()}, rules_, room));
   auto routing = std::make_shared<Routing>();
-  routing->begin = own.begin;
-  routing->length = length;
-  if (kept) kept->logits = logits.size(0) == own.size() ? logits : logits.narrow(0, own.begin, own.size()).clone();
+  locate(*routing, pass);
+  if (kept) kept->logits = own.copy_of(logits);
   if (kept && pass.sequences.valid.defined())
-    add_losses_on_device(*routing, *placed, {.scores = scores, .expert = choice.expert, .own_logits = kept->logits, .valid = pass.sequences.valid});
+    add_losses_on_device(*routing, *placed, {.all = scores, .own = own, .own_logits = kept->logits}, choice.expert, pass.sequences.valid);
   routing->on_device = std::move(placed);
   return routing;
 }
 
-void Experts::add_losses_on_device(Routing& routing, DeviceRouting& placed, const Judged& judged) const {
-  const at::Tensor valid = judged.valid.to(at::kDouble);
-  const LossTerms aux{.valid = valid, .coefficient = shape_.moe.aux_coefficient, .length = routing.length, .begin = routing.begin};
+void Experts::add_losses_on_device(Routing& routing, DeviceRouting& placed, const Scored& scores, const at::Tensor& expert,
+                                   const at::Tensor& valid) const {
+  const at::Tensor targets = valid.to(at::kDouble);
+  const LossTerms aux{.valid = targets,
+                      .coefficient = shape_.moe.aux_coefficient,
+                      .length = routing.length,
+                      .begin = routing.begin,
+                      .parts = routing.parts};
   if (has_aux_loss()) {
-    const int64_t own = placed.rows();
     const bool by_shares = by_last_step();  // of own rows
-    const bool cut = by_shares && judged.scores.size(0) != own;
-    const at::Tensor probabilities =
-        device_probabilities(cut ? judged.scores.narrow(0, routing.begin, own) : judged.scores, rules_.router);
-    DeviceLoss loss = by_shares ? device_aux_loss_of_shares(probabilities, last_shares(), aux) : device_aux_loss(probabilities, judged.expert, aux);
+    const at::Tensor probabilities = device_probabilities(by_shares ? scores.own_scores() : scores.all, rules_.router);
+    DeviceLoss loss = by_shares ? device_aux_loss_of_shares(probabilities, last_shares(), aux) : device_aux_loss(probabilities, expert, aux);
     placed.aux_sum = std::move(loss.sum);
     routing.aux_slope = std::move(loss.slope);
   }
   if (shape_.moe.z_coefficient <= 0) return;
   LossTerms z = aux;
   z.coefficient = shape_.moe.z_coefficient;
-  DeviceLoss loss = device_z_loss(judged.own_logits, z);
+  DeviceLoss loss = device_z_loss(scores.own_logits, z);
   placed.z_sum = std::move(loss.sum);
   routing.z_slope = std::move(loss.slope);
 }

@@ -3,6 +3,11 @@
 // of all heads. A head of q and k has N elements without positions and R with rotary ones; the R of k are the same for all heads. V is
 // the width of a head of v.
 //
+// Where others have tokens of the same sequences either keys and values travel, or, as ContextAttention::moves_sources says, what they are made
+// of: the latent behind its norm and the key that all heads share, C + R numbers of a token. Who gets them makes keys and values of them for
+// the heads here, in forward and in backward_input, where then kv_up's weight gradient is made as well, all of it; backward_weight has nothing
+// of it left. Keys and values are not kept then.
+//
 // Generation keeps C + R numbers of a token, not keys and values, and brings queries to the latents (latent_decode.h).
 #pragma once
 
@@ -15,6 +20,7 @@
 #include "lockstep/arch/model_config.h"
 #include "lockstep/nn/attention_core.h"
 #include "lockstep/nn/branch.h"
+#include "lockstep/nn/context_attention.h"
 #include "lockstep/nn/norm.h"
 #include "lockstep/nn/rotary.h"
 #include "lockstep/nn/shared_rows.h"
@@ -27,6 +33,7 @@ class LatentAttention : public Branch {
     arch::LatentSizes sizes{};
     int64_t heads = 0;  // H, those that are here
     double scale = 0;   // of scores
+    int64_t window = 0;  // tokens that a query sees, itself included; 0: all before it
   };
   struct Parts {
     std::unique_ptr<Linear> down;    // [D] -> [Q + C + R], of the rows that x has
@@ -37,6 +44,9 @@ class LatentAttention : public Branch {
     std::unique_ptr<Linear> out;     // [H V] -> [D]
     Rotary rotary;                   // of R elements
     std::unique_ptr<SharedRows> keys;  // who has which rows of the key that all heads share
+    std::unique_ptr<ContextAttention> context{};  // who brings tokens of the same sequences together; null: all are here
+    // Where latents travel: who has which rows of them; kv_up is a plain linear of the heads here then.
+    std::unique_ptr<SharedRows> latents{};
   };
   struct Saved : Branch::Saved {
     Linear::Saved down;
@@ -44,6 +54,8 @@ class LatentAttention : public Branch {
     Linear::Saved q_up, kv_up;
     at::Tensor q, k, v;           // [B, S, H, N + R], the same, [B, S, H, V]; rotated. Backward overwrites them with their gradients.
     AttentionCoreSaved core;      // views of them, and the output that `out` keeps as its x
+    std::unique_ptr<ContextAttention::Saved> context;  // in the place of `core`; where latents travel of k and v too, with those of this part
+    const TokenPlaces* places = nullptr;
     Linear::Saved out;
   };
 
@@ -66,6 +78,7 @@ class LatentAttention : public Branch {
   at::Tensor decode(const at::Tensor& x, const KvCacheLayer& cache, std::span<const CacheSpan> spans) override;
 
  private:
+  class Source;
   struct Latents {
     at::Tensor q, kv;  // behind their norms
     at::Tensor key;    // [..., R], not rotated
@@ -78,14 +91,24 @@ class LatentAttention : public Branch {
   // kv [B, S, H, N + V], key [B, S, 1, R], rotated.
   Heads with_keys(const at::Tensor& q, const at::Tensor& kv, const at::Tensor& key) const;
   at::Tensor core_forward(const Heads& heads, AttentionCoreSaved* saved) const;
-  // From what attention_core_backward left in q, k, v to the gradients of q_up's and kv_up's outputs, and of the key, [B S, R].
+  at::Tensor core_forward(const Heads& heads, const TokenPlaces* places, Saved* saved);
+  ContextAttention::Options context_options() const { return {.scale = shape_.scale, .window = shape_.window}; }
+  bool latents_travel() const { return parts_.context && parts_.context->moves_sources(); }
+  // kv: of the tokens that are here, [B, S, C].
+  at::Tensor travelling_forward(const at::Tensor& q, const at::Tensor& kv, const at::Tensor& key, const TokenPlaces* places, Saved* saved);
+  void core_backward(const at::Tensor& dmixed, Saved& saved);  // leaves its gradients in q, k, v
+  // From there to the gradients of q_up's and kv_up's outputs, and of the key, [B S, R].
   Latents heads_backward(Saved& saved) const;
-  at::Tensor latents_backward(Saved& saved);  // and on to the gradient of what `down` made
+  // The same at once, but of the latent, [B, S, C], in place of kv_up's output.
+  Latents travelling_backward(const at::Tensor& dmixed, Saved& saved);
+  at::Tensor latents_backward(Latents d, Saved& saved);  // and on to the gradient of what `down` made
 
   at::Tensor rope_of(const at::Tensor& heads) const { return heads.narrow(3, shape_.sizes.nope, shape_.sizes.rope); }
   // x [B, S, heads, R], in place; in the order of a rotated half (rotary.h) then.
   void turn(const at::Tensor& x, int64_t start = 0) const;
-  void turn_backward(const at::Tensor& x) const;
+  void turn_at(const at::Tensor& x, const TokenPlaces* places) const;
+  void turn_backward(const at::Tensor& x, const TokenPlaces* places) const;
+  void pairs_to_halves(const at::Tensor& x) const;  // where they are interleaved
 
   const Shape shape_;
   Parts parts_;

@@ -19,7 +19,7 @@ struct LatentScores {
 
 // q [B, T, H, N + R], rotated, sequence b at spans[b]: token t sees the latents 0 .. start + t of its slot, [C] and behind them the rotated
 // key [R], which are all in the cache. kv_weight [H (N + V), C]: of a head first the rows of k. -> [B, T, H V] contiguous. On the CPU what
-// a query gets is a function of its own sequence alone, to the bit.
+// a query gets is a function of its own sequence alone, to the bit. With a context of the cache collective, as attention_decode.
 at::Tensor latent_decode(const at::Tensor& q, const at::Tensor& kv_weight, const KvCacheLayer& cache, std::span<const CacheSpan> spans,
                          const LatentScores& scores);
 

@@ -14,6 +14,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/nn/divided_pass.h"
+#include "lockstep/nn/token_places.h"
 
 namespace lockstep::nn {
 
@@ -32,14 +33,16 @@ class ParameterSource {
   virtual Parameter parameter(std::string_view name) = 0;
 };
 
-// One microbatch; labels and positions travel with their tokens. B sequences of S tokens.
+// One microbatch; labels and positions travel with their tokens. B sequences of S tokens, or of each the part that is here,
+// S/cp.
 struct Microbatch {
   at::Tensor tokens;     // [B, S] int64
   at::Tensor targets;    // [B, S] int64: the next token; -100 = not counted
   int64_t step = 0;      // with first_sample: the key of dropout, the same for every layout
   int64_t first_sample = 0;  // global index of sequence 0 within the step's global batch
   int64_t valid_targets = -1;  // how many targets count: whoever makes the microbatch counts them, so that no device is asked
-  at::Tensor sequence_targets{};  // [B] fp64: how many targets of each sequence count, on the device of `targets`
+  at::Tensor sequence_targets{};  // [B] fp64: how many targets of each sequence count, on the device of `targets`. Whole sequences', whatever part is here
+  std::shared_ptr<const TokenPlaces> places{};  // null: token s of each sequence stands at s and sees all before it
 };
 
 // How many targets [B, S] count; on the host.

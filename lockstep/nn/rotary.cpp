@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 
@@ -55,20 +56,41 @@ using BFloat16 = c10::BFloat16;
 LOCKSTEP_CLONES void rotate_of(const Position<float>& position) { rotate_position(position); }
 LOCKSTEP_CLONES void rotate_of(const Position<BFloat16>& position) { rotate_position(position); }
 
-// x [B, S, heads, K]; the tables begin at x's first position.
+// Which row of the tables token i of B S has: `all` of it, or they begin at the first token of every sequence.
+struct TableRows {
+  const int64_t* all = nullptr;
+  int64_t seq = 1;
+  int64_t operator()(int64_t i) const { return all ? all[i] : i % seq; }
+};
+
+// The rows of angles of what is rotated.
+struct Turn {
+  at::Tensor cosine, sine;  // [rows, 1, K/2]
+  TableRows row;
+  float direction;
+};
+
+// x [B, S, heads, K]
 template <typename T>
-void rotate_cpu(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine, float direction) {
+void rotate_cpu(const at::Tensor& x, const Turn& turn) {
   const int64_t seq = x.size(1), half = x.size(3) / 2;
   at::parallel_for(0, x.size(0) * seq, 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       rotate_of({.x = x.data_ptr<T>() + i / seq * x.stride(0) + i % seq * x.stride(1),
                  .heads = x.size(2),
                  .stride = x.stride(2),
-                 .cosine = cosine.const_data_ptr<T>() + i % seq * half,
-                 .sine = sine.const_data_ptr<T>() + i % seq * half,
+                 .cosine = turn.cosine.const_data_ptr<T>() + turn.row(i) * half,
+                 .sine = turn.sine.const_data_ptr<T>() + turn.row(i) * half,
                  .half = half,
-                 .direction = direction});
+                 .direction = turn.direction});
   });
+}
+
+void rotate_on_cpu(const at::Tensor& x, const Turn& turn) {
+  LOCKSTEP_CHECK(x.stride(3) == 1 && x.scalar_type() == turn.cosine.scalar_type());
+  if (x.scalar_type() == at::kFloat) return rotate_cpu<float>(x, turn);
+  LOCKSTEP_CHECK(x.scalar_type() == at::kBFloat16, "rotary positions in ", x.dtype());
+  rotate_cpu<BFloat16>(x, turn);
 }
 
 // Of frequencies theta^(-2j/K) the index j that makes so many turns in `tokens`.
@@ -129,13 +151,30 @@ Rotary::Rotary(int64_t positions, int64_t head_size, double theta, const at::Ten
 void Rotary::rotate(const at::Tensor& x, int64_t start, double direction) const {
   const at::Tensor cos = cos_.narrow(0, start, x.size(1));
   const at::Tensor sin = sin_.narrow(0, start, x.size(1));
-  if (x.is_cpu()) {
-    LOCKSTEP_CHECK(x.stride(3) == 1 && x.scalar_type() == cos.scalar_type());
-    if (x.scalar_type() == at::kFloat) return rotate_cpu<float>(x, cos, sin, static_cast<float>(direction));
-    LOCKSTEP_CHECK(x.scalar_type() == at::kBFloat16, "rotary positions in ", x.dtype());
-    return rotate_cpu<BFloat16>(x, cos, sin, static_cast<float>(direction));
-  }
+  if (x.is_cpu())
+    return rotate_on_cpu(x, {.cosine = cos, .sine = sin, .row = {.seq = x.size(1)}, .direction = static_cast<float>(direction)});
   cuda::rotate(x, cos, sin, direction);
+}
+
+void Rotary::rotate(const at::Tensor& x, const at::Tensor& positions, double direction) const {
+  LOCKSTEP_CHECK(positions.is_contiguous() && positions.sizes() == x.sizes().slice(0, 2), "positions ", positions.sizes(), " of ",
+                 x.sizes());
+  if (x.is_cpu()) {
+    const int64_t* all = positions.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < positions.numel(); ++i)
+      LOCKSTEP_CHECK(all[i] >= 0 && all[i] < cos_.size(0), "position ", all[i], " of ", cos_.size(0));
+    return rotate_on_cpu(x, {.cosine = cos_, .sine = sin_, .row = {.all = all}, .direction = static_cast<float>(direction)});
+  }
+  const int64_t batch = x.size(0), seq = x.size(1);
+  if (batch == 1 || x.stride(0) == seq * x.stride(1)) {  // as one sequence
+    const at::Tensor index = positions.view({batch * seq});
+    return cuda::rotate(x.as_strided({1, batch * seq, x.size(2), x.size(3)}, {batch * seq * x.stride(1), x.stride(1), x.stride(2), x.stride(3)}),
+                        at::index_select(cos_, 0, index), at::index_select(sin_, 0, index), direction);
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    const at::Tensor index = positions.select(0, b);
+    cuda::rotate(x.narrow(0, b, 1), at::index_select(cos_, 0, index), at::index_select(sin_, 0, index), direction);
+  }
 }
 
 }  // namespace lockstep::nn

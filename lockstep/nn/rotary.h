@@ -22,8 +22,13 @@ class Rotary {
   void apply(const at::Tensor& x, int64_t start = 0) const { rotate(x, start, 1); }
   void apply_inverse(const at::Tensor& x, int64_t start = 0) const { rotate(x, start, -1); }
 
+  // The same with a position of each token: positions [B, S] int64, contiguous, where x is (nn::TokenPlaces::positions). Same bits.
+  void apply(const at::Tensor& x, const at::Tensor& positions) const { rotate(x, positions, 1); }
+  void apply_inverse(const at::Tensor& x, const at::Tensor& positions) const { rotate(x, positions, -1); }
+
  private:
   void rotate(const at::Tensor& x, int64_t start, double direction) const;
+  void rotate(const at::Tensor& x, const at::Tensor& positions, double direction) const;
   at::Tensor cos_;
   at::Tensor sin_;
 };

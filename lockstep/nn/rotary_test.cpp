@@ -1,12 +1,15 @@
-// Stretched frequencies against those of transformers 5.23 (ROPE_INIT_FUNCTIONS).
+// Stretched frequencies against those of transformers 5.23 (ROPE_INIT_FUNCTIONS); positions of each token.
 #include "lockstep/nn/rotary.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/check.h"
 #include "support/tensors.h"
 
 namespace lockstep::nn {
@@ -61,6 +64,47 @@ TEST(RopeScaling, Yarn) {
   x.select(3, 2).fill_(1);
   other.apply(x, 1);
   EXPECT_NEAR(x.norm().item<double>(), 1.0648216253695715, 1e-6);  // of cosines and sines
+}
+
+// The heads of packed projections, in the middle of a row, of one sequence or several that lie apart.
+at::Tensor heads(int64_t batch, int64_t seq, at::ScalarType type) {
+  return testing::random("x", {2 * batch, seq, 5, 12}).to(type).narrow(0, 0, batch).narrow(2, 1, 3);
+}
+
+// Token by token as a sequence of its own that begins there.
+TEST(RotaryPositions, TurnEachTokenAsTodayItsPlaceDoes) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Rotary rotary(/*positions=*/40, /*head_size=*/12, /*theta=*/100, at::TensorOptions(type));
+    const at::Tensor positions = at::tensor({0, 1, 2, 3, 0, 1, 39, 7, 7, 30}, at::kLong).view({2, 5});
+    const at::Tensor x = heads(2, 5, type), expected = x.clone();
+    for (int64_t b = 0; b < 2; ++b)
+      for (int64_t s = 0; s < 5; ++s) rotary.apply(expected.narrow(0, b, 1).narrow(1, s, 1), positions[b][s].item<int64_t>());
+    const at::Tensor before = x.clone();
+    rotary.apply(x, positions);
+    EXPECT_TRUE(x.equal(expected));
+    rotary.apply_inverse(x, positions);
+    EXPECT_LE(testing::relative_error(x, before), type == at::kFloat ? 1e-6 : 2e-2);
+    EXPECT_THROW(rotary.apply(x, positions + 1), InternalError) << "of the table";
+    EXPECT_THROW(rotary.apply(x, positions.narrow(1, 0, 4)), InternalError) << "of other tokens";
+  }
+}
+
+TEST(RotaryPositions, ThatCountFromZeroAreNone) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Rotary rotary(16, 12, 10000, at::TensorOptions(type));
+    const at::Tensor positions = at::arange(16, at::kLong).repeat({3, 1});
+    for (const bool inverse : {false, true}) {
+      const at::Tensor x = heads(3, 16, type), expected = x.clone();
+      if (inverse) {
+        rotary.apply_inverse(expected);
+        rotary.apply_inverse(x, positions);
+      } else {
+        rotary.apply(expected);
+        rotary.apply(x, positions);
+      }
+      EXPECT_TRUE(x.equal(expected));
+    }
+  }
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ at::Tensor shares_of(const at::Tensor& scores) {
   return with_rows(scores, [](float* rows, int64_t count, int64_t size) { normalize_rows(rows, count, size); });
 }
 
-int64_t sequence_of(const Routing& routing, int64_t own_row) { return (routing.begin + own_row) / routing.length; }
+int64_t sequence_of(const Routing& routing, int64_t own_row) { return (routing.begin + own_row) / routing.rows_of_sequence(); }
 
 struct Backward {
   float* logits;                  // [T, E]
@@ -94,7 +94,7 @@ struct Backward {
   const float* dweights;          // of assignments; 0 where dropped
   const float* aux_slope;         // [B, E], or null
   const float* z_slope;           // [B], or null
-  int64_t begin, length, experts;
+  int64_t begin, rows_of_sequence, experts;
   Router router;
   float scale;
 };
@@ -137,7 +137,7 @@ LOCKSTEP_INLINE void backward_row(const Backward& b, int64_t row, float* scratch
   float* const p = scratch;
   float* const dp = scratch + b.experts;
   float* const s = scratch + 2 * b.experts;
-  const int64_t begin = b.offsets[row], end = b.offsets[row + 1], sequence = (b.begin + row) / b.length;
+  const int64_t begin = b.offsets[row], end = b.offsets[row + 1], sequence = (b.begin + row) / b.rows_of_sequence;
   const float* const aux = b.aux_slope ? b.aux_slope + sequence * b.experts : nullptr;
   std::copy(x, x + b.experts, p);
   const float log_sum = softmax_row(p, b.experts);
@@ -263,7 +263,7 @@ void router_backward(const at::Tensor& logits, const at::Tensor& dweights, const
                           .aux_slope = data(routing.aux_slope),
                           .z_slope = data(routing.z_slope),
                           .begin = routing.begin,
-                          .length = routing.length,
+                          .rows_of_sequence = routing.rows_of_sequence(),
                           .experts = rules.experts,
                           .router = rules.router,
                           .scale = static_cast<float>(rules.routed_scale)};

@@ -73,11 +73,13 @@ struct Routing {
   at::Tensor z_slope{};            // [B] fp32: z_coefficient v_b / S; undefined: none
   double aux_sum = 0;
   double z_sum = 0;
-  int64_t begin = 0;               // own row 0 within the microbatch
-  int64_t length = 1;              // S
+  int64_t begin = 0;               // own row 0 within the rows of the microbatch that are here
+  int64_t length = 1;              // S: tokens of a sequence
+  int64_t parts = 1;               // equal ones of each sequence, of which one is here
   // Set where the host does not know the routing (device_routing.h): the vectors are empty then, the sums in it, the slopes on its device.
   std::shared_ptr<const DeviceRouting> on_device{};
 
+  int64_t rows_of_sequence() const { return length / parts; }  // here
   int64_t own_rows() const { return static_cast<int64_t>(first.size()) - 1; }
   int64_t sent_rows() const { return static_cast<int64_t>(rows.size()); }
   int64_t dropped() const { return static_cast<int64_t>(assignments.size()) - sent_rows(); }

@@ -28,7 +28,7 @@ struct LinkCost {
 // collective, copy (keys bandwidth, latency) and update (keys norm, step). All times in seconds, bandwidths in bytes per
 // second. B costs input + weight. What is not there costs nothing.
 //   transfer    SEND_F, SEND_B: from one pipeline rank to the next
-//   collective  all between several ranks, those inside of layers over tp, ep and etp included: bytes that a rank sends
+//   collective  all between several ranks, those inside of layers over tp, cp, ep and etp included: bytes that a rank sends
 //   copy        FETCH, EVICT, SHARD_GRAD to the host: between device and host or disk
 struct StepCosts {
   WorkCost forward, input, weight, recompute;

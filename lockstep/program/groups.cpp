@@ -35,11 +35,16 @@ constexpr AxesName kNames[] = {
     {Axis::kEdpShard, "edp_shard"},
     {Axis::kEdpReplicate | Axis::kEdpShard | Axis::kEtp, "edp_etp"},
     {Axis::kEdpShard | Axis::kEtp, "edp_shard_etp"},
+    {Axis::kCpInner, "cp_inner"},
+    {Axis::kCpOuter, "cp_outer"},
     {Axis::kEpNodes, "ep_nodes"},
     {Axis::kEpNode, "ep_node"},
     {Axis::kPp | Axis::kDpReplicate | Axis::kDpShard | Axis::kCp | Axis::kTp, "replica"},
     {Axis::kDpShard | Axis::kTp, "dp_shard_tp"},
     {Axis::kDpReplicate | Axis::kDpShard | Axis::kTp, "dp_tp"},
+    {Axis::kCp | Axis::kTp, "cp_tp"},
+    {Axis::kDpShard | Axis::kCp | Axis::kTp, "dp_shard_cp_tp"},
+    {Axis::kDpReplicate | Axis::kDpShard | Axis::kCp | Axis::kTp, "dp_cp_tp"},
 };
 
 }  // namespace
@@ -101,6 +106,9 @@ std::vector<GroupRef> groups_of(const Layout& layout, int rank) {
   add(group_over(layout, Axis::kTp));
   if (layout.mesh.degree(Axis::kTp) > 1)
     add(group_over(layout, same_heads(layout, partial_gradients(layout.param_table(rank)).copies)));
+  add(group_over(layout, Axis::kCp, Channel::kContext));
+  if (layout.nests_context())
+    for (const mesh::View& view : {layout.context_inner_ranks(), layout.context_outer_ranks()}) add(group_over(layout, view, Channel::kContext));
   if (layout.model.has_experts()) add(group_over(layout, layout.expert_ranks(), Channel::kExperts));
   if (layout.dispatches_by_node())
     for (const mesh::View& view : {layout.expert_nodes(), layout.expert_node()}) add(group_over(layout, view, Channel::kExperts));

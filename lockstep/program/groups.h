@@ -20,6 +20,7 @@ enum class Channel : uint8_t {
   kBackward,  // their gradients, back
   kTied,      // sums of a unit that two stages hold
   kExperts,   // tokens on their way to experts and back, inside layers: never behind buckets of gradients
+  kContext,   // keys, values and their gradients between the parts of a sequence, inside layers
   kControl,   // of all ranks beside the step: stopping together, checkpoints, verdicts
 };
 
@@ -45,7 +46,7 @@ int group_size(const Layout& layout, const GroupRef& group);
 int group_rank(const Layout& layout, int rank, const GroupRef& group);               // of `rank`, which is in it
 std::vector<int> group_ranks(const Layout& layout, int rank, const GroupRef& group);  // world ranks in group order
 // The name in ledgers and messages: "dp" where the group has all ranks of the sample axes (or they have one rank), else
-// "dp_shard", "dp_replicate"; "tp", "pp", "kv"; "ep", "etp" or "ep_etp", "ep_nodes" and "ep_node", and "edp" with its parts, alone and beside etp; "model" over both tp and pp; "replica" over all ranks where these have
+// "dp_shard", "dp_replicate"; "tp", "pp", "cp", "kv"; "cp_inner" and "cp_outer"; "dp_cp" and "dp_shard_cp", "cp_tp", "dp_cp_tp" and "dp_shard_cp_tp"; "ep", "etp" or "ep_etp", "ep_nodes" and "ep_node", and "edp" with its parts, alone and beside etp; "model" over both tp and pp; "replica" over all ranks where these have
 // several and there are several samples too; "tied"; "world".
 std::string group_name(const Layout& layout, const GroupRef& group);
 

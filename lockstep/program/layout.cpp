@@ -7,6 +7,7 @@
 
 #include "lockstep/arch/layer_description.h"
 #include "lockstep/base/check.h"
+#include "lockstep/config/fields.h"
 
 namespace lockstep::program {
 namespace {
@@ -43,6 +44,16 @@ std::string recompute_text(const std::vector<arch::Recompute>& blocks) {
                                           : ", recompute by block";
 }
 
+// "cp 4 (2d 2 x 2, zigzag)"; where these ranks alone have other tokens, also what they share out and how they sum.
+std::string context_text(const Layout& layout) {
+  const arch::ContextShard shard = layout.context_shard();
+  const bool alone = layout.mesh.degree(layout.samples()) == 1;
+  const bool nested = shard.kind == config::ContextKind::k2d;
+  return cat("cp ", shard.ranks, " (", config::name_of(shard.kind), nested ? cat(" ", shard.inner, " x ", shard.ranks / shard.inner) : "", ", ",
+             config::name_of(shard.split), alone && layout.zero > 0 ? cat(", zero ", layout.zero) : "",
+             alone && layout.server_mode() ? ", parameter server" : "", ")");
+}
+
 }  // namespace
 
 mesh::ExpertDegrees Layout::expert_degrees() const {
@@ -56,6 +67,13 @@ mesh::View Layout::expert_ranks() const { return {mesh::expert_fold(expert_degre
 
 mesh::View Layout::expert_nodes() const { return {mesh::expert_node_fold(expert_degrees(), node_ranks), mesh::Axis::kEpNodes}; }
 mesh::View Layout::expert_node() const { return {mesh::expert_node_fold(expert_degrees(), node_ranks), mesh::Axis::kEpNode}; }
+
+mesh::View Layout::context_inner_ranks() const {
+  return {mesh::context_fold(mesh.degree(mesh::Axis::kCp), context_inner), mesh::Axis::kCpInner};
+}
+mesh::View Layout::context_outer_ranks() const {
+  return {mesh::context_fold(mesh.degree(mesh::Axis::kCp), context_inner), mesh::Axis::kCpOuter};
+}
 
 bool Layout::sums_over_tensor(arch::ParameterGroup group) const {
   if (group == arch::ParameterGroup::kRows) return true;
@@ -100,6 +118,8 @@ arch::CostInput Layout::cost_input(int rank, arch::Recompute choice) const {
                         .tensor = tensor_shard(rank),
                         .recompute = choice,
                         .overlap = overlap};
+  input.context = context_shard();
+  input.places = has_places();
   input.moe = moe;
   input.dispatcher = dispatcher;
   input.node_ranks = node_ranks;
@@ -207,6 +227,9 @@ Layout reference_layout(const Layout& layout) {
   reference.ep = reference.etp = 1;
   reference.dispatcher = config::Dispatcher::kAllToAll;
   reference.node_ranks = 1;
+  reference.context = config::ContextKind::kRing;
+  reference.context_inner = 1;
+  reference.context_split = config::ContextSplit::kZigzag;
   return reference;
 }
 
@@ -228,6 +251,7 @@ std::string describe(const Layout& layout) {
     axes.push_back(cat("dp ", shard, " (zero ", layout.zero, ")"));
   else if (data > 1)
     axes.push_back(cat("dp ", data, " (", kind, ")"));
+  if (layout.mesh.degree(mesh::Axis::kCp) > 1) axes.push_back(context_text(layout));
   if (tensor > 1) axes.push_back(cat("tp ", tensor, layout.sequence_parallel ? " (sequence parallel)" : ""));
   std::vector<std::string> experts;
   if (layout.ep > 1) experts.push_back(cat("ep ", layout.ep));

@@ -60,6 +60,13 @@ struct Layout {
                         // gradients of inputs over tp beside the weight gradients
   int threads = 1;               // compute threads of a rank (train.threads; 1 where it says 0 = by the machine): kernels have
                                  // a scratch area per thread
+  // How the ranks of the axis cp hold every sequence in parts. Means nothing for cp 1.
+  config::ContextKind context = config::ContextKind::kRing;
+  int context_inner = 1;
+  config::ContextSplit context_split = config::ContextSplit::kZigzag;
+  bool document_mask = false;    // tokens see their own document alone ...
+  bool reset_positions = false;  // ... and positions count from its beginning
+  config::Pack pack = config::Pack::kStream;
   config::MoeSection moe{};
   // Ranks over which the experts of a layer are shared out, and over which each is cut: of the ranks of one coordinate on pp, whatever
   // the other axes are (Liu et al. 2025, MoE Parallel Folding). Mean nothing without experts.
@@ -68,6 +75,13 @@ struct Layout {
   // How tokens come to experts on other ranks; of a hierarchical one how many neighbours of ep x etp are on one node.
   config::Dispatcher dispatcher = config::Dispatcher::kAllToAll;
   int node_ranks = 1;
+
+  arch::ContextShard context_shard() const {
+    return {.ranks = mesh.degree(mesh::Axis::kCp), .kind = context, .inner = context_inner, .split = context_split};
+  }
+  int64_t tokens_here() const { return context_shard().tokens_here(seq_len); }  // of each sequence, on a rank of cp
+  // What a layer must be told of where its tokens stand (nn::TokenPlaces).
+  bool has_places() const { return mesh.degree(mesh::Axis::kCp) > 1 || document_mask || reset_positions || pack == config::Pack::kDocuments; }
 
   // Axes by what they mean. Along samples() ranks see other sequences, and each coordinate on them has a replica: one full copy
   // of the model. Along tokens() they see other tokens: gradients and losses are parts of a sum.
@@ -83,6 +97,10 @@ struct Layout {
   bool dispatches_by_node() const { return dispatcher == config::Dispatcher::kHierarchical && model.has_experts() && ep * etp > 1; }
   mesh::View expert_nodes() const;
   mesh::View expert_node() const;
+  // Of the ranks of cp, under context 2d, those that exchange heads for tokens, and those of equal place among these, which are a ring.
+  bool nests_context() const { return context == config::ContextKind::k2d && mesh.degree(mesh::Axis::kCp) > 1; }
+  mesh::View context_inner_ranks() const;
+  mesh::View context_outer_ranks() const;
   // Of a group: dense parameters are summed over tokens(), rows over tp too, experts over the ranks that hold the same ones; each is
   // shared out among as many of them as zero says. Where experts lie as all else does (ep 1, etp = tp) it is the dense one.
   Domain domain(arch::ParameterGroup group) const;

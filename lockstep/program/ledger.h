@@ -17,9 +17,9 @@ namespace lockstep::program {
 using arch::Collective;
 // kDirect: each rank with every other, or point to point; kExchange: whole buffers, for small ones
 enum class Algorithm { kRing, kTree, kHalvingDoubling, kDirect, kExchange };
-inline constexpr std::array<std::string_view, 11> kCollectiveNames = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
+inline constexpr std::array<std::string_view, 12> kCollectiveNames = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
                                                                       "broadcast",  "reduce",     "gather",         "scatter",
-                                                                      "send",       "recv",       "barrier"};
+                                                                      "send",       "recv",       "barrier",        "shift"};
 inline constexpr std::array<std::string_view, 5> kAlgorithmNames = {"ring", "tree", "halving-doubling", "direct", "exchange"};
 constexpr std::string_view collective_name(Collective collective) { return kCollectiveNames.at(static_cast<size_t>(collective)); }
 constexpr std::string_view algorithm_name(Algorithm algorithm) { return kAlgorithmNames.at(static_cast<size_t>(algorithm)); }
@@ -108,6 +108,7 @@ int64_t payload(const CollectiveCall& call);
 //     reduce          every other rank sends its whole buffer to root, which adds in rank order.
 //     broadcast       root sends the whole buffer to every other rank.
 //     gather, scatter, all_to_all   chunk r to root; chunk c from root to c; chunk c to rank c.
+//     shift           the whole buffer to r + 1; that of r - 1 comes.
 //     send            the whole buffer to `root`; recv sends nothing.
 //     barrier         all_reduce of one int64.
 //   exchange    all_reduce only, in one step: r sends its whole buffer to every other rank, and each adds all in rank order.

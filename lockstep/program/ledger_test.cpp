@@ -119,6 +119,8 @@ TEST(PredictedSendsTest, DirectOnes) {
               ElementsAre(Pair(11, 8), Pair(12, 8)));
   EXPECT_THAT(predicted_sends(call_of(Collective::kAllToAll, Algorithm::kDirect, 3, 9), 1),
               ElementsAre(Pair(10, 12), Pair(12, 12)));
+  EXPECT_THAT(predicted_sends(call_of(Collective::kShift, Algorithm::kDirect, 3, 7), 1), ElementsAre(Pair(12, 28)));
+  EXPECT_THAT(predicted_sends(call_of(Collective::kShift, Algorithm::kDirect, 3, 7), 2), ElementsAre(Pair(10, 28)));
   EXPECT_THAT(predicted_sends(call_of(Collective::kSend, Algorithm::kDirect, 3, 7, 2), 0), ElementsAre(Pair(12, 28)));
   EXPECT_THAT(predicted_sends(call_of(Collective::kRecv, Algorithm::kDirect, 3, 7, 0), 2), IsEmpty());
 }

@@ -10,7 +10,7 @@ namespace lockstep::program {
 
 // The calls by the beginning of their texts (call.h), over groups of ranks (groups.h; group_name() has their names in the ledger);
 // domains are those of the unit or bucket:
-//   send_f stage s         send over pp, direct, of the rows [B S, D] of this rank in the compute precision, one for each
+//   send_f stage s         send over pp, direct, of the rows [B T, D] of this rank in the compute precision, one for each
 //   send_b stage s         microbatch; s is the stage here. recv_f, recv_b: the other side of it, which sends nothing
 //   unshard blocks.3       all_gather over the domain's shard view, ring, of a unit in the precision of its group's compute copy
 //   reduce_grad bucket k   all_reduce over its sum view, ring, fp32; with several shards unit by unit a reduce_scatter over
@@ -114,7 +114,7 @@ class CallTable::Planner {
     constexpr Purpose kTransfers[2][2] = {{Purpose::kRecvBackward, Purpose::kRecvForward}, {Purpose::kSendBackward, Purpose::kSendForward}};
     const auto [sends, forward, neighbour] = transfer_of(action);
     const arch::TensorShard part = layout_.tensor_shard(rank_);
-    const int64_t tokens = layout_.micro_batch * layout_.seq_len;
+    const int64_t tokens = layout_.micro_batch * layout_.tokens_here();
     const int64_t rows = part.sequence_parallel ? mesh::padded_range(tokens, part.size, part.rank).size() : tokens;
     const int own = layout_.pipeline_rank(rank_), other = layout_.pipeline.rank_of(neighbour);
     add(stage_link(sends ? own : other, sends ? other : own, forward),

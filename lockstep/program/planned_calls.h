@@ -68,18 +68,24 @@ PartialGradients partial_gradients(const std::vector<arch::ParamSpec>& table);
 // Of these, what the rank's shard holds: with several shards each is summed by its owner.
 PartialGradients partial_gradients(const Layout& layout, int rank);
 
-// What layers communicate over the axis tp and over the ranks of their experts, from their descriptions (tensor_calls.cpp): the planned
-// calls and the planner read it here, the layers of parallel/tensor and parallel/expert make these calls, and a test asserts that both
-// are the same.
+// What layers communicate over the axis tp, over the ranks of their experts and over those of cp, from their descriptions
+// (tensor_calls.cpp): the planned calls and the planner read it here, the layers of parallel/tensor, parallel/expert and parallel/context
+// make these calls, and a test asserts that both are the same.
 
 // Of one F, RECOMPUTE, B, I or W of a layer, or of a divided one those of the action's part, of DISPATCH_* and COMBINE_* what these move;
-// in the order of the forward pass, each with its group: tp, or with arch::CallGroup::kExperts Layout::expert_ranks() on their channel. Nothing over a group of one rank.
-// M = B S rows, padded to a multiple of tp:
+// in the order of the forward pass, each with its group: tp, or with arch::CallGroup::kExperts Layout::expert_ranks() on their channel, with those of cp Channel::kContext. Nothing over a group of one rank.
+// M = B T rows of the T tokens of each sequence that are here, padded to a multiple of tp:
 //   without sequence parallelism, a block    F: all_reduce [M, D] after attention.out and after mlp.down
 //                                            I: all_reduce [M, D] of dx of attention.qkv and of mlp's first linear
 //   with it, a block    F: all_gather [M, D] before, reduce_scatter [M, D] after each branch
 //                       I: the mirror; W: all_gather [M, D] of each first linear's x once more
 //   the head            I: with it all_gather [M, D]; all_gather of 3 numbers a row; reduction of dx as above
+//   over cp, between the linears of attention, KV and H heads of widths K and V, n = cp, e bytes an element:
+//     ring        F: n - 1 shift [M KV (K + V)] e; I: the same again, and n shift of the gradients, 4 bytes
+//                 latent attention: [M (C + R)] in both; a window that reaches h ranks: h for n - 1, h forward again, n of the gradients, or none
+//     all_gather  F: all_gather [n M KV (K + V)] e; I: the same again, and reduce_scatter of the gradients, 4 bytes
+//     all_to_all  F: all_to_all [n M (qh K + kvh (K + V))] e, qh and kvh the most heads that a rank gets; [n M qh V] e back; I: the mirror
+//     2d          all_to_all over the inner ranks around a ring of the outer ones with these heads and the tokens of all inner ranks
 //   full recomputation: those of F again but for the one after mlp.down, whose output nobody needs; selective: none
 std::vector<PlannedCall> tensor_calls(const Layout& layout, const Action& action);
 // The same of any phase: kEvaluate is an evaluation's F.

@@ -52,6 +52,8 @@ class Sends {
       case Collective::kScatter:
         if (rank_ == call_.root) reduce_scatter();
         return;
+      case Collective::kShift:
+        return send(rank_ + 1, numel_);
       case Collective::kSend:
         return send(call_.root, numel_);
       case Collective::kRecv:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "lockstep/base/error.h"
+
 namespace lockstep::program {
 namespace {
 
@@ -57,39 +59,60 @@ std::vector<bool> calls_made(const arch::LayerDescription& description, arch::Ph
   return made;
 }
 
+GroupRef group_of(const Layout& layout, arch::CallGroup over) {
+  switch (over) {
+    case arch::CallGroup::kTensor:
+      return group_over(layout, mesh::Axis::kTp);
+    case arch::CallGroup::kExperts:
+      return group_over(layout, layout.expert_ranks(), Channel::kExperts);
+    case arch::CallGroup::kExpertNodes:
+      return group_over(layout, layout.expert_nodes(), Channel::kExperts);
+    case arch::CallGroup::kExpertNode:
+      return group_over(layout, layout.expert_node(), Channel::kExperts);
+    case arch::CallGroup::kContext:
+      return group_over(layout, mesh::Axis::kCp, Channel::kContext);
+    case arch::CallGroup::kContextInner:
+      return group_over(layout, layout.context_inner_ranks(), Channel::kContext);
+    case arch::CallGroup::kContextOuter:
+      return group_over(layout, layout.context_outer_ranks(), Channel::kContext);
+  }
+  throw InternalError("no such group of a layer's calls");
+}
+
+void add_calls(const Layout& layout, const CallId& layer, const arch::LayerCall& call, std::vector<PlannedCall>& calls) {
+  const GroupRef group = group_of(layout, call.over);
+  const int ranks = group_size(layout, group);
+  if (ranks == 1) return;
+  const CallId id = layer.of_part(call.part).with(call.phase);
+  const int64_t at_once = call.at_once > 0 ? call.at_once : call.numel;
+  for (int64_t begin = 0; begin < call.numel; begin += at_once) {
+    PlannedCall& made = calls.emplace_back(
+        tensor_call(id, call.collective, std::min(at_once, call.numel - begin), call.element_size, ranks));
+    made.group = group;
+    made.at_run_time = call.at_run_time;
+    made.most = call.most;
+    made.in_rounds = call.in_rounds;
+    if (!call.direct) continue;
+    made.algorithm = Algorithm::kDirect;
+    made.order = order_of(call.collective, Algorithm::kDirect);
+  }
+}
+
 std::vector<PlannedCall> calls_of_layer(const Layout& layout, int layer, arch::Phase phase, const Wanted& wanted) {
-  const GroupRef tensor = group_over(layout, mesh::Axis::kTp);
-  const GroupRef experts = layout.model.has_experts() ? group_over(layout, layout.expert_ranks(), Channel::kExperts) : tensor;
-  const auto group_of = [&](arch::CallGroup over) {
-    if (over == arch::CallGroup::kTensor) return tensor;
-    if (over == arch::CallGroup::kExperts) return experts;
-    return group_over(layout, over == arch::CallGroup::kExpertNodes ? layout.expert_nodes() : layout.expert_node(), Channel::kExperts);
-  };
-  if (group_size(layout, tensor) == 1 && group_size(layout, experts) == 1) return {};
+  const bool has_experts = layout.model.has_experts() && layout.ep * layout.etp > 1;
+  if (layout.mesh.degree(mesh::Axis::kTp | mesh::Axis::kCp) == 1 && !has_experts) return {};
   const arch::LayerSpec spec = arch::layer_spec(layout.model, layer);
   // As it is on the first rank: its calls are those of all.
   const arch::LayerDescription description = arch::describe_layer(layout.model, spec, layout.cost_input(0));
   const std::vector<bool> made = calls_made(description, phase, wanted);
+  const CallId layer_id = call_of_layer(Purpose::kLayer, spec);
   std::vector<PlannedCall> calls;
-  for (size_t i = 0; i < made.size(); ++i) {
-    if (!made[i]) continue;
-    const arch::LayerCall& call = description.calls[i];
-    const GroupRef group = group_of(call.over);
-    const int ranks = group_size(layout, group);
-    if (ranks == 1) continue;
-    const CallId id = call_of_layer(Purpose::kLayer, spec).of_part(call.part).with(call.phase);
-    const int64_t at_once = call.at_once > 0 ? call.at_once : call.numel;
-    for (int64_t begin = 0; begin < call.numel; begin += at_once) {
-      PlannedCall& made_call = calls.emplace_back(
-          tensor_call(id, call.collective, std::min(at_once, call.numel - begin), call.element_size, ranks));
-      made_call.group = group;
-      made_call.at_run_time = call.at_run_time;
-      made_call.most = call.most;
-      made_call.in_rounds = call.in_rounds;
-      if (!call.direct) continue;
-      made_call.algorithm = Algorithm::kDirect;
-      made_call.order = order_of(call.collective, Algorithm::kDirect);
-    }
+  for (size_t i = 0, end = 0; i < made.size(); i = end) {
+    const int64_t rounds = description.calls[i].rounds;
+    for (end = i + 1; description.calls[end - 1].turns_with_next;) ++end;
+    for (int64_t round = 0; round < rounds; ++round)
+      for (size_t one = i; one < end; ++one)
+        if (made[one]) add_calls(layout, layer_id, description.calls[one], calls);
   }
   return calls;
 }

@@ -51,5 +51,111 @@ TEST(Batches, SequencesKnowTheirValidTargetsWhereThereAreExperts) {
     EXPECT_TRUE(microbatch.sequence_targets.equal(at::full({2}, 5.0, at::kDouble)));
 }
 
+// Documents of 1, 2, ... 9 tokens, again and again.
+data::Sampler documents(const data::SamplerOptions& options) {
+  const auto prefix = std::filesystem::path(::testing::TempDir()) / cat("lockstep-batches-documents-", getpid());
+  data::TokenFileWriter writer(prefix, 100000);
+  for (int32_t begin = 1, size = 1; begin < 400; begin += size, size = size % 9 + 1) {
+    std::vector<int32_t> ids(static_cast<size_t>(size));
+    std::iota(ids.begin(), ids.end(), begin);
+    writer.add_document(ids);
+  }
+  writer.finish();
+  return data::Sampler(std::make_shared<data::TokenFile>(prefix), options);
+}
+
+program::Layout layout_of(int cp, const data::SamplerOptions& options) {
+  mesh::PerAxis degrees = mesh::PerAxis::ones();
+  degrees[mesh::Axis::kCp] = cp;
+  program::Layout layout{.model = {}, .mesh = mesh::Mesh(degrees), .global_batch = 4, .micro_batch = 2, .seq_len = options.seq_len};
+  layout.document_mask = options.rules.mask;
+  layout.reset_positions = options.rules.reset_positions;
+  layout.pack = options.pack;
+  layout.model.experts.count = 2;
+  return layout;
+}
+
+int64_t number(const at::Tensor& rows, int64_t row, int64_t column) { return rows[row][column].item<int64_t>(); }
+
+// What is at each place of whole sequences is what the rank that has it has there; fill counts nowhere.
+void expect_part(const nn::Microbatch& part, const std::vector<data::Window>& wholes, std::vector<int64_t>& times_seen) {
+  const nn::TokenPlaces& places = *part.places;
+  for (int64_t b = 0; b < part.tokens.size(0); ++b) {
+    const data::Window& whole = wholes[static_cast<size_t>(b)];
+    EXPECT_EQ(part.sequence_targets[b].item<double>(), static_cast<double>(whole.valid_targets()));
+    EXPECT_EQ(places.first_seen_of_places.defined(), places.ranks() > 1);
+    for (int64_t place = 0; place < places.length && places.ranks() > 1; ++place)
+      EXPECT_EQ(number(places.first_seen_of_places, b, place), whole.first_seen[static_cast<size_t>(place)]);
+    for (int64_t i = 0; i < part.tokens.size(1); ++i) {
+      const int64_t place = number(places.index, b, i);
+      const auto at = static_cast<size_t>(place);
+      const bool is_fill = place >= places.length;
+      EXPECT_EQ(number(part.tokens, b, i), is_fill ? 0 : whole.tokens[at]);
+      EXPECT_EQ(number(part.targets, b, i), is_fill ? -100 : whole.targets[at]);
+      EXPECT_EQ(number(places.positions, b, i), is_fill ? 0 : whole.positions[at]);
+      EXPECT_EQ(number(places.first_seen, b, i), is_fill ? place : whole.first_seen[at]);
+      if (!is_fill) ++times_seen[static_cast<size_t>(b * places.length + place)];
+    }
+  }
+}
+
+TEST(Batches, PartsOfSequencesAreTheWholeOnes) {
+  for (const config::Pack pack : {config::Pack::kStream, config::Pack::kDocuments})
+    for (const data::DocumentRules rules : {data::DocumentRules{}, data::DocumentRules{.mask = true, .reset_positions = true}})
+      for (const int cp : {1, 2, 3})
+        for (const config::ContextSplit split : {config::ContextSplit::kZigzag, config::ContextSplit::kContiguous}) {
+          const data::SamplerOptions options{.seed = 4, .seq_len = 23, .pack = pack, .rules = rules};
+          const data::Sampler sampler = documents(options);
+          program::Layout layout = layout_of(cp, options);
+          layout.context_split = split;
+          if (!layout.has_places()) continue;
+          for (size_t i = 0; i < 2; ++i) {
+            std::vector<data::Window> wholes;
+            int64_t valid = 0, counted = 0;
+            for (int64_t row = 0; row < 2; ++row) {
+              wholes.push_back(sampler.window(5 + 2 * static_cast<int64_t>(i) + row));
+              valid += wholes.back().valid_targets();
+            }
+            std::vector<int64_t> times_seen(2 * 23);
+            at::Tensor index;
+            for (int rank = 0; rank < cp; ++rank) {
+              const nn::Microbatch part = load_step(sampler, layout, rank, {.step = 3, .first_sample = 5}, at::kCPU).at(i);
+              EXPECT_EQ(part.step, 3);
+              EXPECT_EQ(part.first_sample, 2 * static_cast<int64_t>(i));
+              EXPECT_EQ(part.places->rank, rank);
+              EXPECT_EQ(part.places->length, 23);
+              EXPECT_EQ(part.places->ranks(), cp);
+              EXPECT_EQ(part.places->plain, cp == 1 && wholes[0].plain() && wholes[1].plain());
+              if (cp > 1) {
+                EXPECT_TRUE(part.places->index_of_ranks[static_cast<size_t>(rank)].equal(part.places->index));
+                if (rank > 0) {
+                  EXPECT_TRUE(part.places->index_of_ranks[0].equal(index)) << "all know the same of each";
+                } else {
+                  index = part.places->index;
+                }
+              }
+              expect_part(part, wholes, times_seen);
+              EXPECT_EQ(part.valid_targets, nn::count_valid(part.targets));
+              counted += part.valid_targets;
+            }
+            EXPECT_EQ(times_seen, std::vector<int64_t>(2 * 23, 1));
+            EXPECT_EQ(counted, valid);
+          }
+        }
+}
+
+// Beside documents nothing of a microbatch differs from one that knows of none.
+TEST(Batches, PlacesOfPlainSequencesSayNothingNew) {
+  const data::Sampler sampler = counting(101, 5);
+  const MicrobatchKey key{.first = 3, .count = 2};
+  const nn::Microbatch without = load_microbatch(sampler, key, at::kCPU), with = load_microbatch(sampler, key, at::kCPU, {.places = true});
+  EXPECT_FALSE(without.places);
+  ASSERT_TRUE(with.places);
+  EXPECT_TRUE(with.places->plain);
+  EXPECT_TRUE(with.tokens.equal(without.tokens));
+  EXPECT_TRUE(with.targets.equal(without.targets));
+  EXPECT_EQ(with.valid_targets, without.valid_targets);
+}
+
 }  // namespace
 }  // namespace lockstep::train

@@ -10,7 +10,7 @@
 namespace lockstep::train {
 
 // Mean loss per token over the first `samples` validation sequences (fewer where the data has fewer), shared out over the
-// data-parallel ranks; every rank gets the same value. Collective over the data group.
+// replicas; every rank gets the same value. Collective over all ranks.
 double evaluate(engine::Executor& executor, engine::Groups& groups, const data::Sampler& validation, int64_t samples,
                 at::Device device);
 

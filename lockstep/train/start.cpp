@@ -53,10 +53,15 @@ std::string optimizer_text(const config::OptimizerSection& o) {
 }  // namespace
 
 Json data_identity(const config::RunConfig& config, const program::Layout& layout, const data::Sampler& sampler) {
-  return {{"tokens", sampler.tokens().num_tokens()},
-          {"shuffle", config.data.shuffle},
-          {"seed", config.train.seed},
-          {"seq_len", layout.seq_len}};
+  Json identity = {{"tokens", sampler.tokens().num_tokens()},
+                   {"shuffle", config.data.shuffle},
+                   {"seed", config.train.seed},
+                   {"seq_len", layout.seq_len}};
+  // Checkpoints of before have nothing of documents.
+  if (sampler.packing()) identity["pack"] = std::string(config::name_of(config.data.pack));
+  if (sampler.options().rules.mask) identity["document_mask"] = true;
+  if (sampler.options().rules.reset_positions) identity["reset_positions"] = true;
+  return identity;
 }
 
 HeaderTable run_header(const TrainJob& job, const engine::Executor& executor) {
@@ -73,9 +78,11 @@ HeaderTable run_header(const TrainJob& job, const engine::Executor& executor) {
   row("layout", program::describe(layout));
   row("ranks", cat(job.world.size(), " on ", job.world.backend(), ", started by ", job.launcher, ", ", at::get_num_threads(),
                    " compute threads each"));
+  const int context = layout.context_shard().ranks;
   row("batch", cat("global_batch(", layout.global_batch, ") = micro_batch(", layout.micro_batch, ") x microbatches(",
                    layout.num_microbatches(), ") x dp(", layout.mesh.degree(layout.samples()), "); ",
-                   layout.global_batch * layout.seq_len, " tokens a step"));
+                   layout.global_batch * layout.seq_len, " tokens a step",
+                   context > 1 ? cat(", ", layout.tokens_here(), " of each sequence on a rank of cp(", context, ")") : ""));
   row("optimizer", optimizer_text(config.optimizer));
   row("memory", cat("predicted per rank ",
                     memory_text(program::predict_memory(layout, executor.program(), job.world.rank()),

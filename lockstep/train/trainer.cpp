@@ -113,6 +113,7 @@ void Trainer::open_run_directory() {
   kept_.reset();
   groups_.world().barrier({.id = program::call_id(program::Purpose::kStart)}).wait();
   if (const std::string startup = job_.world.startup(); !startup.empty()) output_.note(startup);
+  if (const data::Packing* packing = sampler_.packing()) output_.note(cat("training data: ", data::packing_text(packing->figures())));
   gemm_rate_ = measure_gemm_rate(executor_.compute_dtype(), device_);
 }
 

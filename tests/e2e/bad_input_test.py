@@ -108,12 +108,11 @@ class LayoutTest(BadInputTest):
         self.refused(USAGE, "LS1101", ["2 problems", "but 3 ranks were started", "global_batch(9)"], "train", "run.toml",
                      "-n", 3, "--parallel.dp=2", "--train.global_batch=9")
 
-    def test_parallelism_that_is_not_built(self):
-        for key in ("cp",):
-            with self.subTest(key):
-                self.refused(USAGE, "LS1047", [f"parallel.{key} is not built yet"], "train", "run.toml", "-n", 2,
-                             f"--parallel.{key}=2")
-                self.refused(USAGE, "LS1047", ["more.toml:2"], "train", *self.toml(f"[parallel]\n{key} = 2\n"))
+    def test_context_parallel_ranks(self):
+        self.refused(USAGE, "LS1101", ["cp(4) x dp(1) = 4, but 2 ranks were started", "-n 4"], "train", "run.toml", "-n", 2,
+                     "--parallel.cp=4", "--parallel.dp=1")
+        self.refused(USAGE, "LS1101", ["more.toml:3", "context_inner(2)", "leave context_inner out"], "train",
+                     *self.toml("[parallel]\ncp = 2\ncontext_inner = 2\n"), "-n", 2)
 
     def test_sequence_longer_than_the_model_reads(self):
         self.refused_on_all(USAGE, "LS1121", ["train.seq_len = 65", "model.max_seq_len = 64"], "train", "run.toml",

@@ -212,7 +212,7 @@ class StartsFromHuggingFace(support.LockstepTest):
         self.assertIn("model.layers beside model.from", refused("LS1116", "--model.from=hf:gpt2", "--model.layers=3"))
         self.assertIn("the model has learned so many positions",
                       refused("LS1121", "--model.from=hf:gpt2", "--train.seq_len=49"))
-        self.assertIn("sliding window", refused("LS1121", "--model.from=hf:mistral", "--train.seq_len=41"))
+        self.assertIn("model.max_seq_len = 64", refused("LS1121", "--model.from=hf:mistral", "--train.seq_len=65"))
         broken = self.folder / "broken"
         shutil.copytree(self.folder / "gpt2", broken)
         text = (broken / "config.json").read_text().replace("gelu_new", "relu")

@@ -91,7 +91,7 @@ struct SlotLayer {
 };
 
 inline SlotLayer slot_layer_here(const SlotCase& c, parallel::ExpertGroup& group) {
-  auto exchange = std::make_shared<parallel::ShardedExchange>(&group, nullptr, program::named_call("block"), "experts");
+  auto exchange = std::make_shared<parallel::ShardedExchange>(&group, nullptr, nullptr, program::named_call("block"), "experts");
   return {c, gpu_device(), group.experts_here(kSlotExperts), std::move(exchange)};
 }
 

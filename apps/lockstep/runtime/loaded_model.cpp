@@ -31,7 +31,8 @@ std::vector<train::Fact> model_facts(const CommandLine& command_line, const Mode
 
 program::Layout layout_of(const arch::ModelConfig& model, const GenerateDegrees& degrees, int ranks) {
   mesh::PerAxis axes = mesh::PerAxis::ones();
-  axes[mesh::Axis::kTp] = ranks;
+  axes[mesh::Axis::kTp] = degrees.tensor(ranks);
+  axes[mesh::Axis::kCp] = degrees.context();
   program::Layout layout{.model = model, .mesh = mesh::Mesh(axes), .sequence_parallel = false};
   layout.ep = degrees.experts();
   layout.etp = degrees.expert_width();
@@ -62,8 +63,12 @@ void LoadedModel::load(const ModelSource& source, const GenerateDegrees& degrees
   if (world_) {
     const program::Layout layout = layout_of(source.model, degrees, world_->size());
     shard = layout.tensor_shard(world_->rank());
-    communicator_ = world_->all_ranks("tp");
+    communicator_ = world_->communicator(layout.mesh.group(world_->rank(), mesh::Axis::kTp), "tp");
     group_ = std::make_unique<parallel::TensorGroup>(*communicator_, parallel::TensorOptions{});
+    if (degrees.context() > 1) {
+      context_communicator_ = world_->communicator(layout.mesh.group(world_->rank(), mesh::Axis::kCp), "cp");
+      context_ = std::make_unique<parallel::ContextGroup>(*context_communicator_, parallel::ContextOptions{});
+    }
     if (layout.ep * layout.etp > 1) {
       expert_communicator_ = world_->communicator(layout.mesh.group(world_->rank(), layout.expert_ranks()), "ep");
       // A step has few rows: to hand a call to another thread takes longer than what it would hide.
@@ -74,7 +79,7 @@ void LoadedModel::load(const ModelSource& source, const GenerateDegrees& degrees
   store_ = std::make_unique<engine::ParameterStore>(arch::param_table(source.model, shard),
                                                     engine::StoreOptions{.training = false});
   load_parameters(source, *store_);
-  decoder_ = std::make_unique<model::Decoder>(source.model, *store_, group_.get(), experts_.get());
+  decoder_ = std::make_unique<model::Decoder>(source.model, *store_, group_.get(), experts_.get(), context_.get());
 }
 
 double LoadedModel::take_communication_seconds() {
@@ -85,6 +90,7 @@ double LoadedModel::take_communication_seconds() {
   };
   add(group_);
   add(experts_);
+  add(context_);
   return seconds;
 }
 

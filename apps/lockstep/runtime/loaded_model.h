@@ -8,6 +8,7 @@
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/model/decode.h"
+#include "lockstep/parallel/context/group.h"
 #include "lockstep/parallel/expert/group.h"
 #include "lockstep/parallel/tensor/group.h"
 
@@ -43,6 +44,8 @@ class LoadedModel {
   std::unique_ptr<comm::World> world_;
   std::unique_ptr<comm::Communicator> communicator_;
   std::unique_ptr<parallel::TensorGroup> group_;
+  std::unique_ptr<comm::Communicator> context_communicator_;
+  std::unique_ptr<parallel::ContextGroup> context_;  // null where each rank has whole texts
   std::unique_ptr<comm::Communicator> expert_communicator_;
   std::unique_ptr<parallel::ExpertGroup> experts_;  // null where each rank has all experts, whole
   std::unique_ptr<engine::ParameterStore> store_;

@@ -11,8 +11,10 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/nn/branch.h"
 #include "lockstep/nn/device_routing.h"
 #include "lockstep/nn/upload.h"
+#include "lockstep/parallel/expert/sequence_order.h"
 #include "lockstep/parallel/expert/slots.h"
 
 namespace lockstep::parallel {
@@ -76,9 +78,10 @@ struct ShardedExchange::Routes : nn::ExpertExchange::Plan {
   at::Tensor index(const at::Tensor& rows) const { return index_tensor(order, rows.device()); }
 };
 
-ShardedExchange::ShardedExchange(ExpertGroup* experts, TensorGroup* tensor, program::CallId block, std::string part)
+ShardedExchange::ShardedExchange(ExpertGroup* experts, TensorGroup* tensor, ContextGroup* context, program::CallId block, std::string part)
     : experts_(experts && experts->size() > 1 ? experts : nullptr),
       tensor_(tensor && tensor->size() > 1 ? tensor : nullptr),
+      context_(context && context->size() > 1 ? context : nullptr),
       block_(block),
       part_(std::move(part)) {}
 
@@ -106,8 +109,15 @@ nn::Pending ShardedExchange::give_all(const at::Tensor& own, const at::Tensor& l
   return [all = tensor_->gather_rows(own, rows, call("rows", phase), when), like] { return nn::unflatten_rows(all(), like); };
 }
 
-at::Tensor ShardedExchange::gather_scores(const at::Tensor& own, int64_t rows) {
-  return tensor_ ? tensor_->gather_rows(own, rows, call("scores", ExchangePhase::kForward))() : own;
+at::Tensor ShardedExchange::gather_scores(const at::Tensor& own, const nn::Sequences& sequences) {
+  const program::CallId id = call("scores", ExchangePhase::kForward);
+  at::Tensor here = tensor_ ? tensor_->gather_rows(own, sequences.count * sequences.length, id)() : own;
+  if (!context_) return here;
+  LOCKSTEP_CHECK(sequences.places != nullptr, part_, ": parts of sequences on ", context_->size(), " ranks without the places of their tokens");
+  nn::Pending coming = context_->gather(here, id);
+  here.reset();
+  const at::Tensor parts = std::exchange(coming, {})();
+  return in_order_of_sequences(parts, *sequences.places);
 }
 
 std::unique_ptr<nn::ExpertExchange::Plan> ShardedExchange::plan(const nn::Routing& own) {

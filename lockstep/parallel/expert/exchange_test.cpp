@@ -18,6 +18,7 @@
 #include "lockstep/base/random.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
+#include "lockstep/nn/branch.h"
 #include "lockstep/nn/permute.h"
 #include "lockstep/parallel/expert/exchange.h"
 #include "support/run_ranks.h"
@@ -127,7 +128,7 @@ struct Journey {
 };
 
 void check_case(ExpertGroup& group, size_t rank, const std::vector<Assigned>& sources) {
-  ShardedExchange exchange(&group, nullptr, program::named_call("block"), "experts");
+  ShardedExchange exchange(&group, nullptr, nullptr, program::named_call("block"), "experts");
   const Assigned& self = sources[rank];
   const auto experts = static_cast<int64_t>(self.counts.size());
   const at::Tensor x = rows_of_rank(rank, self.tokens);
@@ -214,7 +215,7 @@ TEST(ShardedExchange, LedgerHasTheBytesOfTheRowsThatWereSent) {
   lockstep::testing::run_ranks(2, [](comm::World& world) {
     const auto communicator = world.all_ranks("ep");
     ExpertGroup group(*communicator, 2, 1);
-    ShardedExchange exchange(&group, nullptr, program::named_call("block"), "experts");
+    ShardedExchange exchange(&group, nullptr, nullptr, program::named_call("block"), "experts");
     nn::Routing own;
     own.counts = world.rank() == 0 ? std::vector<int64_t>{1, 4} : std::vector<int64_t>{0, 2};
     const auto plan = exchange.plan(own);
@@ -315,7 +316,7 @@ void check_ledger(const Degrees& degrees, config::Dispatcher dispatcher, int nod
     };
     ExpertGroup group(*groups[0], degrees.ep, degrees.etp,
                       {.dispatcher = dispatcher, .nodes = by_node ? groups[1].get() : nullptr, .node = by_node ? groups[2].get() : nullptr});
-    ShardedExchange exchange(&group, nullptr, program::named_call("block"), "experts");
+    ShardedExchange exchange(&group, nullptr, nullptr, program::named_call("block"), "experts");
     const Assigned& own = expected.source(self);
     const nn::Routing routing = routing_of(own, own.tokens);
     const auto plan = exchange.plan(routing);
@@ -376,7 +377,7 @@ TEST(ShardedExchange, CutsTheRowsOfTpOnce) {
         lockstep::testing::run_ranks(tp, [&](comm::World& world) {
           const auto communicator = world.all_ranks("tp");
           TensorGroup tensor(*communicator, {.sequence_parallel = sequence});
-          ShardedExchange exchange(nullptr, &tensor, program::named_call("block"), "experts");
+          ShardedExchange exchange(nullptr, &tensor, nullptr, program::named_call("block"), "experts");
           const at::Tensor whole = lockstep::testing::random("x", {1, rows, kWidth});
           const mesh::Range own = exchange.own_rows(rows);
           const at::Tensor mine = whole.view({rows, kWidth}).narrow(0, own.begin, own.size());
@@ -384,7 +385,7 @@ TEST(ShardedExchange, CutsTheRowsOfTpOnce) {
           EXPECT_TRUE(at::equal(exchange.take_own(held, rows), mine));
           for (const ExchangePhase phase : {ExchangePhase::kForward, ExchangePhase::kBackward})
             EXPECT_TRUE(at::equal(exchange.give_all(mine.clone(), held, rows, phase)(), held));
-          EXPECT_TRUE(at::equal(exchange.gather_scores(mine.contiguous(), rows), whole.view({rows, kWidth})));
+          EXPECT_TRUE(at::equal(exchange.gather_scores(mine.contiguous(), {.count = 1, .length = rows, .valid = {}}), whole.view({rows, kWidth})));
           EXPECT_EQ(exchange.tells_sums(), world.rank() == 0);
         });
 }

@@ -78,7 +78,7 @@ void check_rank(comm::Communicator& communicator, int ep, int etp, const Dispatc
                                   .down = {.value = cut.down(all.down.value), .grad = cut.down(all.down.grad)}};
   const SharedExpert shared, twin_shared;
   nn::Experts layer(shape(per_token), here, shared.build(),
-                    std::make_shared<ShardedExchange>(&group, nullptr, program::named_call("block"), "experts"));
+                    std::make_shared<ShardedExchange>(&group, nullptr, nullptr, program::named_call("block"), "experts"));
   nn::Experts twin(shape(per_token), all, twin_shared.build(), std::make_shared<nn::ExpertExchange>());
   for (int rank = 0; rank < communicator.size(); ++rank) {  // the twin takes the tokens of all
     const at::Tensor x = random(cat("x", rank), {kBatch, kSeq, kModel}), dy = random(cat("dy", rank), {kBatch, kSeq, kModel});

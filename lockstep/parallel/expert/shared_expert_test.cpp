@@ -30,7 +30,7 @@ using Log = std::vector<std::string>;
 // Writes down when an exchange begins, and when its result is asked for.
 class WatchedExchange : public ShardedExchange {
  public:
-  WatchedExchange(ExpertGroup& group, Log& log) : ShardedExchange(&group, nullptr, program::named_call("block"), "experts"), log_(log) {}
+  WatchedExchange(ExpertGroup& group, Log& log) : ShardedExchange(&group, nullptr, nullptr, program::named_call("block"), "experts"), log_(log) {}
 
   nn::Pending dispatch(const at::Tensor& sorted, const Plan& plan, ExchangePhase phase) override {
     return watched("dispatch", phase, ShardedExchange::dispatch(sorted, plan, phase));

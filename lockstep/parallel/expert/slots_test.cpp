@@ -88,7 +88,7 @@ void check_exchange(comm::Communicator& communicator, int ep, int etp, const nn:
   device.on_device = std::make_shared<nn::DeviceRouting>(nn::place_in_slots(choice, kept, kOwn, rules, room));
 
   ExpertGroup group(communicator, ep, etp, {.slots = room});
-  ShardedExchange exchange(&group, nullptr, program::named_call("block"), "experts");
+  ShardedExchange exchange(&group, nullptr, nullptr, program::named_call("block"), "experts");
   const auto of_host = exchange.plan(host), of_device = exchange.plan(device);
   EXPECT_EQ(of_device->here, of_host->here);
   const at::Tensor x = testing::random(cat("x", communicator.rank()), {kOwn.size(), kWidth});

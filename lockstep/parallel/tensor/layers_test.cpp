@@ -1,5 +1,7 @@
 // Each sharded layer against its twin of nn/ with whole parameters: outputs, gradients of inputs and parameters.
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -155,6 +157,29 @@ TEST(VocabParallelEmbedding, IsAnEmbeddingWithTheSameDropout) {
       if (learned) expect_close(whole_gradient(positions_here, group), positions.grad, "gradient of positions");
       expect_close(layer.embed(m.tokens, 1), twin.embed(m.tokens, 1), "of generation");
     });
+}
+
+TEST(VocabParallelEmbedding, TakesThePositionsAndTheMaskOfItsPlaces) {
+  on_groups([&](TensorGroup& group, Rows rows) {
+    const Parameter tokens = parameter("tokens", {kVocab, kModel}), positions = parameter("positions", {9, kModel});
+    const Parameter tokens_here = shard(tokens, 0, group), positions_here = copy_of(positions);
+    nn::DropoutOptions dropout{.probability = 0.25, .seed = 7, .site = "embed"};
+    nn::Embedding twin(tokens, positions, nn::Dropout(dropout));
+    if (group.sequence_parallel()) dropout.rows_here = [&group](int64_t all) { return group.local_rows(all); };
+    VocabParallelEmbedding layer(tokens_here, positions_here, nn::Dropout(dropout), group, kVocab);
+    nn::Microbatch m = microbatch(rows);
+    // Every other token of sequences that are twice as long.
+    const at::Tensor index = at::arange(0, 2 * rows.seq, 2, at::kLong).repeat({rows.batch, 1});
+    m.places = std::make_shared<const nn::TokenPlaces>(nn::TokenPlaces{
+        .length = 2 * rows.seq, .positions = index.remainder(9), .index = index.to(at::kInt), .first_seen = at::zeros_like(index, at::kInt)});
+    std::unique_ptr<nn::Saved> saved, twin_saved;
+    expect_rows(layer.forward({}, m, &saved), between(twin.forward({}, m, &twin_saved), group), "y");
+    const at::Tensor dy = random("dy", {rows.batch, rows.seq, kModel});
+    layer.backward(between(dy, group), *saved);
+    twin.backward(dy, *twin_saved);
+    expect_close(tokens_here.grad, cut(tokens.grad, 0, part_of(kVocab, group)), "gradient of tokens");
+    expect_close(whole_gradient(positions_here, group), positions.grad, "gradient of positions");
+  });
 }
 
 TEST(VocabParallelHead, HasTheWholeLossAndItsPartOfTheGradient) {

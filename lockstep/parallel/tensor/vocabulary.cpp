@@ -34,33 +34,37 @@ at::Tensor VocabParallelEmbedding::look_up(const at::Tensor& tokens) const {
   return at::embedding(tokens_.value, local.clamp(0, here - 1)).masked_fill_(elsewhere.unsqueeze(-1), 0);
 }
 
-at::Tensor VocabParallelEmbedding::embed(const at::Tensor& tokens, int64_t start) const {
+at::Tensor VocabParallelEmbedding::words(const at::Tensor& tokens) const {
   at::Tensor y = look_up(tokens);
   group_.all_reduce(y, calls_.with(CallPhase::kForward))();
-  if (positions_.defined()) y.add_(positions_.value.narrow(0, start, tokens.size(1)));
   return y;
 }
 
-at::Tensor VocabParallelEmbedding::rows_of(const at::Tensor& tokens) const {
-  if (!group_.sequence_parallel()) return embed(tokens, 0);
+at::Tensor VocabParallelEmbedding::rows_of(const nn::Microbatch& microbatch) const {
+  if (!group_.sequence_parallel()) return Embedding::rows_of(microbatch);
+  const at::Tensor& tokens = microbatch.tokens;
   at::Tensor y = group_.scatter_rows(flatten_rows(look_up(tokens)), calls_.with(CallPhase::kForward))();
-  if (positions_.defined()) y.add_(at::embedding(positions_.value, positions_here(tokens)));
+  if (positions_.defined()) y.add_(at::embedding(positions_.value, positions_here(tokens, microbatch.places.get())));
   return y;
 }
 
 // The positions of this rank's rows.
-at::Tensor VocabParallelEmbedding::positions_here(const at::Tensor& tokens) const {
+at::Tensor VocabParallelEmbedding::positions_here(const at::Tensor& tokens, const nn::TokenPlaces* places) const {
   const mesh::Range rows = group_.local_rows(tokens.numel());
+  if (places) return places->positions.reshape({-1}).narrow(0, rows.begin, rows.size());
   return at::remainder(at::arange(rows.begin, rows.end, tokens.options()), tokens.size(1));
 }
 
 void VocabParallelEmbedding::backward_weight(nn::Saved& saved) {
   auto& kept = static_cast<Kept&>(saved);
   const at::Tensor tokens = kept.tokens;
+  const std::shared_ptr<const nn::TokenPlaces> places = std::exchange(kept.places, {});
   at::Tensor dy = flatten_rows(std::exchange(kept.dy, {}));
   if (group_.sequence_parallel()) {
-    if (positions_.defined()) nn::accumulate_rows(positions_.grad, positions_here(tokens), dy);
+    if (positions_.defined()) nn::accumulate_rows(positions_.grad, positions_here(tokens, places.get()), dy);
     dy = group_.gather_rows(dy, tokens.numel(), calls_.with(CallPhase::kBackward))();
+  } else if (positions_.defined() && places) {
+    nn::accumulate_rows(positions_.grad, places->positions.reshape({-1}), dy);
   } else if (positions_.defined()) {
     const at::Tensor by_sequence = dy.view({tokens.size(0), tokens.size(1), -1});
     positions_.grad.narrow(0, 0, tokens.size(1)).add_(at::sum(by_sequence, {0}, /*keepdim=*/false, at::kFloat));

@@ -18,15 +18,15 @@ class VocabParallelEmbedding : public nn::Embedding {
                          int64_t vocab_size);
 
   void backward_weight(nn::Saved& saved) override;
-  // For generation too, where nothing is cut by rows: tokens [B, S] -> [B, S, D].
-  at::Tensor embed(const at::Tensor& tokens, int64_t start) const override;
 
  protected:
-  at::Tensor rows_of(const at::Tensor& tokens) const override;
+  // Of all rows, as generation has them too, where nothing is cut by rows.
+  at::Tensor words(const at::Tensor& tokens) const override;
+  at::Tensor rows_of(const nn::Microbatch& microbatch) const override;
 
  private:
   at::Tensor look_up(const at::Tensor& tokens) const;
-  at::Tensor positions_here(const at::Tensor& tokens) const;
+  at::Tensor positions_here(const at::Tensor& tokens, const nn::TokenPlaces* places) const;
   void accumulate_here(const at::Tensor& local, const at::Tensor& dy) const;
 
   TensorGroup& group_;

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 
+#include "lockstep/arch/hf_config.h"
 #include "lockstep/arch/model_findings.h"
 #include "lockstep/base/checked.h"
 #include "lockstep/base/error.h"
@@ -49,15 +50,15 @@ void settle_global_batch(config::LoadedConfig& loaded, int world_size) {
 }
 
 config::LayoutProblem too_long(const config::RunConfig& config, const arch::ModelConfig& model) {
-  const bool window = model.sliding_window > 0 && model.max_seq_len == model.sliding_window;
+  const bool window = arch::bounded_by_window(model);
   const bool learned = model.traits().learned_positions && !config.model.from.empty();
   const std::string now = cat(config.train.seq_len), most = cat(model.max_seq_len);
   config::LayoutProblem problem{.key = "train.seq_len",
                                 .what = cat("train.seq_len = ", now, " is longer than model.max_seq_len = ", most,
-                                            window ? ", which is the model's sliding window" : ""),
+                                            window ? ", which is the sliding window of some layers" : ""),
                                 .ways = {{.changes = {{"train.seq_len", most}},
                                           .text = cat("use seq_len <= ", most,
-                                                      window    ? "; windows shorter than a sequence are not built"
+                                                      window    ? "; a window shorter than a sequence is that of all layers"
                                                       : learned ? "; the model has learned so many positions"
                                                                 : "")}}};
   if (!window && !learned) problem.ways.push_back({.changes = {{"model.max_seq_len", now}}, .text = "raise model.max_seq_len"});
@@ -148,12 +149,9 @@ bool same_files(const config::RunConfig& a, const config::RunConfig& b) {
   config::refuse(loaded, found.code, found.heading, found.problems);
 }
 
-void check_tokens(const std::string& prefix, const config::RunConfig& config, const Layout& layout, int64_t batch) {
+void check_tokens(const std::string& prefix, const Layout& layout, const data::SamplerOptions& options) {
   const auto tokens = std::make_shared<const data::TokenFile>(prefix);
-  const data::Sampler sampler(tokens, {.seed = static_cast<uint64_t>(config.train.seed),
-                                       .seq_len = layout.seq_len,
-                                       .shuffle = config.data.shuffle,
-                                       .global_batch = batch});
+  const data::Sampler sampler(tokens, options);
   tokens->require_ids_below(layout.model.vocab_size);
 }
 
@@ -203,8 +201,8 @@ void check_data(const config::RunConfig& config, const Layout& layout) {
     throw ConfigError({.code = "LS1082",
                        .what = "data.train is not given",
                        .way_out = "name the prefix of a .bin/.idx pair; `lockstep data prepare` makes one"});
-  check_tokens(config.data.train, config, layout, layout.global_batch);
-  if (!config.data.validation.empty()) check_tokens(config.data.validation, config, layout, 1);
+  check_tokens(config.data.train, layout, data::training_samples(config, layout.seq_len, layout.global_batch));
+  if (!config.data.validation.empty()) check_tokens(config.data.validation, layout, data::validation_samples(config, layout.seq_len));
 }
 
 }  // namespace lockstep::program

@@ -48,6 +48,12 @@ TEST(Layout, DescribesPipelines) {
   EXPECT_THAT(text("pp = 2\nschedule = \"interleaved\"", 2), StartsWith("pp 2 (interleaved, 2 stages a rank), 4"));
   EXPECT_THAT(text("pp = 2\ntp = 2\nzero = 3", 8), StartsWith("pp 2 (1f1b) x dp 2 (zero 3) x tp 2 (sequence parallel), 2"));
   EXPECT_THAT(text("", 1), StartsWith("1 rank, 4"));
+  EXPECT_EQ(text("cp = 2", 2), "cp 2 (ring, zigzag), 4 microbatches x 2 sequences x 16 tokens, fp32");
+  EXPECT_THAT(text("cp = 2\ncontext = \"all_gather\"\ncontext_split = \"contiguous\"", 4),
+              StartsWith("dp 2 (ring) x cp 2 (all_gather, contiguous), 2"));
+  EXPECT_THAT(text("cp = 4\ncontext = \"2d\"\ncontext_inner = 2\ntp = 2\nzero = 2", 8),
+              StartsWith("cp 4 (2d 2 x 2, zigzag, zero 2) x tp 2 (sequence parallel), 4"));
+  EXPECT_THAT(text("cp = 2\ndata_parallel = \"parameter_server\"", 2), StartsWith("cp 2 (ring, zigzag, parameter server), 4"));
 }
 
 // Flash attention has no wider heads; what runs in fp32 or on the CPU has.

@@ -133,7 +133,11 @@ Pipeline pipeline_of(const RunConfig& config, const arch::ModelConfig& model) {
                                                        .experts = {.ep = config.parallel.ep, .etp = config.parallel.etp}},
                                             .moe = config.moe,
                                             .dispatcher = config.parallel.dispatcher,
-                                            .node_ranks = std::max(1, config.parallel.ranks_per_node)},
+                                            .node_ranks = std::max(1, config.parallel.ranks_per_node),
+                                            .context = {.ranks = config.parallel.cp,
+                                                        .kind = config.parallel.context,
+                                                        .inner = config.parallel.context_inner,
+                                                        .split = config.parallel.context_split}},
                                            pipeline.stages());
   return pipeline;
 }
@@ -266,6 +270,7 @@ Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& 
   const config::DataDegrees data = config::data_degrees(config, world_size);
   degrees[mesh::Axis::kDpReplicate] = data.replicate;
   degrees[mesh::Axis::kDpShard] = data.shard;
+  degrees[mesh::Axis::kCp] = config.parallel.cp;
   degrees[mesh::Axis::kTp] = config.parallel.tp;
   degrees[mesh::Axis::kPp] = config.parallel.pp;
   Layout layout{.model = model,
@@ -291,6 +296,12 @@ Layout make_layout(const config::LoadedConfig& loaded, const arch::ModelConfig& 
                 .row_groups = config.parallel.row_groups,
                 .overlap = config.parallel.overlap,
                 .threads = std::max(1, config.train.threads)};
+  layout.context = config.parallel.context;
+  layout.context_inner = config.parallel.context_inner;
+  layout.context_split = config.parallel.context_split;
+  layout.document_mask = config.data.masks_documents();
+  layout.reset_positions = config.data.resets_positions();
+  layout.pack = config.data.pack;
   layout.moe = config.moe;
   layout.optimizer.bias_rate = config.moe.bias_rate;
   layout.ep = config.parallel.ep;

@@ -43,8 +43,7 @@ class MemoryWalk {
         const State state = held_[{what, unit}] = effects_.at_rest(what, unit);
         change({}, unit_bytes({what, unit}, state));
       }
-    // Token ids and targets of all microbatches of the step.
-    live(MemoryCategory::kActivations) = 2 * (layout.num_microbatches() + left_out) * layout.micro_batch * layout.seq_len * kTokenId;
+    live(MemoryCategory::kActivations) = (layout.num_microbatches() + left_out) * layout.micro_batch * sequence_bytes();
   }
 
   // Before the first action: what the rank holds all the time, and the tokens of the step.
@@ -232,6 +231,17 @@ class MemoryWalk {
     const bool forward = work_of(action.kind) == Work::kForward;
     const arch::PartCost& parts = forward ? of.forward_parts : adds_to_weights(action.kind) ? of.backward_parts : of.input_parts;
     return parts.workspace[static_cast<size_t>(action.part)];
+  }
+
+  // Token ids and targets of one sequence; with nn::TokenPlaces positions, and as int32 of each token its place and the first that it
+  // sees, over cp also the places of all ranks' tokens and the first that each of the whole sequence sees.
+  int64_t sequence_bytes() const {
+    constexpr int64_t kPlace = 4;
+    const int64_t tokens = layout_.tokens_here(), ranks = layout_.context_shard().ranks;
+    const int64_t ids = 2 * tokens * kTokenId;
+    if (!layout_.has_places()) return ids;
+    const int64_t of_ranks = ranks == 1 ? 0 : kPlace * (ranks * tokens + layout_.seq_len);
+    return ids + tokens * (kTokenId + 2 * kPlace) + of_ranks;
   }
 
   int64_t workspace(const Effects& effects, const Action& action) const {

@@ -82,7 +82,7 @@ std::vector<std::vector<int>> alike_ranks(const Program& program, const Layout& 
                                           bool numbered) {
   // Ranks of one class make the same calls, but for their shard. Along tp the rows of what goes between stages may differ.
   const RankClasses classes(program, layout);
-  const bool equal_rows = layout.micro_batch * layout.seq_len % layout.mesh.degree(mesh::Axis::kTp) == 0;
+  const bool equal_rows = layout.micro_batch * layout.tokens_here() % layout.mesh.degree(mesh::Axis::kTp) == 0;
   std::map<CallKinds, size_t> known;
   std::vector<std::optional<size_t>> of_class(classes.count());
   std::vector<std::vector<int>> groups;

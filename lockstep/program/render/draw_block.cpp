@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <functional>
+#include <set>
+#include <utility>
 
 #include "lockstep/arch/branch_kind.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
 #include "lockstep/program/ledger.h"
+#include "lockstep/program/planned_calls.h"
 #include "lockstep/program/render/render.h"
 #include "lockstep/program/render/render_text.h"
 
@@ -26,17 +30,16 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 class BlockDrawing {
  public:
   BlockDrawing(const Layout& layout, int rank, int layer)
-      : layout_(layout), rank_(rank), tp_(layout.mesh.degree(mesh::Axis::kTp)),
+      : layout_(layout), rank_(rank), layer_(layer), block_(arch::layer_spec(layout.model, layer)), tp_(layout.mesh.degree(mesh::Axis::kTp)),
         sequence_(tp_ > 1 && layout.sequence_parallel) {
-    const arch::LayerSpec block = arch::layer_spec(layout.model, layer);
     // The rank's stage may have no such layer, but its place in tp, ep and etp is one of every stage.
     for (const arch::ParamSpec& spec : arch::param_table(layout.model, layout.tensor_shard(rank), {layer}))
-      if (spec.layer == block.index) specs_[spec.name.substr(block.name.size() + 1)] = spec;
-    description_ = arch::describe_layer(layout.model, block, layout.cost_input(0));
+      if (spec.layer == block_.index) specs_[spec.name.substr(block_.name.size() + 1)] = spec;
+    description_ = arch::describe_layer(layout.model, block_, layout.cost_input(0));
   }
 
   std::string text() {
-    const int64_t rows = layout_.micro_batch * layout_.seq_len;
+    const int64_t rows = layout_.micro_batch * layout_.tokens_here();
     const int here_rank = layout_.mesh.coordinates(rank_)[mesh::Axis::kTp];
     const mesh::Range here = sequence_ ? mesh::padded_range(rows, tp_, here_rank) : mesh::Range{0, rows};
     line(cat("x  rows ", here.begin, "..", here.end - 1, " of ", rows, ", all ", layout_.model.hidden, " columns"));
@@ -55,11 +58,16 @@ class BlockDrawing {
     if (branch.beside) line(cat("beside the branch above, reads ", branch.norm_before ? "the same x" : "what it reads"));
     if (branch.norm_before) norm(branch.norm());
     if (kind.drawing)
-      for (const arch::DrawnPart& part : kind.drawing(layout_.model, branch, specs_)) draw(part);
+      draw_parts(branch, kind);
     else
       draw_linears(branch, kind);
     if (branch.norm_behind) norm(branch.post_norm());
     line(branch.beside ? "+  what the branch above gives, on the same rows" : "+  x of this half, on the same rows");
+  }
+
+  void draw_parts(const arch::Branch& branch, const arch::BranchKind& kind) {
+    for (const arch::DrawnPart& part : kind.drawing(layout_.model, branch, specs_)) draw(part);
+    between_tokens(branch);
   }
 
   // The first linears side by side, what is between, the second linear.
@@ -70,6 +78,7 @@ class BlockDrawing {
     std::vector<std::string> names;
     for (const auto& piece : linears.pieces) names.push_back(branch.part(piece.name) + ".weight");
     matrices(names);
+    between_tokens(branch);
     line(cat("| ", kind.between(layout_.model, branch, specs_)));
     matrices({last + ".weight"});
     communication(last);
@@ -92,12 +101,49 @@ class BlockDrawing {
 
   // What a part communicates, forward to the right, backward to the left.
   void communication(std::string_view linear) {
+    drawn_.emplace(linear);
     for (const arch::LayerCall& call : description_.calls) {
       if (call.part != linear) continue;
       const char* arrow = call.phase == CallPhase::kForward ? "|==> forward:  " : "<==| backward: ";
       line(cat(arrow, collective_name(call.collective), of_what(call), over_experts(call), ", ", call.at_run_time ? "about " : "",
                format_bytes(static_cast<double>(call.numel * call.element_size))));
     }
+  }
+
+  // What the branch communicates over cp, as far as it is not drawn with its parts.
+  void between_tokens(const arch::Branch& branch) {
+    for (const auto& [phase, arrow] : {std::pair{arch::Phase::kForward, "|==> forward:  "}, std::pair{arch::Phase::kBackward, "<==| backward: "}}) {
+      std::vector<std::pair<PlannedCall, int>> found;  // and how often
+      for (const PlannedCall& call : tensor_calls(layout_, layer_, phase)) {
+        if (call.group.channel != Channel::kContext || !is_of(call.id, branch)) continue;
+        const auto same = std::ranges::find_if(found, [&](const auto& other) { return other.first.id == call.id && other.first.numel == call.numel; });
+        if (same == found.end())
+          found.emplace_back(call, 1);
+        else
+          ++same->second;
+      }
+      int exchanges = 0;
+      for (const auto& [call, count] : found) {
+        const int exchange = call.collective == Collective::kAllToAll ? exchanges++ : 0;
+        line(cat(arrow, count > 1 ? cat(count, " x ") : "", collective_name(call.collective), of_tokens(call, phase == arch::Phase::kForward, exchange),
+                 " over ", group_name(layout_, call.group), ", ", format_bytes(static_cast<double>(call.bytes()))));
+      }
+    }
+  }
+
+  // The id of a call that is not drawn yet.
+  bool is_of(const CallId& id, const arch::Branch& branch) const {
+    return std::ranges::any_of(description_.calls, [&](const arch::LayerCall& call) {
+      return call.part.starts_with(branch.part("")) && !drawn_.contains(call.part) &&
+             id == call_of_layer(Purpose::kLayer, block_).of_part(call.part).with(call.phase);
+    });
+  }
+
+  // `exchange`: which all_to_all of a pass it is.
+  std::string of_tokens(const PlannedCall& call, bool forward, int exchange) const {
+    if (call.collective == Collective::kAllToAll) return cat(forward ? " of " : " of d ", forward == (exchange == 0) ? "q, k, v" : "output");
+    const bool latents = layout_.model.has_latent() && layout_.context == config::ContextKind::kRing;
+    return cat(call.id.phase == CallPhase::kBackward ? " of d " : " of ", latents ? "latents" : "k, v");
   }
 
   // All else goes over tp.
@@ -149,10 +195,13 @@ class BlockDrawing {
 
   const Layout& layout_;
   const int rank_;
+  const int layer_;
+  const arch::LayerSpec block_;
   const int tp_;
   const bool sequence_;
   arch::ParameterPieces specs_;  // of block 0
   arch::LayerDescription description_;
+  std::set<std::string, std::less<>> drawn_{};  // parts whose calls are
   std::string text_;
 };
 

@@ -74,5 +74,33 @@ TEST(DrawBlock, OfRanksOfEveryStage) {
   EXPECT_NE(draw_block(layout, 0), draw_block(layout, 1)) << "other experts";
 }
 
+// 8 tokens of 4 key/value heads, k and v 4 wide each, in fp32: 1 KiB; exchanged for 2 x 6 query heads 2 x 8 x (6 x 4 + 2 x 8) numbers.
+TEST(DrawBlock, WhatTravelsBetweenTheTokensOfRanks) {
+  config::RunConfig config;
+  config.model.preset = "llama-test";
+  config.train.micro_batch = config.train.global_batch = 1;
+  config.train.seq_len = 16;
+  Layout layout = make_layout(config, arch::resolve_model(config.model), 1);
+  mesh::PerAxis degrees = mesh::PerAxis::ones();
+  degrees[mesh::Axis::kCp] = 2;
+  layout.mesh = mesh::Mesh(degrees);
+  const auto lines = [&] {
+    std::vector<std::string> found;
+    std::istringstream text(draw_block(layout, 0));
+    for (std::string line; std::getline(text, line);)
+      if (line.find(" over cp") != std::string::npos || line.starts_with("x  rows")) found.push_back(line);
+    return found;
+  };
+  const std::string rows = "x  rows 0..7 of 8, all 48 columns";
+  EXPECT_THAT(lines(), ElementsAre(rows, "|==> forward:  shift of k, v over cp, 1.00 KiB", "<==| backward: shift of k, v over cp, 1.00 KiB",
+                                   "<==| backward: 2 x shift of d k, v over cp, 1.00 KiB"));
+  layout.context = config::ContextKind::kAllToAll;
+  EXPECT_THAT(lines(), ElementsAre(rows, "|==> forward:  all_to_all of q, k, v over cp, 2.50 KiB", "|==> forward:  all_to_all of output over cp, 1.50 KiB",
+                                   "<==| backward: all_to_all of d output over cp, 1.50 KiB", "<==| backward: all_to_all of d q, k, v over cp, 2.50 KiB"));
+  layout.context = config::ContextKind::kAllGather;
+  EXPECT_THAT(lines(), ElementsAre(rows, "|==> forward:  all_gather of k, v over cp, 2.00 KiB", "<==| backward: all_gather of k, v over cp, 2.00 KiB",
+                                   "<==| backward: reduce_scatter of d k, v over cp, 2.00 KiB"));
+}
+
 }  // namespace
 }  // namespace lockstep::program

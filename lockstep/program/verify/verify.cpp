@@ -164,6 +164,7 @@ class Verifier {
     };
     add("dp_shard", mesh::Axis::kDpShard, false);
     add("dp_replicate", mesh::Axis::kDpReplicate, false);
+    add("cp", mesh::Axis::kCp, true);
     add("tp", mesh::Axis::kTp, true);
     if (layout_.model.has_experts()) add("ep", layout_.expert_ranks(), true);
     const int of_stage = layout_.pipelines();
