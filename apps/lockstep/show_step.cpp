@@ -54,7 +54,7 @@ std::pair<plan::Measured, plan::Typical> measured_steps(const CommandLine& comma
   std::vector<plan::ActionTimes> times;
   for (const int64_t step : steps) {
     const std::vector<plan::StepTrace> traces = plan::read_step(folder, step, program);
-    last = {.step = step, .spans = plan::measured_spans(program, layout, traces), .overhead = plan::overhead(traces)};
+    last = {.step = step, .spans = plan::measured_spans(program, layout, traces), .overhead = plan::overhead(traces), .calls = plan::measured_calls(traces)};
     times.push_back(plan::measured_times(program, layout, last.spans));
   }
   return {std::move(last), plan::Typical{.steps = steps, .simulation = plan::simulate(program, layout, plan::typical_times(program, times))}};

@@ -156,25 +156,33 @@ LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const Cos
   return cost;
 }
 
-double model_flops_per_token(const ModelConfig& of, int64_t seq_len) {
+ModelFlops::ModelFlops(const ModelConfig& of) : window_(of.sliding_window) {
   ModelConfig model = of;
   // Experts that choose take k for a token on average, which sequences as short as these would round up.
   if (model.experts.router == config::Router::kExpertChoice) model.experts.router = config::Router::kSoftmax;
-  // Half of the tokens of a sequence on average, less what lies beyond a window.
-  const auto length = static_cast<double>(seq_len), window = static_cast<double>(std::exchange(model.sliding_window, 0));
-  const double seen = window > 0 && window < length ? window - window * window / (2 * length) : length / 2;
-  const double further_pairs = seen - 1;
-  std::map<int, double> known;  // of a layer of each pattern
-  double flops = 0;
+  model.sliding_window = 0;
+  struct Known {
+    double of_two, per_pair;
+  };
+  std::map<int, Known> known;  // of a layer of each pattern
   for (const LayerSpec& layer : layer_table(model)) {
     const auto [found, fresh] = known.try_emplace(layer_pattern(model, layer));
     if (fresh) {
       const double of_two = model_flops_of_token(model, layer, 2);
-      found->second = of_two + further_pairs * (model_flops_of_token(model, layer, 4) - of_two);
+      found->second = {.of_two = of_two, .per_pair = model_flops_of_token(model, layer, 4) - of_two};
     }
-    flops += found->second;
+    of_two_ += found->second.of_two;
+    per_pair_ += found->second.per_pair;
   }
-  return flops;
 }
+
+double ModelFlops::per_token(int64_t length) const {
+  // Half of the tokens of a document on average, less what lies beyond a window.
+  const auto tokens = static_cast<double>(length), window = static_cast<double>(window_);
+  const double seen = window > 0 && window < tokens ? window - window * window / (2 * tokens) : tokens / 2;
+  return of_two_ + (seen - 1) * per_pair_;
+}
+
+double model_flops_per_token(const ModelConfig& model, int64_t seq_len) { return ModelFlops(model).per_token(seq_len); }
 
 }  // namespace lockstep::arch

@@ -90,7 +90,18 @@ LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const Cos
 // to the gradient of the weight costs less than the product.
 int64_t head_chunk_rows(int64_t vocab_size, int ranks = 1);
 
-// Model FLOPs of one training token at length S: 6 x MACs, of attention its causal half, as far as a window lets see, of experts those that a token goes through.
+// Model FLOPs of training: 6 x MACs, of attention its causal half, as far as a window lets see, of experts those that a token goes through.
+class ModelFlops {
+ public:
+  explicit ModelFlops(const ModelConfig& model);
+  // Of one token on average, in a document of so many that see nothing else.
+  double per_token(int64_t length) const;
+
+ private:
+  int64_t window_;
+  double of_two_ = 0, per_pair_ = 0;  // of a token that sees itself alone; what each further token that it sees adds
+};
+// The same of sequences that are one document each.
 double model_flops_per_token(const ModelConfig& model, int64_t seq_len);
 
 }  // namespace lockstep::arch

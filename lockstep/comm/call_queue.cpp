@@ -47,7 +47,7 @@ std::shared_ptr<Work::State> CallQueue::run_here(Call call) {
   if (!failure_) transport_->add_awaiting(-1);
   // The progress thread sleeps: waking it for nothing costs as much as a small call.
   if (!entries_.empty() || closing_ || callers_ > 0) changed_.notify_all();
-  entry.state->exposed_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  entry.state->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   return entry.state;
 }
 
@@ -84,7 +84,7 @@ void CallQueue::run_entry(Entry& entry, std::unique_lock<std::mutex>& lock) {
     busy_ = true;
     lock.unlock();
     try {
-      run(entry.call);
+      run(entry);
     } catch (...) {
       problem = explained(std::current_exception());
     }
@@ -97,9 +97,10 @@ void CallQueue::run_entry(Entry& entry, std::unique_lock<std::mutex>& lock) {
   entry.state->finish(problem);
 }
 
-void CallQueue::run(Call& call) {
+void CallQueue::run(Entry& entry) {
+  Call& call = entry.call;
   if (call.prepare) call.prepare();
-  const int64_t flight = flights_.enter(call.progress.call, call.payload);
+  const int64_t flight = flights_.enter(call.progress.call, call.payload, entry.state);
   call.progress.inside = true;
   transport_->publish(call.progress);
   Link link(*transport_, call.header, options_.deadline);

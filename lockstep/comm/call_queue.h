@@ -53,7 +53,7 @@ class CallQueue {
   };
   void work_off();
   void run_entry(Entry& entry, std::unique_lock<std::mutex>& lock);  // unlocked while the call runs
-  void run(Call& call);
+  void run(Entry& entry);
   std::map<int, int64_t> by_world_rank(const std::vector<int64_t>& sent) const;
 
   std::unique_ptr<Transport> transport_;

@@ -8,9 +8,9 @@
 
 namespace lockstep::comm {
 
-int64_t FlightRing::enter(const CallLabel& call, int64_t bytes) {
+int64_t FlightRing::enter(const CallLabel& call, int64_t bytes, std::shared_ptr<const CallWait> wait) {
   const std::lock_guard lock(mutex_);
-  flights_[static_cast<size_t>(count_ % kCalls)] = {.call = call, .bytes = bytes, .entered = Clock::now()};
+  flights_[static_cast<size_t>(count_ % kCalls)] = {.call = call, .bytes = bytes, .entered = Clock::now(), .wait = std::move(wait)};
   return count_++;
 }
 
@@ -18,7 +18,7 @@ void FlightRing::leave(int64_t number) {
   const std::lock_guard lock(mutex_);
   Flight& flight = flights_[static_cast<size_t>(number % kCalls)];
   flight.left = Clock::now();
-  if (timing_) times_.push_back({flight.call.id, flight.entered, flight.left});
+  if (timing_) times_.push_back({.call = {.id = flight.call.id, .entered = flight.entered, .left = flight.left}, .wait = flight.wait});
 }
 
 void FlightRing::time_calls() {
@@ -30,7 +30,12 @@ void FlightRing::time_calls() {
 std::vector<TimedCall> FlightRing::take_times() {
   const std::lock_guard lock(mutex_);
   timing_ = false;
-  return std::exchange(times_, {});
+  std::vector<TimedCall> times;
+  for (const Timed& timed : std::exchange(times_, {})) {
+    times.push_back(timed.call);
+    if (timed.wait) times.back().waited = timed.wait->seconds;
+  }
+  return times;
 }
 
 std::string FlightRing::text(int calls) const {

@@ -11,7 +11,7 @@ void Work::wait() {
     ++state_->waiting;
     state_->transport->add_awaiting(1);
     state_->changed.wait(lock, [this] { return state_->done; });
-    state_->exposed_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    state_->seconds = state_->seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   }
   if (state_->failure) std::rethrow_exception(state_->failure);
 }
@@ -26,8 +26,7 @@ bool Work::done() const {
 double Work::exposed_seconds() const {
   if (!state_) return 0;
   if (state_->native) return state_->native->exposed_seconds();
-  const std::lock_guard lock(state_->mutex);
-  return state_->exposed_seconds;
+  return state_->seconds;
 }
 
 }  // namespace lockstep::comm

@@ -10,12 +10,11 @@
 
 namespace lockstep::comm {
 
-struct Work::State {
+struct Work::State : CallWait {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
   std::exception_ptr failure;
-  double exposed_seconds = 0;
   std::shared_ptr<NativeWork> native;  // set: the call is the backend's, and the rest is not used
   Transport* transport = nullptr;      // there until the call is done; null: nobody can wait for it
   int waiting = 0;                     // threads

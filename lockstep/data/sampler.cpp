@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -103,19 +104,38 @@ void Sampler::sample(int64_t index, std::span<int64_t> tokens_out) const {
 
 Window Sampler::window(int64_t index) const { return packing_ ? window_of_documents(index) : window_of_stream(index); }
 
+// Where documents begin in a sample of the stream, the first at 0: what it has of a document counts as one. The last may begin at S.
+std::vector<int32_t> Sampler::stream_begins(int64_t index) const {
+  std::vector<int32_t> begins = {0};
+  const int64_t first = first_token(index);
+  for (auto start = std::ranges::upper_bound(starts_, first); start != starts_.end() && *start <= first + options_.seq_len; ++start)
+    begins.push_back(static_cast<int32_t>(*start - first));
+  return begins;
+}
+
+std::vector<int64_t> Sampler::document_lengths(int64_t index) const {
+  std::vector<int64_t> lengths;
+  if (packing_) {
+    for (const PackedPiece& piece : packing_->pieces(place(index))) lengths.push_back(piece.length);
+  } else {
+    std::vector<int32_t> bounds = stream_begins(index);
+    if (bounds.back() < options_.seq_len) bounds.push_back(static_cast<int32_t>(options_.seq_len));
+    for (size_t i = 1; i < bounds.size(); ++i) lengths.push_back(bounds[i] - bounds[i - 1]);
+  }
+  if (options_.rules.mask) return lengths;
+  return {std::accumulate(lengths.begin(), lengths.end(), int64_t{0})};
+}
+
 Window Sampler::window_of_stream(int64_t index) const {
   std::vector<int64_t> tokens(static_cast<size_t>(options_.seq_len) + 1);
   sample(index, tokens);
   Window window = empty_window(options_.seq_len);
   std::copy(tokens.begin(), tokens.end() - 1, window.tokens.begin());
   std::copy(tokens.begin() + 1, tokens.end(), window.targets.begin());
-  std::vector<int32_t> begins = {0};  // what the window has of a document counts as one
-  const int64_t first = first_token(index);
-  for (auto start = std::ranges::upper_bound(starts_, first); start != starts_.end() && *start <= first + options_.seq_len; ++start) {
-    const auto begin = static_cast<int32_t>(*start - first);
-    if (options_.rules.mask) window.targets[static_cast<size_t>(begin) - 1] = kNoTarget;
-    if (begin < options_.seq_len) begins.push_back(begin);
-  }
+  std::vector<int32_t> begins = stream_begins(index);
+  if (options_.rules.mask)
+    for (size_t i = 1; i < begins.size(); ++i) window.targets[static_cast<size_t>(begins[i]) - 1] = kNoTarget;
+  if (begins.back() == options_.seq_len) begins.pop_back();  // it has none of the window's tokens
   set_documents(window, options_.seq_len, begins, options_.rules);
   return window;
 }

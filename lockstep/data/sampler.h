@@ -50,6 +50,8 @@ class Sampler {
   int64_t first_token(int64_t index) const;
   // Sample `index` >= 0 of the stream, as if it were one document; tokens_out has S + 1 elements. Not with pack documents.
   void sample(int64_t index, std::span<int64_t> tokens_out) const;
+  // Of the documents in sample `index` that do not see each other, how many tokens each has, fill left out; without masks of all as one.
+  std::vector<int64_t> document_lengths(int64_t index) const;
   // Sample `index` >= 0 with what its tokens know of documents. Without masks the targets are those of sample().
   Window window(int64_t index) const;
 
@@ -59,6 +61,7 @@ class Sampler {
  private:
   int64_t place(int64_t index) const;
   int64_t samples_of_file() const;
+  std::vector<int32_t> stream_begins(int64_t index) const;
   Window window_of_stream(int64_t index) const;
   Window window_of_documents(int64_t index) const;
 

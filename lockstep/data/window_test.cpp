@@ -141,6 +141,25 @@ TEST(Window, IsCutWithAllThatBelongsToItsTokens) {
   EXPECT_EQ(part.valid_targets(), 1);
 }
 
+TEST(Window, LengthsOfDocumentsAreKnownWithoutTheirTokens) {
+  const auto file = file_of(uneven_lengths(40));
+  for (const config::Pack pack : {config::Pack::kStream, config::Pack::kDocuments}) {
+    const Sampler sampler(file, {.seq_len = 16, .pack = pack, .rules = {.mask = true, .reset_positions = true}});
+    for (int64_t index = 0; index < sampler.samples_per_epoch(); ++index) {
+      const Window window = sampler.window(index);
+      std::vector<int64_t> lengths;  // places of a document count from 0
+      for (size_t i = 0; i < window.tokens.size() && window.tokens[i] > 0; ++i) {
+        if (window.positions[i] == 0) lengths.push_back(0);
+        ++lengths.back();
+      }
+      EXPECT_EQ(sampler.document_lengths(index), lengths);
+    }
+  }
+  EXPECT_THAT(Sampler(file, {.seq_len = 16}).document_lengths(1), ElementsAre(16));
+  const Sampler seen(file_of({3, 4, 2}), {.seq_len = 10, .pack = config::Pack::kDocuments});
+  EXPECT_THAT(seen.document_lengths(0), ElementsAre(9)) << "without masks they are one";
+}
+
 TEST(Window, RefusesDocumentsFewerThanABatch) {
   const auto file = file_of({6, 2, 5, 3});
   const SamplerOptions two{.seq_len = 8, .global_batch = 2, .pack = config::Pack::kDocuments};

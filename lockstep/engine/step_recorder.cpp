@@ -66,11 +66,17 @@ plan::StepTrace StepRecorder::finish() {
     const Action& action = actions[static_cast<size_t>(record.action)];
     const bool computes = program::computes(action.kind);
     for (const program::PlannedCall& call : step_.calls.of(action)) {
-      // Of calls inside of layers those over experts alone are actions too, elsewhere in the list.
-      if (computes && call.group.channel != program::Channel::kExperts) continue;
       std::deque<comm::TimedCall>& timed = calls[{&step_.groups.over(call.group), call.id}];
       if (timed.empty()) continue;
       if (computes) {
+        const comm::TimedCall& of = timed.front();
+        // Those over experts alone are actions too, elsewhere in the list.
+        if (call.group.channel != program::Channel::kExperts)
+          trace_.calls.push_back({.action = record.action,
+                                  .what = program::call_text(call.id.of_every_owner()),
+                                  .start = seconds(of.entered),
+                                  .end = seconds(of.left),
+                                  .waited = of.waited});
         timed.pop_front();
         continue;
       }

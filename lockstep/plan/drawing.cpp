@@ -135,7 +135,7 @@ std::string grid_text(const program::Program& program, const program::Layout& la
   return text;
 }
 
-std::string chrome_trace(const program::Program& program, const program::Layout& layout, const Spans& spans, bool in_units) {
+std::string chrome_trace(const program::Program& program, const program::Layout& layout, const Spans& spans, bool in_units, const CallsOfRanks& calls) {
   const double scale = in_units ? 1e3 : 1e6;
   OrderedJson events = OrderedJson::array();
   for (int rank = 0; rank < program.world_size(); ++rank) {
@@ -159,6 +159,16 @@ std::string chrome_trace(const program::Program& program, const program::Layout&
                         {"dur", span.seconds() * scale},
                         {"args", args}});
     }
+    if (calls.empty()) continue;
+    for (const CallRecord& call : calls[static_cast<size_t>(rank)])
+      events.push_back({{"ph", "X"},
+                        {"name", call.what},
+                        {"cat", "inside layers"},
+                        {"pid", rank},
+                        {"tid", 1},
+                        {"ts", call.start * scale},
+                        {"dur", (call.end - call.start) * scale},
+                        {"args", {{"waited_us", call.waited * scale}}}});
   }
   // From what was computed last before the SEND to what uses it first.
   const Matching matching = match(program, layout);

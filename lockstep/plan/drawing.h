@@ -21,10 +21,11 @@ struct GanttOptions {
   std::string id = "step";  // of its patterns: two pictures on one page have different ones
   const std::vector<ActionRef>* critical_path = nullptr;
   std::vector<program::MemoryTimeline> memory{};  // by rank
+  const CallsOfRanks* calls = nullptr;            // inside layers
 };
 
 // SVG that stands alone, and inside of report_html(). A row per rank: what it computes, with the number of the microbatch where
-// there is room, hatched where it waits; below that what it communicates and copies; and the memory of the device: what it holds
+// there is room, hatched where it waits, also inside layers where `calls` are known; below that what it communicates and copies; and the memory of the device: what it holds
 // all the time, and on top what comes and goes, to the largest of all ranks. The actions of the critical path are outlined.
 // Colours of Okabe and Ito, told apart by colour-blind people too; they follow the viewer's light or dark mode, and paper is light.
 // Refers to nothing outside.
@@ -46,14 +47,16 @@ std::string grid_text(const program::Program& program, const program::Layout& la
                       const GridOptions& options = {});
 
 // For chrome://tracing and Perfetto, in the Trace Event Format as JSON: a process per rank with the threads compute, network and
-// copies; a complete event (X) for every action that takes time, and an arrow (s to f) from each SEND to what takes it in. Times in
-// microseconds; units count as milliseconds.
-std::string chrome_trace(const program::Program& program, const program::Layout& layout, const Spans& spans, bool in_units);
+// copies; a complete event (X) for every action that takes time and every call inside layers, and an arrow (s to f) from each SEND to
+// what takes it in. Times in microseconds; units count as milliseconds.
+std::string chrome_trace(const program::Program& program, const program::Layout& layout, const Spans& spans, bool in_units,
+                         const CallsOfRanks& calls = {});
 
 struct Measured {
   int64_t step = 0;
   Spans spans{};
   Overhead overhead{};
+  CallsOfRanks calls{};
 };
 // A step that is simulated with the medians of several measured ones.
 struct Typical {
@@ -84,7 +87,7 @@ std::string with_section(std::string page, std::string_view name, std::string_vi
 
 // Those numbers: {layout, schedule, ranks, virtual_stages, microbatches, unit, times, simulated, bubble_formula, measured, typical};
 // ranks are the pipeline's, "unit" is s, or "unit" where the times are of equal stages. simulated and measured hold step, bubble,
-// idle and the busy time of each rank; measured also the number of its step and the overhead of the engine per action; typical as
+// idle and the busy time of each rank; measured also the number of its step, the overhead of the engine per action and the calls inside layers; typical as
 // simulated, and its steps. What there is not is left out.
 OrderedJson step_numbers(const ReportInput& input);
 

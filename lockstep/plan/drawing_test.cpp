@@ -123,6 +123,25 @@ TEST(Report, IsOneFileThatSaysWhatTheNumbersAre) {
   EXPECT_NEAR(parse_json(html.substr(begin, html.find("</script>") - begin), "data")["bubble_formula"].get<double>(), 3.0 / 11, 1e-12);
 }
 
+TEST(Report, ShowsWhatIsHiddenOfCallsInsideLayers) {
+  const Step step({.ranks = 2, .microbatches = 2});
+  CallsOfRanks calls = {{{0, "blocks.*.attention", 0, 1, 0.25}, {0, "blocks.*.attention", 2, 3}}, {{0, "blocks.*.attention", 4, 5, 1}}};
+  const std::string html = report_html({.program = step.program,
+                                        .layout = step.layout,
+                                        .simulation = step.simulation,
+                                        .times = step.times,
+                                        .measured = Measured{.step = 12, .spans = step.simulation.spans, .calls = calls}});
+  EXPECT_THAT(html, HasSubstr("<td>blocks.*.attention</td><td>1.5</td><td>1.5 s</td><td>625 ms</td>"));
+  GanttOptions options{.calls = &calls};
+  for (int rank = 0; rank < 2; ++rank) options.memory.push_back(program::memory_timeline(step.layout, step.program, rank));
+  const std::string with = gantt_svg(step.program, step.layout, step.simulation.spans, options);
+  options.calls = nullptr;
+  const std::string without = gantt_svg(step.program, step.layout, step.simulation.spans, options);
+  EXPECT_EQ(count(with, "<rect class=\"C\" "), count(without, "<rect class=\"C\" ") + 3);
+  EXPECT_EQ(count(with, "<rect fill=\"url(#step-hatch)"), count(without, "<rect fill=\"url(#step-hatch)") + 2);
+  EXPECT_THAT(chrome_trace(step.program, step.layout, step.simulation.spans, false, calls), HasSubstr("inside layers"));
+}
+
 TEST(Text, NumbersForPeople) {
   EXPECT_EQ(decimal(12.0), "12");
   EXPECT_EQ(decimal(0.25, 2), "0.25");

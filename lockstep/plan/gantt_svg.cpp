@@ -63,6 +63,7 @@ class Gantt {
       count += row.size();
       for (const Box& box : row) present_.insert(box.kind);
     }
+    if (options.calls && std::ranges::any_of(*options.calls, [](const auto& calls) { return !calls.empty(); })) present_.insert(BoxKind::kNetwork);
     network_ = present_.contains(BoxKind::kNetwork) || present_.contains(BoxKind::kCopy);
     titles_ = count <= kMostTitles;
     for (const program::MemoryTimeline& timeline : options.memory) memory_scale_ = std::max(memory_scale_, peak_bytes(timeline));
@@ -136,7 +137,39 @@ class Gantt {
     for (const bool critical : {false, true})
       for (const Box& box : boxes_[rank])
         if (box.critical == critical) svg += box_svg(box, rank);
+    if (options_.calls && !options_.calls->empty()) svg += calls(options_.calls->at(rank));
     return svg + memory(rank) + "</g>\n";
+  }
+
+  // Inside layers: when calls run, below what is computed, and over that when it waits for them.
+  std::string calls(const std::vector<CallRecord>& calls) const {
+    std::vector<Span> running, waiting;
+    for (const CallRecord& call : calls) {
+      running.push_back({call.start, call.end});
+      if (call.waited > 0) waiting.push_back({std::max(call.start, call.end - call.waited), call.end});
+    }
+    std::string svg;
+    const auto rectangle = [&](const Span& span, std::string_view look, double top, double height) {
+      const double left = x(span.start);
+      svg += cat("<rect ", look, " x=\"", decimal(left, 2), "\" y=\"", top, "\" width=\"", decimal(std::max(x(span.end) - left, 0.4), 2),
+                 "\" height=\"", height, "\"/>\n");
+    };
+    for (const Span& span : merged(std::move(running))) rectangle(span, "class=\"C\"", kCompute + 2, kNetwork);
+    for (const Span& span : merged(std::move(waiting))) rectangle(span, cat("fill=\"url(#", options_.id, "-hatch)\""), 0, kCompute);
+    return svg;
+  }
+
+  // In the order of time, neighbours that no eye tells apart as one.
+  std::vector<Span> merged(std::vector<Span> spans) const {
+    std::ranges::sort(spans, {}, &Span::start);
+    std::vector<Span> result;
+    for (const Span& span : spans) {
+      if (!result.empty() && span.start <= result.back().end + seconds_ / 4000)
+        result.back().end = std::max(result.back().end, span.end);
+      else
+        result.push_back(span);
+    }
+    return result;
   }
 
   std::string box_svg(const Box& box, size_t rank) const {

@@ -59,7 +59,7 @@ class Report {
 
   std::string text() const {
     const std::string title = in_.title.empty() ? "A training step" : in_.title;
-    return page_html(title, in_.layout, cat(cards(), "<p>", verdict(), "</p>\n", pictures(), "<h2>Ranks</h2>\n", rank_table(), text_twin(), data()));
+    return page_html(title, in_.layout, cat(cards(), "<p>", verdict(), "</p>\n", pictures(), calls_table(), "<h2>Ranks</h2>\n", rank_table(), text_twin(), data()));
   }
 
  private:
@@ -118,6 +118,7 @@ class Report {
     options.in_units = false;
     options.id = "measured";
     options.critical_path = nullptr;
+    options.calls = &in_.measured->calls;
     return cat(html, "<div class=\"gantt\">", gantt_svg(in_.program, in_.layout, in_.measured->spans, options), "</div>\n");
   }
 
@@ -133,6 +134,20 @@ class Report {
       if (in_.measured) html += cat("<td>", time_text(measured_.busy[index], false), "</td><td>", percent_text(measured_.idle(rank)), "</td>");
       html += cat("<td>", program::bytes_text(peak_bytes(memory_[index])), "</td></tr>\n");
     }
+    return html + "</table>\n";
+  }
+
+  // What runs beside the products of a layer, and what of it does not.
+  std::string calls_table() const {
+    const std::vector<CallTotals> totals = in_.measured ? call_totals(in_.measured->calls) : std::vector<CallTotals>();
+    if (totals.empty()) return "";
+    std::string html =
+        "<h2>Communication inside layers, measured, of a rank on average</h2>\n<table>\n<tr><th>call</th><th>calls</th><th>they run</th>"
+        "<th>waited for</th><th>of the step</th><th>hidden</th></tr>\n";
+    for (const CallTotals& row : totals)
+      html += cat("<tr><td>", escaped(row.what), "</td><td>", decimal(row.calls, 1), "</td><td>", time_text(row.seconds, false), "</td><td>",
+                  time_text(row.waited, false), "</td><td>", percent_text(row.waited / measured_.step_seconds), "</td><td>",
+                  percent_text(row.hidden()), "</td></tr>\n");
     return html + "</table>\n";
   }
 
@@ -173,6 +188,8 @@ OrderedJson step_numbers(const ReportInput& input) {
     const Overhead& found = input.measured->overhead;
     json["measured"]["overhead"] = {
         {"actions", found.actions}, {"mean", found.mean}, {"median", found.median}, {"worst_rank", found.worst_rank}};
+    for (const CallTotals& row : call_totals(input.measured->calls))
+      json["measured"]["inside_layers"].push_back({{"call", row.what}, {"calls", row.calls}, {"seconds", row.seconds}, {"waited", row.waited}});
   }
   if (input.typical) {
     json["typical"] = simulation_json(input.typical->simulation);

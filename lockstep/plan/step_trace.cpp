@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <map>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/file.h"
@@ -21,6 +23,14 @@ constexpr std::string_view kFormat = "lockstep step trace 1";
                    .way_out = "a run with [trace] steps writes them; they belong to the configuration of that run"});
 }
 
+// What passes before any rank's first action is the tracing's own.
+double first_start(const std::vector<StepTrace>& traces) {
+  double first = std::numeric_limits<double>::infinity();
+  for (const StepTrace& trace : traces)
+    if (!trace.records.empty()) first = std::min(first, trace.records.front().action == 0 ? trace.records.front().start : 0);
+  return std::isfinite(first) ? first : 0;
+}
+
 }  // namespace
 
 std::string step_trace_name(int64_t step, int rank) { return cat("step-", step, "-rank-", rank, ".json"); }
@@ -30,6 +40,7 @@ std::string step_trace_json(const StepTrace& trace) {
                       {"world_size", trace.world_size}, {"actions", trace.actions}, {"records", OrderedJson::array()}};
   for (const ActionRecord& record : trace.records)
     json["records"].push_back({record.action, record.start, record.end, record.overhead});
+  for (const CallRecord& call : trace.calls) json["calls"].push_back({call.action, call.what, call.start, call.end, call.waited});
   return json.dump() + "\n";
 }
 
@@ -45,6 +56,9 @@ StepTrace parse_step_trace(std::string_view text, std::string_view origin) {
     for (const Json& record : json.at("records"))
       trace.records.push_back({record.at(0).get<int>(), record.at(1).get<double>(), record.at(2).get<double>(),
                                record.size() > 3 ? record.at(3).get<double>() : 0});  // older traces have none
+    for (const Json& call : json.value("calls", Json::array()))
+      trace.calls.push_back({call.at(0).get<int>(), call.at(1).get<std::string>(), call.at(2).get<double>(), call.at(3).get<double>(),
+                             call.at(4).get<double>()});
   } catch (const Json::exception& error) {
     refuse(origin, error.what());
   }
@@ -58,6 +72,9 @@ StepTrace parse_step_trace(std::string_view text, std::string_view origin) {
       refuse(origin, cat("action ", record.action, " runs from ", record.start, " to ", record.end));
     next = record.action + 1;
   }
+  for (const CallRecord& call : trace.calls)
+    if (call.action < 0 || call.action >= trace.actions || !(call.start <= call.end) || !(call.waited >= 0))
+      refuse(origin, cat("a call of action ", call.action, " runs from ", call.start, " to ", call.end, ", waited for ", call.waited));
   return trace;
 }
 
@@ -123,10 +140,7 @@ Spans measured_spans(const program::Program& program, const program::Layout& lay
     }
     row.resize(program.list(static_cast<int>(rank)).size(), {before, before});
   }
-  // What passes before any rank's first action is the tracing's own.
-  double first = std::numeric_limits<double>::infinity();
-  for (const std::vector<Span>& row : spans)
-    if (!row.empty()) first = std::min(first, row.front().start);
+  const double first = first_start(traces);
   for (std::vector<Span>& row : spans)
     for (Span& span : row) span = {span.start - first, span.end - first};
   const Matching matching = match(program, layout);
@@ -140,6 +154,36 @@ Spans measured_spans(const program::Program& program, const program::Layout& lay
     for (const ActionRef& ref : meeting.actions) of_action(spans, ref).start = std::min(begin, of_action(spans, ref).end);
   }
   return spans;
+}
+
+CallsOfRanks measured_calls(const std::vector<StepTrace>& traces) {
+  const double first = first_start(traces);
+  CallsOfRanks calls;
+  for (const StepTrace& trace : traces)
+    for (CallRecord& call : calls.emplace_back(trace.calls)) {
+      call.start -= first;
+      call.end -= first;
+    }
+  return calls;
+}
+
+std::vector<CallTotals> call_totals(const CallsOfRanks& calls) {
+  std::map<std::string, CallTotals> found;
+  const double share = 1 / static_cast<double>(std::max<size_t>(1, calls.size()));
+  for (const std::vector<CallRecord>& of_rank : calls)
+    for (const CallRecord& call : of_rank) {
+      CallTotals& totals = found[call.what];
+      totals.calls += share;
+      totals.seconds += share * (call.end - call.start);
+      totals.waited += share * std::min(call.waited, call.end - call.start);
+    }
+  std::vector<CallTotals> rows;
+  for (auto& [what, totals] : found) {
+    totals.what = what;
+    rows.push_back(std::move(totals));
+  }
+  std::ranges::stable_sort(rows, std::greater<>{}, &CallTotals::waited);
+  return rows;
 }
 
 }  // namespace lockstep::plan

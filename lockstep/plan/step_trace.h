@@ -29,12 +29,26 @@ struct ActionRecord {
   bool operator==(const ActionRecord&) const = default;
 };
 
+// A call inside a layer's action: of tp, of cp. It ran from `start` to `end`, beside what the action computes but for the last `waited`
+// seconds, in which the action waited for it.
+struct CallRecord {
+  int action = 0;  // index in the rank's list
+  std::string what{};  // of every layer alike: "blocks.*.attention kv_1"
+  double start = 0;
+  double end = 0;
+  double waited = 0;
+  bool operator==(const CallRecord&) const = default;
+};
+
+using CallsOfRanks = std::vector<std::vector<CallRecord>>;
+
 struct StepTrace {
   int64_t step = 0;
   int rank = 0;
   int world_size = 1;
   int actions = 0;                    // of the rank's list, to see that trace and program are of one run
   std::vector<ActionRecord> records{};  // ascending by action; one that took no time may be left out
+  std::vector<CallRecord> calls{};      // ascending by action
   bool operator==(const StepTrace&) const = default;
 };
 
@@ -60,5 +74,18 @@ std::vector<int64_t> traced_steps(const std::filesystem::path& folder);
 // of its ranks came to it, a RECV where its SEND began.
 Spans measured_spans(const program::Program& program, const program::Layout& layout,
                      const std::vector<StepTrace>& traces);
+// The calls inside layers by rank, from that first action on.
+CallsOfRanks measured_calls(const std::vector<StepTrace>& traces);
+
+// The calls of one kind, on average of the ranks.
+struct CallTotals {
+  std::string what{};
+  double calls = 0;
+  double seconds = 0;  // they ran
+  double waited = 0;   // of them
+  double hidden() const { return seconds > 0 ? 1 - waited / seconds : 0; }
+};
+// By the time for which they are waited, then by name.
+std::vector<CallTotals> call_totals(const CallsOfRanks& calls);
 
 }  // namespace lockstep::plan

@@ -12,7 +12,8 @@ namespace lockstep::plan {
 namespace {
 
 TEST(StepTrace, ThereAndBack) {
-  const StepTrace trace{.step = 10, .rank = 1, .world_size = 2, .actions = 5, .records = {{0, 0.125, 0.25}, {3, 1e-7, 2, 3e-6}}};
+  const StepTrace trace{.step = 10, .rank = 1, .world_size = 2, .actions = 5, .records = {{0, 0.125, 0.25}, {3, 1e-7, 2, 3e-6}},
+                        .calls = {{0, "blocks.*.attention kv_1", 0.15, 0.2, 0.03125}, {3, "loss", 1, 1.5}}};
   EXPECT_EQ(parse_step_trace(step_trace_json(trace), "x"), trace);
   EXPECT_EQ(step_trace_name(10, 1), "step-10-rank-1.json");
   // Traces written before there was an overhead.
@@ -32,6 +33,24 @@ TEST(StepTrace, RefusesOthers) {
   refused(trace);
   trace.records[1] = {1, 2, 1};
   refused(trace);
+}
+
+TEST(StepTrace, TellsOfCallsInsideLayersWhatIsHidden) {
+  const std::vector<StepTrace> traces = {
+      {.world_size = 2, .actions = 1, .records = {{0, 1, 9}}, .calls = {{0, "a", 2, 4, 0.5}, {0, "b", 2, 3, 3}, {0, "a", 5, 6}}},
+      {.rank = 1, .world_size = 2, .actions = 1, .records = {{0, 2, 9}}, .calls = {{0, "a", 3, 4, 0.5}}}};
+  const CallsOfRanks calls = measured_calls(traces);
+  ASSERT_EQ(calls.size(), 2u);
+  EXPECT_EQ(calls[1].at(0), (CallRecord{0, "a", 2, 3, 0.5})) << "from the first action of any rank on";
+  const std::vector<CallTotals> totals = call_totals(calls);
+  ASSERT_EQ(totals.size(), 2u);
+  EXPECT_EQ(totals[0].what, "a");
+  EXPECT_EQ(totals[0].calls, 1.5);
+  EXPECT_EQ(totals[0].seconds, 2);
+  EXPECT_EQ(totals[0].waited, 0.5);
+  EXPECT_EQ(totals[0].hidden(), 0.75);
+  EXPECT_EQ(totals[1].waited, 0.5) << "no more than it ran";
+  EXPECT_TRUE(call_totals({}).empty());
 }
 
 TEST(StepTrace, OverheadOfAnAction) {

@@ -145,4 +145,11 @@ std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const progra
   return microbatches;
 }
 
+double step_flops(const arch::ModelFlops& model, const data::Sampler& sampler, const SampleRange& samples) {
+  double flops = 0;
+  for (int64_t index = samples.first; index < samples.first + samples.count; ++index)
+    for (const int64_t length : sampler.document_lengths(index)) flops += static_cast<double>(length) * model.per_token(length);
+  return flops;
+}
+
 }  // namespace lockstep::train

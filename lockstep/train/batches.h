@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "lockstep/arch/cost.h"
 #include "lockstep/data/sampler.h"
 #include "lockstep/data/token_split.h"
 #include "lockstep/nn/layer.h"
@@ -44,5 +45,11 @@ struct StepPosition {
 // samples, and of each other tokens.
 std::vector<nn::Microbatch> load_step(const data::Sampler& sampler, const program::Layout& layout, int rank,
                                       const StepPosition& position, at::Device device);
+
+// Model FLOPs of these sequences of the data: tokens see those of their documents alone where the sampler says so.
+struct SampleRange {
+  int64_t first = 0, count = 0;
+};
+double step_flops(const arch::ModelFlops& model, const data::Sampler& sampler, const SampleRange& samples);
 
 }  // namespace lockstep::train

@@ -157,5 +157,20 @@ TEST(Batches, PlacesOfPlainSequencesSayNothingNew) {
   EXPECT_EQ(with.valid_targets, without.valid_targets);
 }
 
+// Pairs of attention are those inside documents, whatever their number in a sequence.
+TEST(Batches, FlopsAreThoseOfDocumentsAlone) {
+  arch::ModelConfig model;
+  model.vocab_size = 53;
+  const arch::ModelFlops flops(model);
+  data::SamplerOptions options{.seq_len = 16, .shuffle = false};
+  const double together = step_flops(flops, documents(options), {.first = 1, .count = 2});
+  EXPECT_DOUBLE_EQ(together, 2 * 16 * arch::model_flops_per_token(model, 16));
+  options.rules.mask = true;
+  double apart = 0;  // tokens 16..31 of the stream: 1 of the document of 6, then 7 and 8; tokens 32..47: 4 of 8, 9, 1, 2
+  for (const int64_t length : {5, 7, 4, 4, 9, 1, 2}) apart += static_cast<double>(length) * arch::model_flops_per_token(model, length);
+  EXPECT_DOUBLE_EQ(step_flops(flops, documents(options), {.first = 1, .count = 2}), apart);
+  EXPECT_LT(apart, together);
+}
+
 }  // namespace
 }  // namespace lockstep::train

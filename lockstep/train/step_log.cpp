@@ -40,6 +40,7 @@ void StepLog::known(const StepRecord& record, const RunPosition& at) {
   since_line_.tokens += result.tokens;
   since_line_.seconds += record.seconds;
   since_line_.data_seconds += record.data_seconds;
+  since_line_.model_flops += record.model_flops;
   if (!output_.console()) return;
   const double seconds = since_line_.seconds / static_cast<double>(since_line_.steps);
   const double tokens_per_s = static_cast<double>(since_line_.tokens) / since_line_.seconds;
@@ -51,7 +52,7 @@ void StepLog::known(const StepRecord& record, const RunPosition& at) {
               .grad_norm = result.grad_norm,
               .lr = record.lr,
               .tokens_per_s = tokens_per_s,
-              .mfu = tokens_per_s * options_.flops_per_token / flops_per_s_,
+              .mfu = since_line_.model_flops / since_line_.seconds / flops_per_s_,
               .step_seconds = seconds,
               .memory_gib = memory_gib,
               .eta_seconds = seconds * static_cast<double>(options_.total - record.step)};

@@ -12,7 +12,6 @@ namespace lockstep::train {
 struct StepLogOptions {
   int64_t every = 1;           // steps between two lines
   int64_t total = 0;           // steps of the run
-  double flops_per_token = 0;  // of the model
   // Of a step, views into it; none without experts.
   std::function<std::vector<engine::ExpertLoad>(const engine::StepResult& result)> expert_loads =
       [](const engine::StepResult&) { return std::vector<engine::ExpertLoad>(); };
@@ -51,7 +50,7 @@ class StepLog : public StepPolicy {
   double flops_per_s_ = 0;
   struct SinceLine {
     int64_t steps = 0, tokens = 0;
-    double seconds = 0, data_seconds = 0;
+    double seconds = 0, data_seconds = 0, model_flops = 0;
   };
   SinceLine since_line_;
   LossStatistics statistics_;

@@ -28,7 +28,6 @@ TEST(StepLog, TellsTheSpeedOfAllStepsSinceTheLastLine) {
   std::vector<int64_t> first;
   StepLog log({.every = 3,
                .total = 6,
-               .flops_per_token = 5,
                .worst_memory_gib = [&] { return static_cast<double>(++asked); },
                .behind_first = [&](int64_t step) { first.push_back(step); }},
               *output);
@@ -40,6 +39,7 @@ TEST(StepLog, TellsTheSpeedOfAllStepsSinceTheLastLine) {
                .lr = 0.5,
                .seconds = static_cast<double>(step),
                .data_seconds = 0.25,
+               .model_flops = 120 * 5,
                .result = {.loss = 7.0 - static_cast<double>(step), .tokens = 120, .exposed_comm_seconds = 0.5}},
               at);
   }

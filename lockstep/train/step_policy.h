@@ -24,6 +24,7 @@ struct StepRecord {
   double lr = 0;
   double seconds = 0;
   double data_seconds = 0;  // of them, for the batch
+  double model_flops = 0;   // of the global batch
   engine::StepResult result{};
 };
 

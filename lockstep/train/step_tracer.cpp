@@ -50,8 +50,9 @@ std::string StepTracer::draw(int64_t step) const {
   const program::Layout& layout = executor_.layout();
   const std::vector<plan::StepTrace> traces = plan::read_step(directory_.trace(), step, program);
   const plan::Spans spans = plan::measured_spans(program, layout, traces);
+  const plan::CallsOfRanks calls = plan::measured_calls(traces);
   const std::filesystem::path chrome = directory_.trace() / cat("step-", step, ".chrome.json");
-  write_file(chrome, plan::chrome_trace(program, layout, spans, false));
+  write_file(chrome, plan::chrome_trace(program, layout, spans, false, calls));
   if (step != steps_.last) return cat("traced step ", step, ": ", chrome.string());
   plan::ActionTimes times = plan::measured_times(program, layout, spans);
   times.source = cat("measured in step ", step);
@@ -60,7 +61,7 @@ std::string StepTracer::draw(int64_t step) const {
                                                                 .layout = layout,
                                                                 .simulation = simulation,
                                                                 .times = times,
-                                                                .measured = plan::Measured{step, spans, plan::overhead(traces)},
+                                                                .measured = plan::Measured{step, spans, plan::overhead(traces), calls},
                                                                 .title = directory_.root().filename().string()}));
   const double measured = plan::utilisation(program, spans).step_seconds;
   return cat("traced step ", step, ": ", format_duration(measured), " measured, ",

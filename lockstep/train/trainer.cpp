@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "lockstep/arch/cost.h"
 #include "lockstep/arch/model_config.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
@@ -48,6 +47,7 @@ Trainer::Trainer(const TrainJob& job)
       groups_(job.world, job.layout),
       executor_(executor_options_of(job), groups_),
       device_(device_of(config())),
+      model_flops_(job.layout.model),
       sampler_(open_training_data(config(), job.layout)),
       validation_(config().data.validation.empty() ? std::nullopt : std::optional(open_validation_data(config(), job.layout))),
       lock_(std::make_shared<RunLock>(directory_.root())),
@@ -61,7 +61,6 @@ Trainer::Trainer(const TrainJob& job)
       skipped_(output_),
       log_({.every = config().train.log_every,
             .total = config().train.steps,
-            .flops_per_token = arch::model_flops_per_token(job.layout.model, job.layout.seq_len),
             .expert_loads = [&layout = job.layout](const engine::StepResult& result) { return engine::expert_loads(layout, result.loads); },
             .worst_memory_gib = [this] { return worst_memory_gib(executor_, groups_); },
             .behind_first = [this](int64_t step) { report_memory(executor_, step, output_); }},
@@ -149,6 +148,7 @@ StepRecord Trainer::run_step() {
                      {.step = position_.step, .first_sample = position_.consumed_samples}, device_);
   });
   record.data_seconds = seconds_since(begin);
+  if (is_rank0()) record.model_flops = step_flops(model_flops_, sampler_, {.first = position_.consumed_samples, .count = job_.layout.global_batch});
   tracer_.before(step);
   record.result = executor_.step(microbatches, step, record.lr, may_pend(step));
   if (const auto traced = tracer_.after(step)) output_.note(*traced);

@@ -85,6 +85,7 @@ class Trainer {
   engine::Groups groups_;
   engine::Executor executor_;
   at::Device device_;
+  arch::ModelFlops model_flops_;
   data::Sampler sampler_;
   std::optional<data::Sampler> validation_;
   std::shared_ptr<RunLock> lock_;  // taken on rank 0; the thread that saves looks at it too
