@@ -51,7 +51,9 @@ ContextPlan::ContextPlan(const Sizes& s, const AttentionHeads& heads) {
   keys = exchanged == 1 ? heads.keys : most_keys(heads, exchanged, queries);
   rows = exchanged * s.tokens;
   of_sequence = exchanged * s.length;
-  hops = shard.ring_hops(ring, of_sequence, s.model.sliding_window);
+  ends = shard.window_ends(ring, of_sequence, s.model.sliding_window);
+  hops = ends > 0 ? 0 : shard.ring_hops(ring, of_sequence, s.model.sliding_window);
+  pieces = shard.pieces();
   const int64_t here = shard.split == config::ContextSplit::kContiguous ? of_sequence : s.input.seq_len;
   keys_seen = keys_of_last(s.input.seq_len, here, s.model.sliding_window);
 }
@@ -83,6 +85,8 @@ ContextAttention::ContextAttention(LayerBuilder& b, const AttentionHeads& heads)
   dq_ = b.value(kFp32 * plan.rows * plan.queries * heads.key_width);
   if (!sends_latents()) block_here_ = b.value(block_ * e);
   dblock_ = b.value(block_ * kFp32);
+  end_ = block_ / plan.of_sequence * plan.ends;
+  end_sent_ = b.value(end_ * e), end_came_ = b.value(end_ * e), dend_ = b.value(end_ * kFp32);
   if (plan.ring > 1) coming_ = b.value(block_ * e);
   if (plan.gathered > 1) all_ = b.value(plan.gathered * block_ * e), dall_ = b.value(plan.gathered * block_ * kFp32);
 }
@@ -96,6 +100,8 @@ void ContextAttention::make_forward_calls(LayerBuilder& b, const Branch& branch)
   const CallGroup round = exchanges() ? CallGroup::kContextOuter : CallGroup::kContext;
   if (exchanges()) heads_forward_ = call("heads", CallPhase::kForward, Collective::kAllToAll, taken_, members);
   if (plan.hops > 0) ring_forward_ = call("ring", CallPhase::kForward, Collective::kShift, block_, round, plan.hops);
+  for (int piece = 0; plan.ends > 0 && piece < plan.pieces; ++piece)
+    ends_[piece].forward = call("ring", CallPhase::kForward, piece == 0 ? Collective::kShift : Collective::kShiftBack, end_, round);
   if (plan.gathered > 1)
     gather_forward_ = call("gather", CallPhase::kForward, Collective::kAllGather, plan.gathered * block_, CallGroup::kContext);
   if (exchanges()) heads_back_ = call("heads", CallPhase::kGather, Collective::kAllToAll, given_, members);
@@ -117,6 +123,10 @@ void ContextAttention::make_backward_calls(LayerBuilder& b, const Branch& branch
     ring_home_ = call("ring", CallPhase::kBackward, Collective::kShift, block_, round, kFp32, plan.ring - plan.hops);
     b.d.calls[static_cast<size_t>(ring_again_)].turns_with_next = true;
   }
+  for (int piece = 0; plan.ends > 0 && piece < plan.pieces; ++piece)
+    ends_[piece].again = call("ring", CallPhase::kGather, piece == 0 ? Collective::kShift : Collective::kShiftBack, end_, round, e);
+  for (int piece = 0; plan.ends > 0 && piece < plan.pieces; ++piece)
+    ends_[piece].home = call("ring", CallPhase::kBackward, piece == 0 ? Collective::kShiftBack : Collective::kShift, end_, round, kFp32);
   if (plan.gathered > 1) {
     const int64_t all = plan.gathered * block_;
     gather_again_ = call("gather", CallPhase::kGather, Collective::kAllGather, all, CallGroup::kContext, e);
@@ -192,14 +202,45 @@ void ContextAttention::ring_backward(LayerBuilder& b) const {
   b.join(kInputs, ring_home_), b.drop(kInputs, dblock_);
 }
 
+// The ends of pieces travel while the queries see what is here.
+void ContextAttention::ends_forward(LayerBuilder& b) const {
+  attend_forward(b);
+  b.drop(kForwards, block_here_);
+  for (int piece = 0; piece < plan.pieces; ++piece) {
+    b.join(kForwards, ends_[piece].forward), b.drop(kForwards, end_sent_);
+    attend_forward(b);
+    b.drop(kForwards, end_came_);
+  }
+}
+
+void ContextAttention::ends_backward(LayerBuilder& b) const {
+  for (int piece = 0; piece < plan.pieces; ++piece)
+    b.take(kInputs, end_sent_), b.take(kInputs, end_came_), b.start(kInputs, ends_[piece].again);
+  b.take(kInputs, block_here_), b.take(kInputs, dblock_);
+  attend_backward(b);
+  b.drop(kInputs, block_here_);
+  for (int piece = 0; piece < plan.pieces; ++piece) {
+    b.join(kInputs, ends_[piece].again), b.drop(kInputs, end_sent_), b.take(kInputs, dend_);
+    attend_backward(b);
+    b.take(kInputs, dend_), b.start(kInputs, ends_[piece].home), b.drop(kInputs, end_came_);
+  }
+  for (int piece = 0; piece < plan.pieces; ++piece)
+    b.join(kInputs, ends_[piece].home), b.drop(kInputs, dend_), b.drop(kInputs, dend_);
+}
+
 void ContextAttention::forward(LayerBuilder& b, int out, int logsumexp) const {
   if (exchanges()) take_heads(b);
+  for (int piece = 0; plan.ends > 0 && piece < plan.pieces; ++piece)
+    b.take(kForwards, end_sent_), b.take(kForwards, end_came_), b.start(kForwards, ends_[piece].forward);
   b.take(kForwards, block_here_);
   if (plan.gathered > 1) b.take(kForwards, all_), b.start(kForwards, gather_forward_);
   b.take(kForwards, sums_), b.take(kForwards, exchanges() ? logsumexp_ : logsumexp);
-  plan.hops > 0 ? ring_forward(b) : attend_forward(b);
+  if (plan.ends > 0)
+    ends_forward(b);
+  else
+    plan.hops > 0 ? ring_forward(b) : attend_forward(b);
   if (plan.gathered > 1) b.join(kForwards, gather_forward_), attend_forward(b), b.drop(kForwards, all_);
-  b.drop(kForwards, block_here_);
+  if (plan.ends == 0) b.drop(kForwards, block_here_);
   if (b.s.fp32) b.drop(kForwards, sums_);  // they are the output
   b.take(kForwards, exchanges() ? out_ : out);
   if (!b.s.fp32) b.drop(kForwards, sums_);
@@ -223,8 +264,11 @@ void ContextAttention::backward(LayerBuilder& b) const {
     b.communicate(kInputs, dout_exchange_, 0);
     b.drop(kInputs, output_);
   }
-  b.take(kInputs, dq_), b.take(kInputs, block_here_);
-  if (plan.hops > 0) {
+  b.take(kInputs, dq_);
+  if (plan.ends == 0) b.take(kInputs, block_here_);
+  if (plan.ends > 0) {
+    ends_backward(b);
+  } else if (plan.hops > 0) {
     ring_backward(b);
   } else if (plan.gathered > 1) {
     gathered_backward(b);
@@ -232,7 +276,7 @@ void ContextAttention::backward(LayerBuilder& b) const {
     b.take(kInputs, dblock_);
     attend_backward(b);
   }
-  b.drop(kInputs, block_here_);
+  if (plan.ends == 0) b.drop(kInputs, block_here_);
   if (exchanges()) give_gradients(b);
   b.drop(kInputs, dblock_), b.drop(kInputs, dq_);
 }

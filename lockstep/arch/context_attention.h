@@ -23,6 +23,8 @@ struct ContextPlan {
   int exchanged = 1;  // ranks that exchange heads for tokens
   int ring = 1;       // ranks among which keys and values go round
   int hops = 0;       // how far they go: a window may reach less than all
+  int64_t ends = 0;   // > 0: nothing goes round, but so many tokens of the end of each piece to who has the next (ContextShard)
+  int pieces = 1;     // of a rank
   int gathered = 1;   // ranks whose keys and values are gathered
   int64_t queries = 0, keys = 0;  // heads that a rank works on: as many as the rank with most, empty ones included
   int64_t rows = 0;   // M: of all tokens that it works on queries of
@@ -55,6 +57,8 @@ class ContextAttention {
   void give_output(LayerBuilder& b, int out) const;
   void ring_forward(LayerBuilder& b) const;
   void ring_backward(LayerBuilder& b) const;
+  void ends_forward(LayerBuilder& b) const;
+  void ends_backward(LayerBuilder& b) const;
   void gathered_backward(LayerBuilder& b) const;
   void give_gradients(LayerBuilder& b) const;
   int64_t rectangle_bytes(LayerBuilder& b) const;
@@ -63,15 +67,21 @@ class ContextAttention {
 
   const AttentionHeads heads_;
   int64_t block_ = 0;              // numbers of the keys and values of one rank
+  int64_t end_ = 0;                // of the end of one piece
   int64_t taken_ = 0, given_ = 0;  // numbers of q, k, v of all heads and tokens that are exchanged, and of the output
   int64_t repeated_ = 0;           // numbers of keys and values of a block, one for each query head, where these are made or copied
   int rows_ = kNoValue, out_ = kNoValue, logsumexp_ = kNoValue;  // of exchanged heads, kept
   // Alive within a pass: fp32 sums, blocks of keys and values, messages; and their gradients.
   int shared_ = kNoValue, sums_ = kNoValue, block_here_ = kNoValue, coming_ = kNoValue, all_ = kNoValue, sent_ = kNoValue, output_ = kNoValue;
+  int end_sent_ = kNoValue, end_came_ = kNoValue, dend_ = kNoValue;  // of one piece
   int dq_ = kNoValue, dblock_ = kNoValue, dall_ = kNoValue, dkeys_ = kNoValue;
   static constexpr int kNone = LayerBuilder::kNoCall;
   int heads_forward_ = kNone, heads_back_ = kNone, dout_exchange_ = kNone, dheads_exchange_ = kNone;
   int gather_forward_ = kNone, gather_again_ = kNone, scatter_ = kNone;
+  struct EndCalls {
+    int forward = kNone, again = kNone, home = kNone;
+  };
+  EndCalls ends_[2];  // of an early piece; of a late one
   int ring_forward_ = kNone, ring_again_ = kNone, ring_backward_ = kNone, ring_home_ = kNone;
 };
 

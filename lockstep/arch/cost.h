@@ -55,13 +55,21 @@ struct ContextShard {
   config::ContextKind kind = config::ContextKind::kRing;
   int inner = 1;  // of 2d: ranks that exchange heads for tokens
   config::ContextSplit split = config::ContextSplit::kZigzag;
+  bool documents = false;  // tokens see their own alone, whose work zigzag balances: its pieces are not equal then
   // Tokens of a sequence of `length` that each rank holds, filled up where they do not divide: 2 pieces of equal size with zigzag.
   int64_t tokens_here(int64_t length) const {
     if (ranks == 1) return length;
     const int64_t pieces = split == config::ContextSplit::kZigzag ? 2 * int64_t{ranks} : ranks;
     return (length + pieces - 1) / pieces * (pieces / ranks);
   }
-  // How far keys and values go round in a ring of so many ranks with `tokens` of a sequence each: beyond no query sees them, whatever the
+  int pieces() const { return split == config::ContextSplit::kZigzag ? 2 : 1; }  // of a rank
+  // In a ring of so many ranks with `tokens` of a sequence each: how many tokens before a piece its queries see, where they are all in
+  // the piece before it and every rank has equal, consecutive pieces. Those alone are sent, to the neighbours. 0: they go round.
+  int64_t window_ends(int ring, int64_t tokens, int64_t window) const {
+    const bool equal = split == config::ContextSplit::kContiguous || !documents;
+    return ring > 1 && window > 1 && window - 1 <= tokens / pieces() && equal ? window - 1 : 0;
+  }
+  // Else: how far keys and values go round in a ring of so many ranks with `tokens` of a sequence each: beyond no query sees them, whatever the
   // documents are. `window`: tokens that a query sees; 0: all. With zigzag the neighbours of a piece are on both sides, so all the way.
   int ring_hops(int ring, int64_t tokens, int64_t window) const {
     if (window <= 0 || (window > 1 && split == config::ContextSplit::kZigzag)) return ring - 1;

@@ -62,7 +62,8 @@ struct Product {
 };
 
 enum class Collective { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kReduce, kGather, kScatter, kSend, kRecv, kBarrier,
-                        kShift };  // each rank's to the next one, of the one before it
+                        kShift,       // each rank's to the next one, of the one before it
+                        kShiftBack };  // to the one before it, of the next one
 
 // Which of the calls of one layer, part or purpose.
 enum class CallPhase : uint8_t {

@@ -277,9 +277,9 @@ void all_to_all_v(Link& link, const Elements& input, std::byte* output, const Pa
     link.send_recv(link.wrap(r + step), in[at(r + step)], link.wrap(r - step), out[at(r - step)]);
 }
 
-void shift(Link& link, const Elements& input, std::byte* output) {
+void shift(Link& link, const Elements& input, std::byte* output, int by) {
   const Bytes out = all_of(input);
-  link.send_recv(link.wrap(link.rank() + 1), out, link.wrap(link.rank() - 1), Bytes(output, out.size()));
+  link.send_recv(link.wrap(link.rank() + by), out, link.wrap(link.rank() - by), Bytes(output, out.size()));
 }
 
 void gather(Link& link, const std::byte* part, const Elements& full, int root) {

@@ -37,7 +37,7 @@ void reduce_scatter(Link& link, program::Algorithm algorithm, const Elements& in
 void all_to_all(Link& link, const Elements& input, std::byte* output);
 // Parts lie side by side in `input` and `output`, in rank order.
 void all_to_all_v(Link& link, const Elements& input, std::byte* output, const PartSizes& parts);
-void shift(Link& link, const Elements& input, std::byte* output);
+void shift(Link& link, const Elements& input, std::byte* output, int by);  // so many ranks further
 // `full` counts on root only, `part` is this rank's chunk; chunks of equal size.
 void gather(Link& link, const std::byte* part, const Elements& full, int root);
 void scatter(Link& link, const Elements& full, std::byte* part, int root);

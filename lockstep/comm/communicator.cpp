@@ -171,18 +171,25 @@ Work Communicator::all_to_all_v(const at::Tensor& input, const at::Tensor& outpu
 }
 
 Work Communicator::shift(const at::Tensor& input, const at::Tensor& output, const CallOptions& options) {
-  const Impl::Request request{.collective = Collective::kShift, .options = options, .numel = input.numel()};
-  impl_->check(request, input);
-  impl_->check(request, output);
+  return impl_->shift({.collective = Collective::kShift, .options = options, .numel = input.numel()}, input, output);
+}
+
+Work Communicator::shift_back(const at::Tensor& input, const at::Tensor& output, const CallOptions& options) {
+  return impl_->shift({.collective = Collective::kShiftBack, .options = options, .numel = input.numel()}, input, output);
+}
+
+Work Communicator::Impl::shift(const Request& request, const at::Tensor& input, const at::Tensor& output) {
+  check(request, input);
+  check(request, output);
   LOCKSTEP_CHECK(input.numel() == output.numel() && input.scalar_type() == output.scalar_type() && input.device() == output.device(),
-                 Impl::name(request), ": ", input.numel(), " and ", output.numel(), " elements");
-  if (impl_->alone()) return copy_alone(input, output), Work();
-  LOCKSTEP_CHECK(input.numel() == 0 || input.data_ptr() != output.data_ptr(), Impl::name(request), " in place");
-  if (impl_->by_backend(input)) return impl_->launch_collective(request, input, output);
-  return impl_->collective(request, {{{input, Use::kRead}, {output, Use::kWrite}}},
-                           [](Link& link, Algorithm, const HostTensors& host) {
-                             comm::shift(link, elements_of(host[0]), bytes_of(host[1]));
-                           });
+                 name(request), ": ", input.numel(), " and ", output.numel(), " elements");
+  if (alone()) return copy_alone(input, output), Work();
+  LOCKSTEP_CHECK(input.numel() == 0 || input.data_ptr() != output.data_ptr(), name(request), " in place");
+  if (by_backend(input)) return launch_collective(request, input, output);
+  return collective(request, {{{input, Use::kRead}, {output, Use::kWrite}}},
+                    [by = request.collective == Collective::kShift ? 1 : -1](Link& link, Algorithm, const HostTensors& host) {
+                      comm::shift(link, elements_of(host[0]), bytes_of(host[1]), by);
+                    });
 }
 
 Work Communicator::gather(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options) {

@@ -105,6 +105,8 @@ class Communicator {
   // Each rank's whole input goes to the next one, the last one's to the first; output, which is not the memory of input, has that of the
   // one before. One step of a ring.
   Work shift(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
+  // The other way round: to the one before, of the next one.
+  Work shift_back(const at::Tensor& input, const at::Tensor& output, const CallOptions& options);
   // Equal parts; the full tensor (gather's output, scatter's input) is read on root only and may be undefined
   // elsewhere.
   Work gather(const at::Tensor& input, const at::Tensor& output, int root, const CallOptions& options);

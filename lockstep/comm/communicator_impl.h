@@ -56,6 +56,7 @@ struct Communicator::Impl {
   void check_rows(const Request& request, const at::Tensor& tensor, std::span<const int64_t> rows) const;
 
   Work collective(const Request& request, const Operands& operands, Body body);
+  Work shift(const Request& request, const at::Tensor& input, const at::Tensor& output);  // either way
   // On the host. Operands on a device come there before the rank enters the call, and go back as its last act.
   Work on_host(const Request& request, Call call, const Operands& operands, Body body);
   // Both sides of a message describe it alike: as a send, to the rank that receives, by its number between the two.

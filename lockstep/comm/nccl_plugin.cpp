@@ -192,6 +192,8 @@ class Group : public NcclGroup {
         return exchange({call.input, rank_ == call.root ? everybody() : std::vector<int>{}}, {call.output, {call.root}});
       case Collective::kShift:
         return exchange({call.input, {(rank_ + 1) % size_}}, {call.output, {(rank_ + size_ - 1) % size_}});
+      case Collective::kShiftBack:
+        return exchange({call.input, {(rank_ + size_ - 1) % size_}}, {call.output, {(rank_ + 1) % size_}});
       case Collective::kBarrier:
         throw NcclFailure("a barrier has no tensor", false);
     }

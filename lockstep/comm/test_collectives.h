@@ -233,6 +233,12 @@ TEST_P(Collectives, Shift) {
       expect_ledger(group, {.collective = Collective::kShift, .algorithm = Algorithm::kDirect, .group = all_ranks(n), .numel = numel}, site);
       tensor = came;
     }
+    const std::string site = cat("shift back ", numel);
+    const at::Tensor came = room(numel);
+    group.shift_back(tensor, came, {.id = program::named_call(site)}).wait();
+    expect(
+        came, [&](int64_t i) { return value((group.rank() + 1 + n - std::min(n, 2)) % n, i); }, site);
+    expect_ledger(group, {.collective = Collective::kShiftBack, .algorithm = Algorithm::kDirect, .group = all_ranks(n), .numel = numel}, site);
   });
 }
 

@@ -97,6 +97,8 @@ class FakeGroup : public NcclGroup {
         return group_->all_to_all_v(call.input.view({-1}), call.output.view({-1}), call.parts.sent, call.parts.received, options);
       case Collective::kShift:
         return group_->shift(call.input, call.output, options);
+      case Collective::kShiftBack:
+        return group_->shift_back(call.input, call.output, options);
       case Collective::kGather:
         return group_->gather(call.input, call.output, call.root, options);
       case Collective::kScatter:

@@ -166,6 +166,11 @@ TEST(ContextLedger, BesideAllElse) {
       ContextCase tensor = plain, shards = plain;
       tensor.base.tp = 2;
       record(testing::layout_for(tensor));
+      ContextCase window = plain;
+      window.window = 4;
+      record(testing::layout_for(window));
+      window.split = ContextSplit::kContiguous;
+      record(testing::layout_for(window));
       shards.base.zero = 3;
       shards.documents = true;
       record(testing::layout_for(shards));

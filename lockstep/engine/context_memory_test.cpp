@@ -64,6 +64,12 @@ TEST(ContextMemory, IsWithinThePredicted) {
         expect_predicted(c);
       }
   expect_predicted(case_of(ContextKind::k2d, 4));
+  for (const config::ContextSplit split : {config::ContextSplit::kZigzag, config::ContextSplit::kContiguous}) {
+    ContextCase c = case_of(ContextKind::kRing, 2);
+    c.split = split;
+    c.window = 12;
+    expect_predicted(c);
+  }
 }
 
 TEST(ContextMemory, BesideAllElse) {

@@ -32,7 +32,7 @@ ContextCase case_of(const std::string& preset, ContextKind kind, bool documents)
 // Made once for all layouts of a model and data.
 const testing::Outcome& twin_of(const ContextCase& c) {
   static std::map<std::string, testing::Outcome> known;
-  const auto [twin, fresh] = known.try_emplace(cat(c.base.preset, c.documents, c.base.dropout));
+  const auto [twin, fresh] = known.try_emplace(cat(c.base.preset, c.documents, c.base.dropout, c.window));
   if (fresh) twin->second = train_context(testing::twin_of(layout_for(c)));
   return twin->second;
 }
@@ -74,6 +74,12 @@ TEST(ContextStep, IsThatOfOneRank) {
     c.cp = 3;
     c.base.dropout = 0.1;
     EXPECT_LE(error_with(c, {}), kBound) << testing::text_of(c);
+    c.cp = 2;
+    c.window = 4;  // pieces of 4 tokens and of 8: of both their ends travel
+    for (const ContextSplit split : {ContextSplit::kZigzag, ContextSplit::kContiguous}) {
+      c.split = split;
+      EXPECT_LE(error_with(c, {}), kBound) << testing::text_of(c);
+    }
   }
 }
 

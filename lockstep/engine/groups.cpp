@@ -121,6 +121,8 @@ comm::Work execute(Groups& groups, const program::PlannedCall& call, const CallT
       return ranks.all_to_all(tensors.input, tensors.output, options);
     case Collective::kShift:
       return ranks.shift(tensors.input, tensors.output, options);
+    case Collective::kShiftBack:
+      return ranks.shift_back(tensors.input, tensors.output, options);
     case Collective::kSend:
       return ranks.send(tensors.input, call.root, options);
     case Collective::kRecv:

@@ -28,11 +28,13 @@ struct ContextCase {
   config::ContextSplit split = config::ContextSplit::kZigzag;
   bool documents = false;  // with masks, and positions from the beginning of each
   int64_t global_batch = 4;
+  int64_t window = 0;
 };
 
 inline std::string text_of(const ContextCase& c) {
   return cat(c.base.preset, " cp ", c.cp, " ", config::name_of(c.kind), " ", config::name_of(c.split), c.documents ? " documents" : "", " S ",
-             c.base.seq_len, " tp ", c.base.tp, " dp ", c.base.dp, " zero ", c.base.zero);
+             c.base.seq_len, " tp ", c.base.tp, " dp ", c.base.dp, " zero ", c.base.zero,
+             " window ", c.window);
 }
 
 inline program::Layout layout_for(const ContextCase& c) {
@@ -41,6 +43,7 @@ inline program::Layout layout_for(const ContextCase& c) {
   for (const mesh::Axis axis : mesh::kAxes) degrees[axis] = layout.mesh.degree(axis);
   degrees[mesh::Axis::kCp] = c.cp;
   layout.mesh = mesh::Mesh(degrees);
+  layout.model.sliding_window = c.window;
   layout.context = c.kind;
   layout.context_inner = c.inner;
   layout.context_split = c.split;

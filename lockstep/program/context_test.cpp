@@ -123,7 +123,8 @@ TEST(ContextCalls, OfARing) {
   EXPECT_EQ(std::get<4>(calls(layout, ActionKind::kBackward)[1]), 4);
 }
 
-// Of a contiguous split only as far as the window reaches; gradients come home all the way.
+// A window no longer than a piece: its ends alone, forth and back. A longer one: of a contiguous split only as far as it reaches, and
+// gradients come home all the way.
 TEST(ContextCalls, OfARingStopWithTheWindow) {
   const auto names = [](int64_t window, config::ContextSplit split, ActionKind kind) {
     Layout layout = layout_of({.cp = 4});  // 12 tokens a rank
@@ -139,8 +140,29 @@ TEST(ContextCalls, OfARingStopWithTheWindow) {
   EXPECT_THAT(names(13, parts, ActionKind::kForward), ElementsAre("forward"));
   EXPECT_THAT(names(14, parts, ActionKind::kForward), ElementsAre("forward", "forward"));
   EXPECT_THAT(names(14, parts, ActionKind::kBackward), ElementsAre("gather", "backward", "gather", "backward", "backward", "backward"));
+  EXPECT_THAT(names(13, parts, ActionKind::kBackward), ElementsAre("gather", "backward"));
+  EXPECT_THAT(names(7, pairs, ActionKind::kForward), ElementsAre("forward", "forward"));
+  EXPECT_THAT(names(7, pairs, ActionKind::kBackward), ElementsAre("gather", "gather", "backward", "backward"));
+  EXPECT_THAT(names(8, pairs, ActionKind::kForward), ElementsAre("forward", "forward", "forward"));
   EXPECT_THAT(names(100, parts, ActionKind::kForward), ElementsAre("forward", "forward", "forward"));
   EXPECT_THAT(names(14, pairs, ActionKind::kForward), ElementsAre("forward", "forward", "forward"));
+}
+
+TEST(ContextCalls, OfTheEndsOfAWindow) {
+  Layout layout = layout_of({.cp = 4});  // pieces of 6 tokens
+  layout.model.sliding_window = 5;
+  const int64_t end = 3 * 4 * kKeys * 2 * kWidth;
+  const auto row = [&](const char* phase, Collective collective) {
+    return Row{std::string("blocks.0.attention.ring ") + phase, "cp", collective, end, 4};
+  };
+  EXPECT_THAT(calls(layout, ActionKind::kForward), ElementsAre(row("forward", Collective::kShift), row("forward", Collective::kShiftBack)));
+  EXPECT_THAT(calls(layout, ActionKind::kBackward),
+              ElementsAre(row("gather", Collective::kShift), row("gather", Collective::kShiftBack), row("backward", Collective::kShiftBack),
+                          row("backward", Collective::kShift)));
+  layout.document_mask = true;  // zigzag follows documents, whose pieces are not equal
+  EXPECT_EQ(calls(layout, ActionKind::kForward).size(), 3u);
+  layout.context_split = config::ContextSplit::kContiguous;
+  EXPECT_THAT(calls(layout, ActionKind::kForward), ElementsAre(row("forward", Collective::kShift)));
 }
 
 TEST(ContextCalls, OfLatentAttentionInARingTheLatentTravels) {

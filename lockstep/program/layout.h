@@ -77,7 +77,8 @@ struct Layout {
   int node_ranks = 1;
 
   arch::ContextShard context_shard() const {
-    return {.ranks = mesh.degree(mesh::Axis::kCp), .kind = context, .inner = context_inner, .split = context_split};
+    return {.ranks = mesh.degree(mesh::Axis::kCp), .kind = context, .inner = context_inner, .split = context_split,
+            .documents = document_mask};
   }
   int64_t tokens_here() const { return context_shard().tokens_here(seq_len); }  // of each sequence, on a rank of cp
   // What a layer must be told of where its tokens stand (nn::TokenPlaces).

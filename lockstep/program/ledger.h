@@ -17,9 +17,10 @@ namespace lockstep::program {
 using arch::Collective;
 // kDirect: each rank with every other, or point to point; kExchange: whole buffers, for small ones
 enum class Algorithm { kRing, kTree, kHalvingDoubling, kDirect, kExchange };
-inline constexpr std::array<std::string_view, 12> kCollectiveNames = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
+inline constexpr std::array<std::string_view, 13> kCollectiveNames = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
                                                                       "broadcast",  "reduce",     "gather",         "scatter",
-                                                                      "send",       "recv",       "barrier",        "shift"};
+                                                                      "send",       "recv",       "barrier",        "shift",
+                                                                      "shift_back"};
 inline constexpr std::array<std::string_view, 5> kAlgorithmNames = {"ring", "tree", "halving-doubling", "direct", "exchange"};
 constexpr std::string_view collective_name(Collective collective) { return kCollectiveNames.at(static_cast<size_t>(collective)); }
 constexpr std::string_view algorithm_name(Algorithm algorithm) { return kAlgorithmNames.at(static_cast<size_t>(algorithm)); }

@@ -121,6 +121,8 @@ TEST(PredictedSendsTest, DirectOnes) {
               ElementsAre(Pair(10, 12), Pair(12, 12)));
   EXPECT_THAT(predicted_sends(call_of(Collective::kShift, Algorithm::kDirect, 3, 7), 1), ElementsAre(Pair(12, 28)));
   EXPECT_THAT(predicted_sends(call_of(Collective::kShift, Algorithm::kDirect, 3, 7), 2), ElementsAre(Pair(10, 28)));
+  EXPECT_THAT(predicted_sends(call_of(Collective::kShiftBack, Algorithm::kDirect, 3, 7), 0), ElementsAre(Pair(12, 28)));
+  EXPECT_THAT(predicted_sends(call_of(Collective::kShiftBack, Algorithm::kDirect, 3, 7), 1), ElementsAre(Pair(10, 28)));
   EXPECT_THAT(predicted_sends(call_of(Collective::kSend, Algorithm::kDirect, 3, 7, 2), 0), ElementsAre(Pair(12, 28)));
   EXPECT_THAT(predicted_sends(call_of(Collective::kRecv, Algorithm::kDirect, 3, 7, 0), 2), IsEmpty());
 }

@@ -82,7 +82,8 @@ PartialGradients partial_gradients(const Layout& layout, int rank);
 //   the head            I: with it all_gather [M, D]; all_gather of 3 numbers a row; reduction of dx as above
 //   over cp, between the linears of attention, KV and H heads of widths K and V, n = cp, e bytes an element:
 //     ring        F: n - 1 shift [M KV (K + V)] e; I: the same again, and n shift of the gradients, 4 bytes
-//                 latent attention: [M (C + R)] in both; a window that reaches h ranks: h for n - 1, h forward again, n of the gradients, or none
+//                 latent attention: [M (C + R)] in both; a window that reaches h ranks: h for n - 1, h forward again, n of the gradients, or none;
+//                 a window W no longer than a piece: for each piece one of B (W - 1) tokens, its gradient the other way round
 //     all_gather  F: all_gather [n M KV (K + V)] e; I: the same again, and reduce_scatter of the gradients, 4 bytes
 //     all_to_all  F: all_to_all [n M (qh K + kvh (K + V))] e, qh and kvh the most heads that a rank gets; [n M qh V] e back; I: the mirror
 //     2d          all_to_all over the inner ranks around a ring of the outer ones with these heads and the tokens of all inner ranks

@@ -54,6 +54,8 @@ class Sends {
         return;
       case Collective::kShift:
         return send(rank_ + 1, numel_);
+      case Collective::kShiftBack:
+        return send(rank_ - 1 + size_, numel_);
       case Collective::kSend:
         return send(call_.root, numel_);
       case Collective::kRecv:

@@ -68,7 +68,8 @@ TEST_F(NcclPlugin, AGroupOfOneMakesEveryCall) {
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong})
     for (const Collective collective :
          {Collective::kAllReduce, Collective::kReduce, Collective::kBroadcast, Collective::kAllGather,
-          Collective::kReduceScatter, Collective::kAllToAll, Collective::kGather, Collective::kScatter, Collective::kShift}) {
+          Collective::kReduceScatter, Collective::kAllToAll, Collective::kGather, Collective::kScatter, Collective::kShift,
+          Collective::kShiftBack}) {
       const at::Tensor input = at::arange(1003, at::TensorOptions(type).device(at::kCUDA));
       const at::Tensor output = at::zeros_like(input);
       const auto began = Clock::now();

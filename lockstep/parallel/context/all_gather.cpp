@@ -30,7 +30,8 @@ class AllGatherAttention : public nn::ContextAttention {
     const QueriesHere queries(heads.q, places, options);
     DenseBlocks blocks(heads.k, heads.v);
     nn::SeenSums seen;
-    for_blocks(blocks.own(), CallPhase::kForward, [&](int rank, const at::Tensor& block) { queries.attend(rank, block, blocks, seen); });
+    for_blocks(blocks.own(0, queries.tokens()), CallPhase::kForward,
+               [&](int rank, const at::Tensor& block) { queries.attend(queries.all_of(rank), block, blocks, seen); });
     const at::Tensor out = seen.out.to(heads.q.scalar_type());
     if (saved) {
       auto kept = std::make_unique<AllGatherSaved>();
@@ -46,9 +47,9 @@ class AllGatherAttention : public nn::ContextAttention {
     const QueriesHere queries(kept.heads.q, *kept.places, kept.options);
     DenseBlocks blocks(kept.heads.k, kept.heads.v);
     const QueriesHere::Backward pass = queries.begin_backward(dout, kept.out, kept.logsumexp);
-    const at::Tensor own = blocks.own(), sums = at::zeros({group_.size(), own.numel()}, own.options().dtype(at::kFloat));
+    const at::Tensor own = blocks.own(0, queries.tokens()), sums = at::zeros({group_.size(), own.numel()}, own.options().dtype(at::kFloat));
     for_blocks(own, CallPhase::kGather,
-               [&](int rank, const at::Tensor& block) { queries.attend_backward(rank, block, blocks, pass, sums.select(0, rank)); });
+               [&](int rank, const at::Tensor& block) { queries.attend_backward(queries.all_of(rank), block, blocks, pass, sums.select(0, rank)); });
     const KeyBlocks::Made own_sums = blocks.split(group_.reduce_scatter(sums, calls_.with(CallPhase::kBackward))());
     grads.dq.copy_(pass.dq);
     grads.dk.copy_(own_sums.k);

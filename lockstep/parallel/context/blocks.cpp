@@ -11,16 +11,26 @@ at::Tensor zeros_fp32(at::IntArrayRef shape, const at::Tensor& like) { return at
 
 DenseBlocks::DenseBlocks(const at::Tensor& k, const at::Tensor& v, std::vector<int64_t> repeat) : k_(k), v_(v), repeat_(std::move(repeat)) {}
 
-at::Tensor DenseBlocks::own() const {
-  const at::Tensor block = at::empty({k_.numel() + v_.numel()}, k_.options());
+at::Tensor DenseBlocks::own(int64_t first, int64_t count) const {
+  const at::Tensor k = k_.narrow(1, first, count), v = v_.narrow(1, first, count);
+  const at::Tensor block = at::empty({k.numel() + v.numel()}, k.options());
   const Made views = split(block);
-  views.k.copy_(k_);
-  views.v.copy_(v_);
+  views.k.copy_(k);
+  views.v.copy_(v);
   return block;
 }
 
 DenseBlocks::Made DenseBlocks::split(const at::Tensor& block) const {
-  return {.k = block.narrow(0, 0, k_.numel()).view(k_.sizes()), .v = block.narrow(0, k_.numel(), v_.numel()).view(v_.sizes())};
+  const int64_t batch = k_.size(0), heads = k_.size(2), key = k_.size(3), value = v_.size(3);
+  const int64_t tokens = block.numel() / (batch * heads * (key + value)), keys = batch * tokens * heads * key;
+  return {.k = block.narrow(0, 0, keys).view({batch, tokens, heads, key}),
+          .v = block.narrow(0, keys, block.numel() - keys).view({batch, tokens, heads, value})};
+}
+
+void DenseBlocks::add_rows(const at::Tensor& all, const at::Tensor& sum, int64_t first, int64_t count) const {
+  const Made to = split(all), from = split(sum);
+  to.k.narrow(1, first, count).add_(from.k);
+  to.v.narrow(1, first, count).add_(from.v);
 }
 
 DenseBlocks::Made DenseBlocks::make(const at::Tensor& block) {
@@ -70,8 +80,16 @@ nn::AttentionRectangle QueriesHere::rectangle(const KeyBlocks::Made& keys, const
   return {.q = q_.transpose(1, 2), .k = keys.k.transpose(1, 2), .v = keys.v.transpose(1, 2), .spans = spans, .scale = options_.scale};
 }
 
-void QueriesHere::attend(int rank, const at::Tensor& block, KeyBlocks& blocks, nn::SeenSums& seen) const {
-  const nn::KeySpans spans = nn::spans_of(places_, rank, options_.window);
+// Of some of a rank's tokens, counted from the first of them.
+nn::KeySpans QueriesHere::spans(const TokenRows& keys) const {
+  const nn::KeySpans spans = nn::spans_of(places_, keys.rank, options_.window);
+  if (keys.count == tokens()) return spans;
+  for (const at::Tensor& x : {spans.first, spans.last}) x.sub_(keys.first).clamp_(0, keys.count);
+  return spans;
+}
+
+void QueriesHere::attend(const TokenRows& of, const at::Tensor& block, KeyBlocks& blocks, nn::SeenSums& seen) const {
+  const nn::KeySpans spans = this->spans(of);
   if (seen.out.defined() && !sees_any(spans)) return;
   const KeyBlocks::Made keys = blocks.make(block);
   if (!seen.out.defined()) seen = nn::nothing_seen(q_.transpose(1, 2), keys.v.size(3));
@@ -82,8 +100,9 @@ QueriesHere::Backward QueriesHere::begin_backward(const at::Tensor& dout, const 
   return {.dout = dout.view(out.sizes()), .seen = {.out = out, .logsumexp = logsumexp}, .dq = zeros_fp32(q_.sizes(), q_)};
 }
 
-at::Tensor QueriesHere::attend_backward(int rank, const at::Tensor& block, KeyBlocks& blocks, const Backward& pass, at::Tensor sum) const {
-  const nn::KeySpans spans = nn::spans_of(places_, rank, options_.window);
+at::Tensor QueriesHere::attend_backward(const TokenRows& of, const at::Tensor& block, KeyBlocks& blocks, const Backward& pass,
+                                        at::Tensor sum) const {
+  const nn::KeySpans spans = this->spans(of);
   if (!sees_any(spans)) return sum;
   if (!sum.defined()) sum = zeros_fp32(block.sizes(), block);
   blocks.backward(

@@ -58,6 +58,12 @@ nn::Pending ContextGroup::shift(const at::Tensor& tensor, const program::CallId&
   return pending(over(ranks).shift(tensor, came, call(id)), "shift", came);
 }
 
+nn::Pending ContextGroup::shift_back(const at::Tensor& tensor, const program::CallId& id, Over ranks) {
+  if (over(ranks).size() == 1) return [tensor] { return tensor; };
+  const at::Tensor came = at::empty_like(tensor);
+  return pending(over(ranks).shift_back(tensor, came, call(id)), "shift", came);
+}
+
 nn::Pending ContextGroup::gather(const at::Tensor& own, const program::CallId& id, Over ranks) {
   const int size = over(ranks).size();
   if (size == 1) return [whole = own.unsqueeze(0)] { return whole; };

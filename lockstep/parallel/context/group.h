@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/arch/cost.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/config/run_config.h"
 #include "lockstep/nn/context_attention.h"
@@ -24,6 +25,7 @@ struct ContextOptions {
   comm::Communicator* outer = nullptr;
   bool overlap = true;  // keys and values travel while the caller works
   config::ContextSplit split = config::ContextSplit::kZigzag;  // of every sequence: how far a ring goes with a window follows from it
+  bool documents = false;  // and from whether it follows documents (arch::ContextShard)
 };
 
 // Not thread-safe: one per rank. A group of one makes no calls.
@@ -35,6 +37,7 @@ class ContextGroup {
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
   const ContextOptions& options() const { return options_; }
+  arch::ContextShard shard() const { return {.split = options_.split, .documents = options_.documents}; }
 
   // InternalError where these are not the tokens of this rank among those of the group.
   void check(const nn::TokenPlaces& places) const;
@@ -45,6 +48,7 @@ class ContextGroup {
   // `tensor` of every rank goes to the next one, that of the one before comes: one step of a ring. -> shaped like `tensor`. The caller leaves
   // `tensor` alone until it has asked for the result.
   nn::Pending shift(const at::Tensor& tensor, const program::CallId& id, Over over = Over::kAll);
+  nn::Pending shift_back(const at::Tensor& tensor, const program::CallId& id, Over over = Over::kAll);  // the other way round
   // own [n, ...] of every rank -> [size, n, ...].
   nn::Pending gather(const at::Tensor& own, const program::CallId& id, Over over = Over::kAll);
   // whole [size, n, ...] of every rank, summed in the order of ranks -> [n, ...].

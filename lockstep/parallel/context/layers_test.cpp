@@ -117,7 +117,7 @@ void check(const Build& build, ContextKind kind, int ranks, ContextSplit split) 
   const Outcome whole = pass(build, nullptr, all, x, dy, Keep::kAll);
   std::vector<Outcome> of_ranks(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](comm::World& world) {
-    TestGroup group(world, ranks, {.kind = kind, .inner_ranks = ranks % 2 == 0 ? 2 : 1, .split = split});
+    TestGroup group(world, ranks, {.kind = kind, .inner_ranks = ranks % 2 == 0 ? 2 : 1, .split = split, .documents = true});
     const nn::TokenPlaces places = places_of(kSequences, {.ranks = ranks, .split = split}, world.rank());
     const at::Tensor own_x = part_of(x, places, 0.3), own_dy = part_of(dy, places);
     Outcome& mine = of_ranks[static_cast<size_t>(world.rank())];

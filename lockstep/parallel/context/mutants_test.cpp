@@ -182,7 +182,7 @@ class Owning : public Base {
  public:
   using Saved = ContextAttention::Saved;
   Owning(comm::World& world, ContextKind kind, int inner) : all_(world.all_ranks("cp")) {
-    ContextOptions options{.kind = kind};
+    ContextOptions options{.kind = kind, .documents = true};
     if (kind == ContextKind::k2d) {
       std::vector<int> inside, across;
       for (int rank = 0; rank < world.size(); ++rank) {

@@ -13,34 +13,39 @@ nn::Pending Ring::shift(const at::Tensor& tensor, CallPhase phase) const {
   return group_.shift(tensor, calls_.with(phase), over_);
 }
 
-int Ring::hops(const QueriesHere& queries) const {
-  return arch::ContextShard{.split = group_.options().split}.ring_hops(size(), queries.tokens(), queries.window());
+int Ring::hops(const QueriesHere& queries) const { return group_.shard().ring_hops(size(), queries.tokens(), queries.window()); }
+
+std::optional<WindowEnds> Ring::ends(const QueriesHere& queries) const {
+  const int64_t count = group_.shard().window_ends(size(), queries.tokens(), queries.window());
+  return count > 0 ? std::optional<WindowEnds>(std::in_place, group_, over_, calls_, count) : std::nullopt;
 }
 
 nn::SeenSums Ring::forward(const QueriesHere& queries, KeyBlocks& blocks) const {
+  if (const auto ends = this->ends(queries)) return ends->forward(queries, blocks);
   const int last = hops(queries);
   nn::SeenSums seen;
-  at::Tensor block = blocks.own();
+  at::Tensor block = blocks.own(0, queries.tokens());
   for (int step = 0; step <= last; ++step) {
     nn::Pending next;
     if (step < last) next = shift(block, CallPhase::kForward);
-    queries.attend(source(step), block, blocks, seen);
+    queries.attend(queries.all_of(source(step)), block, blocks, seen);
     if (next) block = next();
   }
   return seen;
 }
 
 at::Tensor Ring::backward(const QueriesHere& queries, KeyBlocks& blocks, const QueriesHere::Backward& pass) const {
+  if (const auto ends = this->ends(queries)) return ends->backward(queries, blocks, pass);
   const int last = hops(queries);
-  at::Tensor block = blocks.own();
-  if (last == 0) return queries.attend_backward(source(0), block, blocks, pass, zeros_fp32(block.sizes(), block));
+  at::Tensor block = blocks.own(0, queries.tokens());
+  if (last == 0) return queries.attend_backward(queries.all_of(source(0)), block, blocks, pass, zeros_fp32(block.sizes(), block));
   nn::Pending coming;  // what the ranks before have added to the gradient of `block`
   for (int step = 0; step < size(); ++step) {
     nn::Pending next;
     if (step < last) next = shift(block, CallPhase::kGather);
     at::Tensor sum;
     if (step == 0) sum = zeros_fp32(block.sizes(), block);
-    if (step <= last) sum = queries.attend_backward(source(step), block, blocks, pass, sum);
+    if (step <= last) sum = queries.attend_backward(queries.all_of(source(step)), block, blocks, pass, sum);
     if (coming) {
       const at::Tensor before = coming();
       sum = sum.defined() ? sum.add_(before) : before;

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "lockstep/nn/context_attention.h"
 #include "lockstep/parallel/context/blocks.h"
 #include "lockstep/parallel/context/group.h"
+#include "lockstep/parallel/context/window_ends.h"
 
 namespace lockstep::parallel {
 
@@ -16,6 +18,7 @@ class Ring {
   // Size 1: no calls; all keys are here.
   Ring(ContextGroup& group, const program::CallId& calls) : group_(group), calls_(calls), alone_(true) {}
 
+  // Of a window no longer than a piece its ends alone travel (window_ends.h). Else
   // n - 1 steps, or as many as a window reaches: the block that is here is on its way to the next rank while the queries here see it.
   nn::SeenSums forward(const QueriesHere& queries, KeyBlocks& blocks) const;
   // Blocks go round once more. The gradients of each, fp32, go behind it, gain what every rank makes of them, and come home with the n-th
@@ -26,6 +29,7 @@ class Ring {
   int size() const { return alone_ ? 1 : group_.over(over_).size(); }
   int rank() const { return alone_ ? 0 : group_.over(over_).rank(); }
   int hops(const QueriesHere& queries) const;
+  std::optional<WindowEnds> ends(const QueriesHere& queries) const;
   // What is here after so many steps came from there.
   int source(int step) const { return (rank() + size() - step) % size(); }
   nn::Pending shift(const at::Tensor& tensor, program::CallPhase phase) const;

@@ -101,6 +101,7 @@ struct TestGroup {
     config::ContextKind kind = config::ContextKind::kRing;
     int inner_ranks = 1;
     config::ContextSplit split = config::ContextSplit::kZigzag;
+    bool documents = false;
     bool overlap = true;
     auto operator<=>(const Options&) const = default;
   };
@@ -117,7 +118,8 @@ struct TestGroup {
       outer = world.communicator(across, "cp outer");
     }
     group = std::make_unique<ContextGroup>(*all, ContextOptions{.kind = options.kind, .inner = inner.get(), .outer = outer.get(),
-                                                                .overlap = options.overlap, .split = options.split});
+                                                                .overlap = options.overlap, .split = options.split,
+                                                                .documents = options.documents});
   }
   std::unique_ptr<comm::Communicator> all, inner, outer;
   std::unique_ptr<ContextGroup> group;

@@ -49,7 +49,7 @@ class ContextDrawing {
     else if (layout_.context == ContextKind::kAllGather)
       text += gathered();
     else
-      text += steps() + "\n" + work(ContextSplit::kZigzag) + "\n" + work(ContextSplit::kContiguous) + "\n" + balances();
+      text += ends() > 0 ? window_ends() : steps() + "\n" + work(ContextSplit::kZigzag) + "\n" + work(ContextSplit::kContiguous) + "\n" + balances();
     if (!question_.sequences.empty()) text += "\n" + sequences();
     return text + "\n" + modes();
   }
@@ -97,6 +97,14 @@ class ContextDrawing {
       texts.push_back(cat(begin));
     }
     return texts;
+  }
+
+  int64_t ends() const {
+    return layout_.context_shard().window_ends(static_cast<int>(members_), inner() * layout_.tokens_here(), layout_.model.sliding_window);
+  }
+  std::string window_ends() const {
+    return cat("nothing goes round: a token sees ", layout_.model.sliding_window, " tokens, so the last ", ends(),
+               " of each piece go to who has the next piece, and to no other\n");
   }
 
   // Numbers by member and step.
