@@ -52,7 +52,8 @@ inline int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to
 // Packing areas of a bf16 product (oneDNN), at least.
 inline constexpr int64_t kPackingBytes = 128 * 1024;
 
-// Of nn::multiply of [rows, terms] and a weight: what oneDNN packs, by measurement on AVX2 and AVX-512 and at most this. Each thread
+// Of nn::multiply of [rows, terms] and a weight: what oneDNN packs, by measurement on AVX2 and AVX-512 with bf16 and at most this; with AMX bf16 products
+// pack other sizes, some tens to hundreds of KiB away. Each thread
 // packs 64 columns of the weight, up to 1024 terms at a time, where it lies as rows, each of a result's column (y = x W^T), or its
 // `columns` (dx = dy W; 0: rows) are a power of two apart. One row and, of rows, a few (nn/gemm_rows.h) go without.
 inline int64_t product_scratch(const CostInput& input, int64_t rows, int64_t terms, int64_t columns = 0) {

@@ -228,16 +228,13 @@ TEST_P(Collectives, Shift) {
       const std::string site = cat("shift ", numel, " step ", step);
       const at::Tensor came = room(numel);
       group.shift(tensor, came, {.id = program::named_call(site), .blocking = step % 2 == 0}).wait();
-      expect(
-          came, [&](int64_t i) { return value((group.rank() + n - step) % n, i); }, site);
+      expect(came, [&](int64_t i) { return value((group.rank() + n - step) % n, i); }, site);
       expect_ledger(group, {.collective = Collective::kShift, .algorithm = Algorithm::kDirect, .group = all_ranks(n), .numel = numel}, site);
       tensor = came;
     }
-    const std::string site = cat("shift back ", numel);
-    const at::Tensor came = room(numel);
+    const auto [site, came] = std::pair(cat("shift back ", numel), room(numel));
     group.shift_back(tensor, came, {.id = program::named_call(site)}).wait();
-    expect(
-        came, [&](int64_t i) { return value((group.rank() + 1 + n - std::min(n, 2)) % n, i); }, site);
+    expect(came, [&](int64_t i) { return value((group.rank() + 1 + n - std::min(n, 2)) % n, i); }, site);
     expect_ledger(group, {.collective = Collective::kShiftBack, .algorithm = Algorithm::kDirect, .group = all_ranks(n), .numel = numel}, site);
   });
 }

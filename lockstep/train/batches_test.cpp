@@ -159,8 +159,7 @@ TEST(Batches, PlacesOfPlainSequencesSayNothingNew) {
 
 // Pairs of attention are those inside documents, whatever their number in a sequence.
 TEST(Batches, FlopsAreThoseOfDocumentsAlone) {
-  arch::ModelConfig model;
-  model.vocab_size = 53;
+  const arch::ModelConfig model = arch::resolve_model({.preset = "llama-test"});
   const arch::ModelFlops flops(model);
   data::SamplerOptions options{.seq_len = 16, .shuffle = false};
   const double together = step_flops(flops, documents(options), {.first = 1, .count = 2});
