@@ -15,7 +15,7 @@ namespace lockstep::parallel {
 class VocabParallelEmbedding : public nn::Embedding {
  public:
   VocabParallelEmbedding(nn::Parameter tokens, nn::Parameter positions, nn::Dropout dropout, TensorGroup& group,
-                         int64_t vocab_size);
+                         int64_t vocab_size, double scale = 1);
 
   void backward_weight(nn::Saved& saved) override;
 

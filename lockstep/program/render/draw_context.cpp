@@ -42,8 +42,9 @@ class ContextDrawing {
   ContextDrawing(const Layout& layout, const ContextQuestion& question)
       : layout_(layout), question_(question), ranks_(context_ranks(layout)), members_(std::ssize(ranks_) / inner()) {}
 
-  std::string text() const {
-    std::string text = holders() + "\n";
+  // What there is to say of one kind of attention.
+  std::string attention() const {
+    std::string text;
     if (layout_.context == ContextKind::kAllToAll)
       text += heads();
     else if (layout_.context == ContextKind::kAllGather)
@@ -52,6 +53,36 @@ class ContextDrawing {
       text += ends() > 0 ? window_ends() : steps() + "\n" + work(ContextSplit::kZigzag) + "\n" + work(ContextSplit::kContiguous) + "\n" + balances();
     if (!question_.sequences.empty()) text += "\n" + sequences();
     return text + "\n" + modes();
+  }
+
+  std::string holders() const {
+    const auto places = tokens_of_ranks(layout_, layout_.context_split, question_.documents);
+    const int64_t each = layout_.tokens_here();
+    const bool filled = each * std::ssize(ranks_) > layout_.seq_len;
+    std::vector<Row> rows = {{"rank", "tokens"}};
+    if (filled) rows[0].emplace_back("behind the end");
+    for (int i = 0; i < shown(); ++i) {
+      const std::vector<int32_t>& here = places.at(static_cast<size_t>(i));
+      rows.push_back({cat(ranks_[static_cast<size_t>(i)]), ranges_text(here)});
+      if (filled) rows.back().push_back(cat(each - std::ssize(here)));
+    }
+    const char* whole = question_.documents.size() > 1 && layout_.whole_pieces() ? ", in pieces of the whole sequence, for state spaces" : "";
+    std::string text = cat("who holds which tokens of a sequence of ", layout_.seq_len, ", ", each, " each: ", config::name_of(layout_.context_split), whole, "\n");
+    if (question_.documents.size() > 1) text += cat("documents begin at ", join(starts(), ", "), "\n");
+    text += "\n" + table(rows, 2, 1) + left_out(shown(), std::ssize(ranks_), "ranks of cp");
+    const int64_t groups = layout_.mesh.world_size() / std::ssize(ranks_);
+    return groups == 1 ? text : text + cat("and so on in each of ", groups, " groups of cp\n");
+  }
+
+  // Pieces of consecutive tokens, one behind the other.
+  std::string state_spaces() const {
+    const ContextBytes bytes = state_space_bytes(layout_);
+    const int64_t pieces = layout_.context_split == ContextSplit::kZigzag ? 2 : 1;
+    return cat("state spaces take ", pieces * std::ssize(ranks_), " pieces of ", layout_.tokens_here() / pieces,
+               " tokens: every rank gets the last ", layout_.model.state_space.convolution - 1,
+               " columns of each for its convolution, and the state behind each, of which it makes that before its own\n",
+               "what a rank sends for it in a block for each of its tokens: ", decimal_bytes(bytes.forward), " forward, ", decimal_bytes(bytes.backward),
+               " backward\n");
   }
 
  private:
@@ -68,24 +99,6 @@ class ContextDrawing {
     return rank_list({first, first + inner()});
   }
   std::string member_text(int member) const { return cat(inner() == 1 ? "rank " : "ranks ", of_member(member)); }
-
-  std::string holders() const {
-    const auto places = tokens_of_ranks(layout_, layout_.context_split, question_.documents);
-    const int64_t each = layout_.tokens_here();
-    const bool filled = each * std::ssize(ranks_) > layout_.seq_len;
-    std::vector<Row> rows = {{"rank", "tokens"}};
-    if (filled) rows[0].emplace_back("behind the end");
-    for (int i = 0; i < shown(); ++i) {
-      const std::vector<int32_t>& here = places.at(static_cast<size_t>(i));
-      rows.push_back({cat(ranks_[static_cast<size_t>(i)]), ranges_text(here)});
-      if (filled) rows.back().push_back(cat(each - std::ssize(here)));
-    }
-    std::string text = cat("who holds which tokens of a sequence of ", layout_.seq_len, ", ", each, " each: ", config::name_of(layout_.context_split), "\n");
-    if (question_.documents.size() > 1) text += cat("documents begin at ", join(starts(), ", "), "\n");
-    text += "\n" + table(rows, 2, 1) + left_out(shown(), std::ssize(ranks_), "ranks of cp");
-    const int64_t groups = layout_.mesh.world_size() / std::ssize(ranks_);
-    return groups == 1 ? text : text + cat("and so on in each of ", groups, " groups of cp\n");
-  }
 
   std::vector<std::string> starts() const {
     std::vector<std::string> texts;
@@ -234,7 +247,16 @@ class ContextDrawing {
 
 std::string draw_context(const Layout& layout, const ContextQuestion& question) {
   if (layout.mesh.degree(mesh::Axis::kCp) == 1) return "every rank holds whole sequences: parallel.cp = 1\n";
-  return ContextDrawing(layout, question).text();
+  const ContextDrawing all(layout, question);
+  std::string text = all.holders();
+  const std::vector<int> layers = attention_layers(layout.model);
+  for (const int layer : layers) {
+    const Layout alone = of_layer(layout, layer);
+    const int64_t window = alone.model.sliding_window;
+    if (layers.size() > 1) text += cat("\nattention ", window > 0 ? cat("within ", window, " tokens") : std::string("to all tokens before"), ", as in block ", layer - 1, "\n");
+    text += "\n" + ContextDrawing(alone, question).attention();
+  }
+  return layout.model.has_state_space() ? text + "\n" + all.state_spaces() : text;
 }
 
 }  // namespace lockstep::program
