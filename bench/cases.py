@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent / "peers"))
-from shapes import LLAMA_LAYERS, SHAPES, balanced_blocks  # noqa: E402
+from shapes import LLAMA_LAYERS, SHAPES, STATE_SPACES, balanced_blocks  # noqa: E402
 
-GROUPS = ("single", "ranks", "ranks-large", "tensor", "tensor-llama", "pipeline", "zero", "zero-llama", "experts", "context", "imbalance", "recompute", "adamw", "replicas", "pages", "generate", "collectives", "tokenizer", "startup", "gemm")
+GROUPS = ("single", "ranks", "ranks-large", "tensor", "tensor-llama", "pipeline", "zero", "zero-llama", "experts", "context", "state-space", "imbalance", "recompute", "adamw", "replicas", "pages", "generate", "collectives", "tokenizer", "startup", "gemm")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group not in ("ranks-large", "tensor-llama", "zero-llama"))  # what fits into 90 minutes
 VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "gpt2-10m-15l": 4864, "llama-15m": 32000, "llama-15m-12h": 32000, "mixtral-22m": 8192, "llama-long": 2048}
 VOCABULARY |= {name: SHAPES[name].vocab_size for name in ("gpt2-1.5b", *(f"llama3-8b-{layers}l" for layers in LLAMA_LAYERS))}
+VOCABULARY |= {"mamba2-130m": STATE_SPACES["mamba2-130m"].vocab_size, "mamba2-long": 2048, "attention-long": 2048}
 # What a model of bench/peers/shapes.py has other than its preset: the 6 heads of llama-15m do not divide by 4 ranks.
 # 15 blocks and a head as dear as one of them: 16 equal parts for 2, 4 or 8 stages.
 CHANGES = {
@@ -20,6 +21,10 @@ CHANGES = {
 CHANGES["mixtral-22m"] = ("mixtral-test", ("--model.hidden=384", "--model.heads=12", "--model.expert_ffn=384", "--model.max_seq_len=512"))
 # One block for long sequences: attention is nearly all of a step.
 CHANGES["llama-long"] = ("llama-15m", ("--model.layers=1", "--model.hidden=128", "--model.heads=4", "--model.kv_heads=4", "--model.ffn=512", "--model.max_seq_len=32768"))
+# One layer for sequences that grow: a state space, and attention of the same width, each without an MLP.
+LONG = ("--model.layers=1", "--model.hidden=128", "--model.max_seq_len=65536")
+CHANGES["mamba2-long"] = ("mamba2-test", (*LONG, "--model.state_heads=8", "--model.state_head_size=32", "--model.state_groups=1", "--model.state_size=64", "--model.state_chunk=256"))
+CHANGES["attention-long"] = ("llama-15m", (*LONG, "--model.heads=4", "--model.kv_heads=4", "--model.mixers=A", "--model.feed_forwards=-"))
 CHANGES |= {f"llama3-8b-{layers}l": ("llama3-8b", (f"--model.layers={layers}",)) for layers in LLAMA_LAYERS}
 ZERO_MARKS = {(1, 2): 0.96, (1, 4): 0.96, (2, 2): 0.96, (2, 4): 0.96, (3, 2): 0.94, (3, 4): 0.90}  # (zero, ranks)
 ZERO_PEERS = {1: ("zero",), 2: ("fsdp-keep",), 3: ("fsdp",)}  # --how of peers/train_fsdp_torch.py
@@ -38,6 +43,10 @@ EXPERT_MARKS = {2: 0.90, 4: 0.80}  # ranks that share out the experts: the share
 CONTEXT_MARKS = {2: 0.92, 4: 0.85}  # ranks that each hold a part of a sequence: the same, at CONTEXT_MARKED tokens
 CONTEXT_MARKED = 16384
 CONTEXT_STEPS = {4096: (4, 2), 16384: (2, 1), 32768: (1, 1)}  # tokens of the one sequence: timed steps of a round, steps before them
+STATE_SPACE_MARKS = {"peer": 1.3, "share": 0.90}  # times the faster PyTorch; of our own 1x2 over two ranks
+STATE_SPACE_PEERS = ("eager", "compile", "transformers")  # --how of peers/train_mamba2_torch.py
+GROWTH = ("mamba2-long", "attention-long")  # the same width, each on sequences of these tokens
+GROWTH_STEPS = {1024: (8, 2), 4096: (4, 2), 16384: (2, 1), 65536: (1, 1)}  # timed steps of a round, steps before them
 CONTEXTS = ("ring", "all_to_all", "all_gather")  # parallel.context
 
 
@@ -61,7 +70,7 @@ class Work:
 @dataclass(frozen=True)
 class Case:
     program: str  # lockstep | pytorch
-    how: str  # lockstep: parallel.data_parallel; pytorch: eager | compile | compile-blocks | ddp | dtensor | pipelining | gathered-keys | those of ZERO_PEERS
+    how: str  # lockstep: parallel.data_parallel; pytorch: eager | compile | compile-blocks | transformers | ddp | dtensor | pipelining | gathered-keys | those of ZERO_PEERS
     work: Work
     precision: str = "fp32"  # fp32 | bf16; pytorch has autocast (fp32 weights) and bf16 (no fp32 weights)
     ranks: int = 1
@@ -224,6 +233,17 @@ def context_rows(quick):
     return rows
 
 
+def state_space_rows(quick):
+    """A step of a Mamba-2 on one rank beside PyTorch and over two ranks of one thread; one layer on ever longer sequences, beside attention."""
+    one = Case("lockstep", "ring", Work("mamba2-130m", 1, 64 if quick else 1024, 1 if quick else 2))
+    peers = tuple(replace(one, program="pytorch", how=how) for how in STATE_SPACE_PEERS if not (quick and how == "compile"))
+    halves = [replace(one, ranks=2, threads=1, **split) for split in ({"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"cp": 2, "context": "ring"})]
+    rows = [Row(one, peers), *(Row(half, (), (one,), mark=STATE_SPACE_MARKS["share"]) for half in halves)]
+    for tokens, steps in {128: (1, 1), 512: (1, 1)}.items() if quick else GROWTH_STEPS.items():
+        rows += [Row(Case("lockstep", "ring", Work(model, 1, tokens, *steps)), limit=False) for model in GROWTH]
+    return rows
+
+
 def training_rows(groups, quick):
     wide, _, gpt2, llama = works(quick)
     rows = single_rows(quick) if "single" in groups else []
@@ -238,6 +258,7 @@ def training_rows(groups, quick):
     rows += zero_rows(llama) if "zero-llama" in groups else []
     rows += expert_rows(replace(gpt2, model="mixtral-22m")) if "experts" in groups else []
     rows += context_rows(quick) if "context" in groups else []
+    rows += state_space_rows(quick) if "state-space" in groups else []
     rows += [Row(Case("lockstep", "ring", wide), (Case("pytorch", "eager", wide),))] if "startup" in groups else []
     first = {}
     for row in rows:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from statistics import median
 
-from peers.shapes import SHAPES
+from peers.shapes import MEASURED
 from programs import run_peer
 
 
@@ -67,6 +67,6 @@ class GemmLimits:
         products = Products(work.model, work.tokens(), precision)
         if products not in self.reports:
             return None
-        attention = SHAPES[work.model].attention_flops_per_token(work.seq_len) * work.tokens()
+        attention = MEASURED[work.model].attention_flops_per_token(work.seq_len) * work.tokens()
         shapes = self.shapes(products)
         return sum(row["seconds"] * row["count"] for row in shapes) + attention / self.rate(products)

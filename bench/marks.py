@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Callable
 
-from cases import CONTEXT_MARKED, CONTEXT_MARKS, PIPELINE_MARKS
+from cases import CONTEXT_MARKED, CONTEXT_MARKS, PIPELINE_MARKS, STATE_SPACE_MARKS, STATE_SPACES
 from generate import OVER_ONE_RANK, OVER_PEER
 from pages import LIMITS as PAGE_LIMITS
 
@@ -82,7 +82,7 @@ def split(layout):
     return lambda report: [
         of(f"{row['work']} {row['layout']}", row["share_of"]["lockstep 1x2"])
         for row in report["comparisons"]
-        if row["layout"] in (layout, f"{layout} sp") and row["tp"] > 1
+        if row["layout"] in (layout, f"{layout} sp") and row["tp"] > 1 and row["model"] not in STATE_SPACES
     ]
 
 
@@ -111,6 +111,18 @@ def context_share(cp):
 
 def contexts_faster(report):
     return [of(f"{row['work']} {row['layout']}", row["times_as_fast"]) for row in report["comparisons"] if row["cp"] > 1 and "peer" in row]
+
+
+def state_spaces_faster(report):
+    return [of(row["work"], row["times_as_fast"]) for row in alone(report) if row["model"] in STATE_SPACES]
+
+
+def state_space_share(report):
+    return [
+        of(f"{row['work']} {row['layout']}", row["share_of"]["lockstep 1x2"])
+        for row in report["comparisons"]
+        if row["model"] in STATE_SPACES and row["tp"] * row["cp"] > 1
+    ]
 
 
 def memory_of_peer(report):
@@ -244,6 +256,8 @@ MARKS = (
     Mark("ep 4: of our own 1x2", 0.80, shared_experts(4)),
     *(Mark(f"cp {cp}, {CONTEXT_MARKED} tokens: of our own 1x2", mark, context_share(cp)) for cp, mark in CONTEXT_MARKS.items()),
     Mark("cp: times as fast as gathered keys in PyTorch", 1.0, contexts_faster, share=False),
+    Mark("mamba2-130m: times as fast as the fastest PyTorch", STATE_SPACE_MARKS["peer"], state_spaces_faster, share=False),
+    Mark("mamba2-130m over tp 2 or cp 2: of our own 1x2", STATE_SPACE_MARKS["share"], state_space_share),
     Mark("zero: memory of PyTorch's", 1.0, memory_of_peer, at_least=False),
     Mark("zero: memory off the prediction by", 0.05, memory_off, at_least=False),
     Mark("pipelines: times as fast as torch.distributed.pipelining", 1.0, pipelines_faster, share=False),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from cases import CHANGES, PIPELINE_PEERS, VOCABULARY
+from cases import CHANGES, PIPELINE_PEERS, STATE_SPACES, VOCABULARY
 
 PEERS = Path(__file__).parent / "peers"
 TRACED = 2  # steps, of a pipeline
@@ -255,6 +255,8 @@ def torch_options(case, setting):
 
 def torch_script(case):
     """And what it takes besides torch_options()."""
+    if case.work.model in STATE_SPACES:
+        return "train_mamba2_torch.py", ["--how", case.how]
     if case.zero:
         return "train_fsdp_torch.py", ["--how", case.how]
     if case.pp > 1:
@@ -272,7 +274,7 @@ def torch_script(case):
 def run_torch(case, setting):
     script, options = torch_script(case)
     options = [*torch_options(case, setting), *options, "--warmup", case.work.warmup or setting.warmup, "--steps", case.work.steps]
-    options += [f"--{case.how}"] if case.how in ("compile", "compile-blocks") else []
+    options += [f"--{case.how}"] if script == "train_torch.py" and case.how in ("compile", "compile-blocks") else []
     options += ["--sequence-parallel"] if case.sequence_parallel else []
     begin = time.time()
     report = run_peer(script, options, setting, case.threads)

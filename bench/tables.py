@@ -1,6 +1,6 @@
 """The report as Markdown: what docs/benchmarks.md shows."""
 
-from cases import PIPELINE_MARKS
+from cases import GROWTH, PIPELINE_MARKS, STATE_SPACES
 
 
 def table(heads, rows):
@@ -93,7 +93,7 @@ def tensor(report):
     waits = {(row["work"], row["layout"]): row["exposed"] for row in report["cases"] if row["tp"] > 1 and row["exposed"]}
     rows = []
     for row in report["comparisons"]:
-        if row["tp"] == 1:
+        if row["tp"] == 1 or row["model"] in STATE_SPACES:
             continue
         share = row["share_of"]["lockstep 1x2"]
         waited = waits.get((row["work"], row["layout"]), {})
@@ -198,7 +198,7 @@ def context(report):
     waits = {(row["work"], row["layout"]): row["exposed"] for row in report["cases"] if row["cp"] > 1 and row["exposed"]}
     rows = []
     for row in report["comparisons"]:
-        if row["cp"] == 1:
+        if row["cp"] == 1 or row["model"] in STATE_SPACES:
             continue
         share = row["share_of"]["lockstep 1x2"]
         rows.append(
@@ -209,6 +209,36 @@ def context(report):
             ]
         )
     return table(heads, rows)
+
+
+def state_spaces(report):
+    """A Mamba-2 over two ranks; what it takes on one rank is in the table of one rank."""
+    waits = {(row["work"], row["layout"]): row["exposed"] for row in report["cases"] if row["exposed"]}
+    rows = [
+        [
+            row["work"], row["layout"], number(row["median_ms"]), ratio(row["share_of"]["lockstep 1x2"]),
+            verdict(row["share_of"]["lockstep 1x2"], row["mark"]), f"{sum(waits.get((row['work'], row['layout']), {}).values()):.1%}",
+            f"{row['busiest_rank_bytes'] / 1e6:.0f} MB a step",
+        ]
+        for row in report["comparisons"]
+        if row["model"] in STATE_SPACES and row["tp"] * row["cp"] > 1
+    ]
+    return table(["work", "ranks", "ms", "of our own 1x2", "mark", "waiting", "busiest rank's links"], rows)
+
+
+def growth(report):
+    """Time of a token as sequences grow: 1.00 at all lengths is time that grows linearly with the length."""
+    found = {(row["model"], row["tokens"]): row["median_ms"] for row in report["comparisons"] if row["model"] in GROWTH}
+    lengths = sorted({tokens for _, tokens in found})
+    rows = []
+    for tokens in lengths:
+        cells = [str(tokens)]
+        for model in GROWTH:
+            ms, first = found.get((model, tokens)), found.get((model, lengths[0]))
+            cells += [number(ms, 1), number(tokens / ms * 1000 if ms else None), number((ms / tokens) / (first / lengths[0]) if ms and first else None, 2)]
+        rows.append(cells)
+    heads = [f"{what}: {head}" for what in ("state space", "attention") for head in ("ms", "tokens/s", "time of a token, first = 1")]
+    return table(["tokens", *heads], rows)
 
 
 def imbalance(report):
@@ -377,6 +407,8 @@ PARTS = (
     ("States shared out", zero),
     ("Experts shared out over several ranks of one thread", experts),
     ("One sequence in parts on several ranks of one thread", context),
+    ("A state space on two ranks of one thread", state_spaces),
+    ("One layer on longer sequences: a state space beside attention", growth),
     ("What an uneven load of experts costs", imbalance),
     ("What a rank has allocated at most", memory),
     ("Blocks that keep less for their backward", recompute),

@@ -202,7 +202,7 @@ def comparison(row, measurements, setting):
     found = {"work": ours.work.name(), "precision": ours.precision, "layout": ours.layout(), "program": ours.kind()}
     found |= {"pp": ours.pp, "schedule": ours.schedule}
     found |= {"ep": ours.ep, "tp": ours.tp, "zero": ours.zero, "recompute": ours.recompute, "mark": row.mark}
-    found |= {"cp": ours.cp, "context": ours.context, "tokens": ours.work.seq_len}
+    found |= {"cp": ours.cp, "context": ours.context, "model": ours.work.model, "tokens": ours.work.seq_len}
     if ours.zero:
         memory = measurements.memory
         found |= {"peak_bytes": memory[ours], "predicted_bytes": predicted_peak(ours, setting)}

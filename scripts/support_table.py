@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The table "What works" of README.md, from the results of the tests that show it.
+"""The table "What works" of README.md and that of families of docs/models.md, from the results of the tests that show them.
 
     ctest --test-dir build/release --output-junit results.xml
-    scripts/support_table.py results.xml            # prints the table
-    scripts/support_table.py results.xml --write    # puts it between the marks in README.md
-    scripts/support_table.py results.xml --check    # says where README.md is not what these results say
+    scripts/support_table.py results.xml            # prints the tables
+    scripts/support_table.py results.xml --write    # puts each between the marks of its page
+    scripts/support_table.py results.xml --check    # says where a page is not what these results say
 
 A row says that something works where each of its tests has passed. Otherwise it names those that failed or did not run.
 """
@@ -15,8 +15,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
-README = Path(__file__).resolve().parent.parent / "README.md"
-BEGIN, END = "<!-- support table: scripts/support_table.py -->\n", "<!-- end of support table -->\n"
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,11 @@ ROWS = (
         "train.verify_context_test", "engine.context_mutants_test", "parallel_context.mutants_test", "program_render.draw_context_test"),
     row("packed documents", "whole documents in a sequence, masked from each other, positions from their beginning; over cp with equal work", "",
         "train.verify_context_test", "data.packing_test"),
-    row("models", "GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE, DeepSeek-V3: presets, sizes or a `config.json`; norms before or behind attention and MLP, "
-        "one after the other or beside each other; gradients against autograd",
+    row("state spaces, hybrids", "Mamba-2, and any pattern of it with attention, windows, MLPs and experts over the layers; with tp, sequence parallelism, cp, pipelines, "
+        "ZeRO, experts, recomputation, offload; documents reset the state", "`tp` divides the heads; of it and the groups one divides the other",
+        "train.verify_state_space_test", "engine.state_space_mutants_test", "parallel_context.state_mutants_test", "e2e.hybrid_test"),
+    row("models", "GPT-2, Llama, Mixtral, DeepSeek-V3, Mamba-2, Bamba and others, all in [models.md](docs/models.md): presets, sizes or a `config.json`; norms before or "
+        "behind a branch, one after the other or beside each other; gradients against autograd",
         "", "hf_reference_test", "model.model_test", "arch.hf_config_test"),
     row("Hugging Face directories", "in and out for all of these, from and into any layout; transformers gives the same loss",
         "what is refused: [huggingface.md](docs/huggingface.md)",
@@ -111,6 +113,67 @@ ROWS = (
         "nn.layers_test", "cuda_compile_test"),
 )
 
+# A family as config.json names it, in `model_type`, and what of it is in. Held against transformers: logits, loss, every gradient and one
+# step of AdamW (hf_reference_test), greedy text (e2e.hf_generate_test), or all of them (e2e.families_test). tests/support_table_test.py
+# looks for the family in each such test.
+REFERENCE = ("hf_reference_test", "e2e.hf_generate_test")
+FURTHER = "e2e.families_test"
+REFUSED = "arch.hf_families_test"  # and what config.json may not ask for
+
+
+def family(model_type, what, limits="", *tests):
+    return Row(f"`{model_type}`", what, limits, (*REFERENCE, *tests))
+
+
+def further(model_type, what, limits="", *tests):
+    return Row(f"`{model_type}`", what, limits, (FURTHER, *tests))
+
+
+FAMILIES = (
+    family("gpt2", "learned positions, LayerNorm, biases", "", "e2e.hf_checkpoint_test", "e2e.hf_start_test"),
+    family("llama", "grouped keys and values, biases where the file has them; rotation as it is, linear, llama3, yarn", "", "e2e.hf_checkpoint_test"),
+    family("mistral", "a window in all layers", "", "e2e.hf_checkpoint_test", "e2e.hf_start_test"),
+    family("qwen2", "biases of q, k, v", "", "e2e.hf_checkpoint_test"),
+    family("qwen3", "a norm of every query and key head", "", "e2e.hf_checkpoint_test", "e2e.hf_start_test"),
+    family("mixtral", "experts in every layer, softmax after the choice", "`router_jitter_noise`", "e2e.hf_checkpoint_test", "e2e.hf_start_test", "train.verify_experts_test"),
+    family("qwen3_moe", "experts in some layers, softmax before or after the choice", "", "e2e.hf_checkpoint_test", "train.verify_experts_test"),
+    family("deepseek_v3", "latent attention; groups of experts, shared experts, a bias that balances", "attention without `q_lora_rank`; `attention_bias`; other routers; layers for "
+           "further tokens are not read", "e2e.hf_checkpoint_test", "e2e.hf_start_test", "e2e.deepseek_test"),
+    further("gpt_neox", "Pythia: attention and MLP beside each other or one after the other, a part of each head turned, GELU", "", REFUSED),
+    further("phi3", "q, k, v and gate, up as one tensor each; a window", "`longrope` (the 128k models)", REFUSED),
+    further("olmo2", "norms behind attention and MLP; q and k normed whole", "", REFUSED),
+    further("olmo3", "as OLMo 2, with windows in three of four layers", "", REFUSED),
+    further("smollm3", "every fourth layer without rotation", "", REFUSED),
+    further("gemma3_text", "windows in five of six layers with a rotation of their own, four norms that multiply by 1 + weight, scaled embeddings, GeGLU",
+           "soft caps, `use_bidirectional_attention`, pictures", REFUSED),
+    further("mamba2", "a state space in every layer, no MLP; its norm over groups", "", REFUSED, "train.verify_state_space_test"),
+    further("bamba", "state spaces and attention, half of each head turned, an MLP behind each", "`z_loss_coefficient`", REFUSED, "train.verify_state_space_test", "e2e.hybrid_test"),
+    further("nemotron_h", "a state space, attention or an MLP in each layer, no rotation, squared ReLU", "layers `moe`: experts without a gate", REFUSED, "train.verify_state_space_test"),
+    further("falcon_h1", "a state space and attention beside each other in every layer, multipliers of muP", "`mamba_norm_before_gate` with a norm; biases beside multipliers", REFUSED,
+            "train.verify_state_space_test"),
+    further("gpt_oss", "attention sinks, a window in every second layer, experts with clamped SwiGLU and biases; bf16 weights", "MXFP4 weights", REFUSED),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A page and the marks on it between which its rows stand."""
+
+    page: str
+    begin: str
+    end: str
+    rows: tuple
+    heads: tuple
+
+    def path(self):
+        return ROOT / self.page
+
+
+SUPPORT = Table("README.md", "<!-- support table: scripts/support_table.py -->\n", "<!-- end of support table -->\n", ROWS, ("", "works", "limits, plans", "shown by"))
+MODELS = Table("docs/models.md", "<!-- table of families: scripts/support_table.py -->\n", "<!-- end of table of families -->\n", FAMILIES,
+               ("`model_type`", "in", "out", "shown by"))
+TABLES = (SUPPORT, MODELS)
+
 
 def outcomes(junit):
     """Name of each test of a JUnit file: "passed", "failed" or "not run"."""
@@ -130,15 +193,15 @@ def cells(entry, results):
     return entry.name, said or entry.what, entry.limits, ", ".join(f"`{test}`" for test in entry.tests)
 
 
-def table(results):
-    lines = [("", "works", "limits, plans", "shown by"), ("---",) * 4, *(cells(entry, results) for entry in ROWS)]
+def text_of(table, results):
+    lines = [table.heads, ("---",) * 4, *(cells(entry, results) for entry in table.rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def claimed(text):
+def claimed(table, text):
     """What a table says of each test: those that a row names as amiss are, the others of its row have passed."""
     results = {}
-    for entry, line in zip(ROWS, text.splitlines()[2:]):
+    for entry, line in zip(table.rows, text.splitlines()[2:]):
         works = line.split(" | ")[1]
         found = re.findall(r"\*\*(failed|not run)\*\*: ((?:`[^`]+`(?:, )?)+)", works)
         amiss = {test: outcome for outcome, tests in found for test in re.findall(r"`([^`]+)`", tests)}
@@ -147,35 +210,44 @@ def claimed(text):
     return results
 
 
-def marked(text):
+def marked(table, text):
     """The text before the table, the table, the text behind it."""
-    head, found, rest = text.partition(BEGIN)
-    inside, closed, tail = rest.partition(END)
+    head, found, rest = text.partition(table.begin)
+    inside, closed, tail = rest.partition(table.end)
     if not found or not closed:
-        raise ValueError(f"no lines {BEGIN.strip()} and {END.strip()}")
-    return head + BEGIN, inside, END + tail
+        raise ValueError(f"no lines {table.begin.strip()} and {table.end.strip()}")
+    return head + table.begin, inside, table.end + tail
+
+
+def differing(table, results):
+    """Lines that the page lacks."""
+    page = marked(table, table.path().read_text())[1].splitlines()
+    return [f"{table.page} does not say: {line}\n" for line in text_of(table, results).splitlines() if line not in page]
+
+
+def write(table, results):
+    head, _, tail = marked(table, table.path().read_text())
+    table.path().write_text(head + text_of(table, results) + tail)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", help="what `ctest --output-junit` wrote")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--write", action="store_true", help="into README.md")
-    what.add_argument("--check", action="store_true", help="compare with README.md")
+    what.add_argument("--write", action="store_true", help="into the pages")
+    what.add_argument("--check", action="store_true", help="compare with the pages")
     arguments = parser.parse_args()
     results = outcomes(arguments.results)
-    text = table(results)
     if arguments.check:
-        _, inside, _ = marked(README.read_text())
-        differ = [line for line in text.splitlines() if line not in inside.splitlines()]
-        print("".join(f"README.md does not say: {line}\n" for line in differ), end="")
+        differ = [line for table in TABLES for line in differing(table, results)]
+        print("".join(differ), end="")
         return 1 if differ else 0
-    if arguments.write:
-        head, _, tail = marked(README.read_text())
-        README.write_text(head + text + tail)
-    else:
-        print(text, end="")
-    return 0 if all(results.get(test) == "passed" for entry in ROWS for test in entry.tests) else 1
+    for table in TABLES:
+        if arguments.write:
+            write(table, results)
+        else:
+            print(text_of(table, results))
+    return 0 if all(results.get(test) == "passed" for table in TABLES for entry in table.rows for test in entry.tests) else 1
 
 
 if __name__ == "__main__":

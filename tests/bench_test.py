@@ -66,6 +66,17 @@ class BenchTest(unittest.TestCase):
         self.assertIn("reached", text)
 
 
+class GrowthTest(unittest.TestCase):
+    def test_the_time_of_a_token_over_that_of_the_shortest_sequence(self):
+        steps = {"mamba2-long": lambda tokens: tokens / 64, "attention-long": lambda tokens: tokens**2 / 1024}
+        rows = [{"model": model, "tokens": tokens, "median_ms": step(tokens)} for model, step in steps.items() for tokens in (4096, 1024)]
+        lines = tables.growth({"comparisons": [*rows, {"model": "gpt2-10m", "tokens": 2, "median_ms": 1}]}).splitlines()
+        cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+        self.assertEqual(cells, [["1024", "16.0", "64000", "1.00", "1024.0", "1000", "1.00"],
+                                 ["4096", "64.0", "64000", "1.00", "16384.0", "250", "4.00"]])
+        self.assertEqual(tables.growth({"comparisons": []}), "")
+
+
 class ImbalanceTest(unittest.TestCase):
     def test_loads_against_the_even_one_of_their_round(self):
         rounds = [[{"ranks": 2, "what": what, "of_rank": load, "of_expert": load, "seconds": load * scale} for what, load in (("even", 1), ("all", 2))]

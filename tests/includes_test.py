@@ -16,7 +16,8 @@ SOURCE_DIR = Path()
 MAY_READ_ENVIRONMENT = {"lockstep/train/console.cpp"}
 # The layers of nn that are handed who shares them: what stands there is the contract, and the code of one rank.
 MAY_NAME_RANKS = {"lockstep/nn/expert_exchange.h", "lockstep/nn/experts.h", "lockstep/nn/experts.cpp", "lockstep/nn/routing.h",
-                  "lockstep/nn/context_attention.h", "lockstep/nn/token_places.h", "lockstep/nn/token_places.cpp"}
+                  "lockstep/nn/context_attention.h", "lockstep/nn/token_places.h", "lockstep/nn/token_places.cpp",
+                  "lockstep/nn/piece_exchange.h", "lockstep/nn/piece_exchange.cpp", "lockstep/nn/piece_states.h", "lockstep/nn/piece_states.cpp"}
 LONG, TOO_LONG, TOO_LONG_TEST = 250, 400, 500  # lines
 
 INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)[>"]')

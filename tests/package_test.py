@@ -2,8 +2,8 @@
 
     package_test.py BUILD_DIR
 
-Installs BUILD_DIR under a fresh prefix, builds examples/01_train.cpp in a project of its own with
-find_package(lockstep) and runs it, and runs the installed program. What find_package refuses is tried too.
+Installs BUILD_DIR under a fresh prefix, builds the programs of examples/ in a project of its own with
+find_package(lockstep) and runs them, and runs the installed program. What find_package refuses is tried too.
 """
 import json
 import os
@@ -18,14 +18,16 @@ from pathlib import Path
 BUILD_DIR = Path()
 SOURCE_DIR = Path(__file__).resolve().parent.parent
 
+EXAMPLES = ["01_train", "02_parallel_linear", "03_own_block", "04_forward_only"]
+
 PROJECT = """cmake_minimum_required(VERSION 3.25)
 project(consumer LANGUAGES CXX)
 find_package(lockstep 0.1 REQUIRED)
 add_executable(core_user core_user.cpp)
 target_link_libraries(core_user PRIVATE lockstep::core)
-add_executable(01_train 01_train.cpp)
-target_link_libraries(01_train PRIVATE lockstep::lockstep)
-"""
+""" + "".join(f"""add_executable({name} {name}.cpp)
+target_link_libraries({name} PRIVATE lockstep::lockstep)
+""" for name in EXAMPLES)
 
 CORE_USER = """#include <cstdio>
 #include "lockstep/program/passes/make_layout.h"
@@ -83,8 +85,8 @@ class Package(unittest.TestCase):
         return source / "build"
 
     def test_another_project(self):
-        example = (SOURCE_DIR / "examples/01_train.cpp").read_text()
-        build = self.configure("consumer", {"CMakeLists.txt": PROJECT, "01_train.cpp": example, "core_user.cpp": CORE_USER})
+        examples = {f"{name}.cpp": (SOURCE_DIR / f"examples/{name}.cpp").read_text() for name in EXAMPLES}
+        build = self.configure("consumer", {"CMakeLists.txt": PROJECT, "core_user.cpp": CORE_USER, **examples})
         run(["cmake", "--build", build, "-j", "1"])
         # 4 ranks, 8 sequences each of the default batch of 32.
         self.assertEqual(run([build / "core_user"]).strip(),
@@ -93,6 +95,33 @@ class Package(unittest.TestCase):
         self.assertEqual(len(losses), 20)
         self.assertLess(losses[-1], losses[0])
         self.assertNotIn("torch", run(["ldd", build / "core_user"]))
+        self.parallel_layers(build)
+        self.own_blocks(build)
+
+    def parallel_layers(self, build):
+        said = run([build / "02_parallel_linear"], cwd=build)
+        errors = [float(error) for error in re.findall(r"\d\.\de[-+]\d+", said)]
+        self.assertEqual(len(errors), 4, said)
+        self.assertLess(max(errors), 1e-5)
+
+    def own_blocks(self, build):
+        """Blocks that the installed libraries have never heard of, with the verbs of the installed libraries."""
+        for name, preset, layout in (("03_own_block", "square", "tp 2"), ("04_forward_only", "mixer", "zero 3")):
+            folder = build / f"{name}.run"
+            folder.mkdir()
+            said = run([build / name], cwd=folder)   # its verify ends with 0 where layout and one rank agree
+            self.assertIn(layout, said)
+            common = [build / name, "train", f"--model.preset={preset}", "--data.train=toy", "--train.seq_len=32", "--train.global_batch=8",
+                      "--train.micro_batch=4", "--run.dir=run", "--train.log_every=1"]
+            run([*common, "-n", "2", "--parallel.zero=2", "--train.steps=2"], cwd=folder)
+            said = run([*common, "--train.steps=4"], cwd=folder)   # another layout goes on from the checkpoint
+            self.assertRegex(said, r"(?m)^ *4/4 ")
+            self.assertIn("attention then ffn" if preset == "square" else "mixer",
+                          run([build / name, "show", "memory", f"--model.preset={preset}", "--train.seq_len=32"], cwd=folder))
+        refused = subprocess.run([build / "04_forward_only", "show", "layout", "-n", "2", "--model.preset=mixer", "--train.seq_len=32",
+                                  "--parallel.tp=2", "--parallel.cp=1"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(refused.returncode, 2, refused.stdout)
+        self.assertIn('tp(2) ranks would share branches "mixer"', refused.stderr)
 
     def test_core_alone_needs_no_torch(self):
         self.configure("core", {"CMakeLists.txt": CORE_PROJECT}, "-DLOCKSTEP_TORCH=/nonexistent")

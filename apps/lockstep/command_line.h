@@ -38,6 +38,7 @@ struct Flag {
 
 // What was written, taken apart by the verb's row in the table of verbs. Accessors are inline: the runtime library uses
 // this header too.
+struct RuntimeCall;  // runtime_call.h
 struct CommandLine {
   std::string verb{};
   std::vector<std::string> arguments{};           // in order, without flags
@@ -50,6 +51,7 @@ struct CommandLine {
   std::vector<std::pair<std::string, std::string>> common_flags{};  // of them those that all ranks are given alike
   std::vector<std::string> written{};             // all of it as it was written, the verb first: what further ranks get
   launch::Identity identity{};                    // which rank this process is
+  int (*linked_runtime)(const RuntimeCall*) = nullptr;  // of a program that is linked with the runtime library
 
   bool has(const std::string& flag) const { return flags.contains(flag); }
 

@@ -19,6 +19,11 @@ std::string find_runtime_library() {
 }
 
 int call_runtime(const CommandLine& command_line) {
+  const RuntimeCall call{.command_line = command_line};
+  if (command_line.linked_runtime) {
+    ::signal(SIGUSR2, SIG_IGN);
+    return command_line.linked_runtime(&call);
+  }
   const std::string file = find_runtime_library();
   if (file.empty()) {
     throw EnvironmentError({.code = "LS3120",
@@ -35,7 +40,6 @@ int call_runtime(const CommandLine& command_line) {
                             .what = cat(file, " does not load: ", ::dlerror()),
                             .way_out = "lockstep doctor tells what is missing"});
   }
-  const RuntimeCall call{.command_line = command_line};
   return reinterpret_cast<RuntimeVerb*>(function)(&call);
 }
 

@@ -12,8 +12,8 @@ struct RuntimeCall {
   const CommandLine& command_line;
 };
 
-// Loads the runtime library and hands it the verb; returns its exit code. Exceptions pass through. EnvironmentError
-// LS3120 where the library is missing or does not load.
+// Loads the runtime library, where the program is not linked with it, and hands it the verb; returns its exit code. Exceptions pass
+// through. EnvironmentError LS3120 where the library is missing or does not load.
 int call_runtime(const CommandLine& command_line);
 
 // Where the library is: beside the program, or in ../lib as `cmake --install` puts it. Empty where it is in neither.

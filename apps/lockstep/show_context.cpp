@@ -89,7 +89,11 @@ OrderedJson context_json(const Layout& layout, const program::ContextQuestion& q
   for (size_t i = 0; i < ranks.size(); ++i) json["ranks"].push_back({{"rank", ranks[i]}, {"tokens", stretches_of(places[i])}});
   for (const program::ContextBytes& mode : program::context_bytes(layout))
     json["modes"].push_back({{"mode", program::text_of(mode)}, {"forward", mode.forward}, {"backward", mode.backward}});
-  if (!is_ring(layout)) return json;
+  if (!is_ring(layout) || program::attention_layers(layout.model).empty()) return json;
+  if (const int64_t ends = program::window_ends(layout); ends > 0) {  // nothing goes round
+    json["window_ends"] = ends;
+    return json;
+  }
   for (const auto split : {config::ContextSplit::kZigzag, config::ContextSplit::kContiguous}) {
     const program::RingWork work = program::ring_work(layout, split, question.documents);
     json["work"][config::name_of(split)] = {{"pairs", work.pairs}, {"imbalance", work.imbalance()}};

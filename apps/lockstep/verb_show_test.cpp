@@ -83,6 +83,11 @@ TEST(Show, Context) {
   EXPECT_EQ(json["ranks"], Json::parse(R"([{"rank": 0, "tokens": [[0, 4], [12, 16]]}, {"rank": 1, "tokens": [[4, 12]]}])"));
   EXPECT_EQ(json["work"]["contiguous"]["pairs"], Json::parse("[[36, 0], [36, 64]]"));
   EXPECT_EQ(json["modes"][0], Json::parse(R"({"mode": "ring", "forward": 128.0, "backward": 384.0})"));
+  const std::string windowed = context + " --model.window=5";
+  EXPECT_THAT(show(windowed).output, HasSubstr("nothing goes round: a token sees 5 tokens, so the last 4 of each piece go to who has the next piece"));
+  const Json ends = parse_json(show(windowed + " --json").output, "context")["context"];
+  EXPECT_EQ(ends["window_ends"], 4);
+  EXPECT_FALSE(ends.contains("ring") || ends.contains("work"));
   EXPECT_THAT(show("context --model.preset=llama-test").output, HasSubstr("every rank holds whole sequences: parallel.cp = 1\n"));
 
   const std::string masked = context + " --data.document_mask=true";

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from shapes import SHAPES
+from shapes import MEASURED
 
 HEAD_CHUNKS = (256, 80)  # rows
 
@@ -88,7 +88,7 @@ def measure(shape, tokens, dtype, repeats, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=SHAPES, default="gpt2-10m")
+    parser.add_argument("--model", choices=MEASURED, default="gpt2-10m")
     parser.add_argument("--tokens", type=int, default=1024, help="of a step")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, default=2)
@@ -98,7 +98,7 @@ def main():
     torch.set_num_threads(arguments.threads)
     dtype = torch.bfloat16 if arguments.precision == "bf16" else torch.float32
     with torch.inference_mode():
-        print(json.dumps(measure(SHAPES[arguments.model], arguments.tokens, dtype, arguments.repeats, arguments.device)), flush=True)
+        print(json.dumps(measure(MEASURED[arguments.model], arguments.tokens, dtype, arguments.repeats, arguments.device)), flush=True)
     return 0
 
 

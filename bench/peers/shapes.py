@@ -44,6 +44,50 @@ class Shape:
         return tokens * self.experts_per_token // self.experts if self.experts and name in ("up", "down") else tokens
 
 
+@dataclass(frozen=True)
+class StateSpace:
+    """Blocks of a state space alone (Mamba-2)."""
+
+    layers: int
+    hidden: int
+    heads: int
+    head_size: int
+    state: int
+    vocab_size: int
+    groups: int = 1
+    convolution: int = 4
+    chunk: int = 256
+    family: str = "mamba2"
+
+    def inner(self):
+        return self.heads * self.head_size
+
+    def convolved(self):
+        return self.inner() + 2 * self.groups * self.state
+
+    def projected(self):
+        return self.inner() + self.convolved() + self.heads
+
+    def with_layers(self, layers):
+        return replace(self, layers=layers or self.layers)
+
+    def attention_flops_per_token(self, seq_len):
+        """FLOPs of the scan of one training token, in place of attention's: in a chunk its causal half, and two products with states."""
+        chunk = min(self.chunk, seq_len)
+        inside = chunk * (self.groups * self.state + self.inner())
+        return 3 * self.layers * (inside + 4 * self.inner() * self.state)
+
+    def products(self):
+        return [
+            ("in", self.layers, self.hidden, self.projected()),
+            ("out", self.layers, self.inner(), self.hidden),
+            ("head", 1, self.hidden, self.vocab_size),
+        ]
+
+    def rows(self, name, tokens):
+        return tokens
+
+
 # The presets of lockstep/arch/model_config.cpp with the vocabulary the benchmark gives them.
 SHAPES = {
     "gpt2-124m": Shape("gpt2", layers=12, hidden=768, heads=12, ffn=3072, vocab_size=50257, max_seq_len=1024),
@@ -63,6 +107,12 @@ SHAPES["llama-long"] = Shape("llama", layers=1, hidden=128, heads=4, ffn=512, vo
 # For one GPU: as many of its layers as fit.
 LLAMA_LAYERS = (32, 28, 24, 20, 16, 12, 8, 4)
 SHAPES |= {f"llama3-8b-{layers}l": replace(SHAPES["llama3-8b"], layers=layers) for layers in LLAMA_LAYERS}
+# Of state spaces, which have peers of their own (mamba2.py).
+STATE_SPACES = {
+    "mamba2-130m": StateSpace(layers=24, hidden=768, heads=24, head_size=64, state=128, vocab_size=50288),
+    "mamba2-test": StateSpace(layers=2, hidden=32, heads=4, head_size=16, state=8, vocab_size=61, groups=1, chunk=8),  # what --check takes
+}
+MEASURED = {**SHAPES, **STATE_SPACES}  # those with a GEMM limit
 
 
 def balanced_blocks(shape, seq_len, stages):

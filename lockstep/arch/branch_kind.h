@@ -142,9 +142,14 @@ struct BranchKind {
   void (*rows)(ParameterRows&, const Branch&) = nullptr;
   std::unique_ptr<WholeBranch> (*describe_whole)(LayerBuilder&, const Branch&) = nullptr;
   std::vector<DrawnPart> (*drawing)(const ModelConfig&, const Branch&, const ParameterPieces&) = nullptr;
+
+  // What the layouts of a model that has it may not do (program::layout_problems).
+  bool whole_only = false;       // cut it over tp
+  bool whole_sequences = false;  // hold sequences in parts (cp), or several documents in one
 };
 const BranchKind& experts_kind();           // expert_kind.cpp
 const BranchKind& latent_attention_kind();  // latent_kind.cpp
+const BranchKind& state_space_kind();       // state_space_kind.cpp
 
 // InternalError where the id is there already, or is not there. Kinds are added before the first model that has them is made.
 void add_branch_kind(const BranchKind& kind);

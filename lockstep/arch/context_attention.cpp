@@ -53,7 +53,7 @@ ContextPlan::ContextPlan(const Sizes& s, const AttentionHeads& heads) {
   of_sequence = exchanged * s.length;
   ends = shard.window_ends(ring, of_sequence, s.model.sliding_window);
   hops = ends > 0 ? 0 : shard.ring_hops(ring, of_sequence, s.model.sliding_window);
-  pieces = shard.pieces();
+  if (ends > 0) pieces = shard.pieces();
   const int64_t here = shard.split == config::ContextSplit::kContiguous ? of_sequence : s.input.seq_len;
   keys_seen = keys_of_last(s.input.seq_len, here, s.model.sliding_window);
 }
@@ -100,7 +100,7 @@ void ContextAttention::make_forward_calls(LayerBuilder& b, const Branch& branch)
   const CallGroup round = exchanges() ? CallGroup::kContextOuter : CallGroup::kContext;
   if (exchanges()) heads_forward_ = call("heads", CallPhase::kForward, Collective::kAllToAll, taken_, members);
   if (plan.hops > 0) ring_forward_ = call("ring", CallPhase::kForward, Collective::kShift, block_, round, plan.hops);
-  for (int piece = 0; plan.ends > 0 && piece < plan.pieces; ++piece)
+  for (int piece = 0; piece < plan.pieces; ++piece)
     ends_[piece].forward = call("ring", CallPhase::kForward, piece == 0 ? Collective::kShift : Collective::kShiftBack, end_, round);
   if (plan.gathered > 1)
     gather_forward_ = call("gather", CallPhase::kForward, Collective::kAllGather, plan.gathered * block_, CallGroup::kContext);
@@ -123,9 +123,9 @@ void ContextAttention::make_backward_calls(LayerBuilder& b, const Branch& branch
     ring_home_ = call("ring", CallPhase::kBackward, Collective::kShift, block_, round, kFp32, plan.ring - plan.hops);
     b.d.calls[static_cast<size_t>(ring_again_)].turns_with_next = true;
   }
-  for (int piece = 0; plan.ends > 0 && piece < plan.pieces; ++piece)
+  for (int piece = 0; piece < plan.pieces; ++piece)
     ends_[piece].again = call("ring", CallPhase::kGather, piece == 0 ? Collective::kShift : Collective::kShiftBack, end_, round, e);
-  for (int piece = 0; plan.ends > 0 && piece < plan.pieces; ++piece)
+  for (int piece = 0; piece < plan.pieces; ++piece)
     ends_[piece].home = call("ring", CallPhase::kBackward, piece == 0 ? Collective::kShiftBack : Collective::kShift, end_, round, kFp32);
   if (plan.gathered > 1) {
     const int64_t all = plan.gathered * block_;
@@ -230,7 +230,7 @@ void ContextAttention::ends_backward(LayerBuilder& b) const {
 
 void ContextAttention::forward(LayerBuilder& b, int out, int logsumexp) const {
   if (exchanges()) take_heads(b);
-  for (int piece = 0; plan.ends > 0 && piece < plan.pieces; ++piece)
+  for (int piece = 0; piece < plan.pieces; ++piece)
     b.take(kForwards, end_sent_), b.take(kForwards, end_came_), b.start(kForwards, ends_[piece].forward);
   b.take(kForwards, block_here_);
   if (plan.gathered > 1) b.take(kForwards, all_), b.start(kForwards, gather_forward_);

@@ -24,7 +24,7 @@ struct ContextPlan {
   int ring = 1;       // ranks among which keys and values go round
   int hops = 0;       // how far they go: a window may reach less than all
   int64_t ends = 0;   // > 0: nothing goes round, but so many tokens of the end of each piece to who has the next (ContextShard)
-  int pieces = 1;     // of a rank
+  int pieces = 0;     // of a rank that sends ends
   int gathered = 1;   // ranks whose keys and values are gathered
   int64_t queries = 0, keys = 0;  // heads that a rank works on: as many as the rank with most, empty ones included
   int64_t rows = 0;   // M: of all tokens that it works on queries of

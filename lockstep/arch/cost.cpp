@@ -140,6 +140,24 @@ double model_flops_of_token(const ModelConfig& model, const LayerSpec& layer, in
   return flops / static_cast<double>(seq_len);
 }
 
+struct TokenFlops {
+  double of_one = 0, per_pair = 0;
+};
+
+// From sequences of two lengths, whose tokens see half of them on average. A state space has products of whole chunks there: they are of
+// tokens, not of pairs.
+TokenFlops flops_of_token(const ModelConfig& model, const LayerSpec& layer) {
+  const bool block = layer.kind == LayerKind::kBlock;
+  const BlockSpec branches = block ? block_branches(model, layer.index) : BlockSpec();
+  const bool scans = std::ranges::count(branches, kStateSpace, &Branch::kind) > 0;
+  const int64_t seen = scans ? model.state_space.chunk : 1;
+  const double shorter = model_flops_of_token(model, layer, 2 * seen);
+  const bool pairs = !scans || std::ranges::any_of(branches, [](const Branch& branch) { return branch.kind.ends_with("attention"); });
+  if (!pairs) return {.of_one = shorter};
+  const double per_pair = (model_flops_of_token(model, layer, 4 * seen) - shorter) / static_cast<double>(seen);
+  return {.of_one = shorter - static_cast<double>(seen - 1) * per_pair, .per_pair = per_pair};
+}
+
 }  // namespace
 
 int64_t head_chunk_rows(int64_t vocab_size, int ranks) {
@@ -156,31 +174,32 @@ LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const Cos
   return cost;
 }
 
-ModelFlops::ModelFlops(const ModelConfig& of) : window_(of.sliding_window) {
+ModelFlops::ModelFlops(const ModelConfig& of) {
   ModelConfig model = of;
   // Experts that choose take k for a token on average, which sequences as short as these would round up.
   if (model.experts.router == config::Router::kExpertChoice) model.experts.router = config::Router::kSoftmax;
   model.sliding_window = 0;
-  struct Known {
-    double of_two, per_pair;
-  };
-  std::map<int, Known> known;  // of a layer of each pattern
+  for (BlockSpec& block : model.blocks)
+    for (Branch& branch : block) branch.window.reset();
+  std::map<int, TokenFlops> known;  // of a layer of each pattern
   for (const LayerSpec& layer : layer_table(model)) {
     const auto [found, fresh] = known.try_emplace(layer_pattern(model, layer));
-    if (fresh) {
-      const double of_two = model_flops_of_token(model, layer, 2);
-      found->second = {.of_two = of_two, .per_pair = model_flops_of_token(model, layer, 4) - of_two};
-    }
-    of_two_ += found->second.of_two;
-    per_pair_ += found->second.per_pair;
+    if (fresh) found->second = flops_of_token(model, layer);
+    of_one_ += found->second.of_one;
+    per_pair_[layer.kind == LayerKind::kBlock ? window_of_layer(of, layer.index) : of.sliding_window] += found->second.per_pair;
   }
 }
 
 double ModelFlops::per_token(int64_t length) const {
   // Half of the tokens of a document on average, less what lies beyond a window.
-  const auto tokens = static_cast<double>(length), window = static_cast<double>(window_);
-  const double seen = window > 0 && window < tokens ? window - window * window / (2 * tokens) : tokens / 2;
-  return of_two_ + (seen - 1) * per_pair_;
+  double flops = of_one_;
+  const auto tokens = static_cast<double>(length);
+  for (const auto& [limit, per_pair] : per_pair_) {
+    const auto window = static_cast<double>(limit);
+    const double seen = limit > 0 && window < tokens ? window - window * window / (2 * tokens) : tokens / 2;
+    flops += (seen - 1) * per_pair;
+  }
+  return flops;
 }
 
 double model_flops_per_token(const ModelConfig& model, int64_t seq_len) { return ModelFlops(model).per_token(seq_len); }

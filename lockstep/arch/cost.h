@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 
 #include "lockstep/arch/params.h"
 #include "lockstep/config/run_config.h"
@@ -98,7 +99,8 @@ LayerCost layer_cost(const ModelConfig& model, const LayerSpec& layer, const Cos
 // to the gradient of the weight costs less than the product.
 int64_t head_chunk_rows(int64_t vocab_size, int ranks = 1);
 
-// Model FLOPs of training: 6 x MACs, of attention its causal half, as far as a window lets see, of experts those that a token goes through.
+// Model FLOPs of training: 6 x MACs, of attention its causal half, as far as the window of each layer lets see, of experts those that a
+// token goes through, of state spaces the products of the scan in whole chunks.
 class ModelFlops {
  public:
   explicit ModelFlops(const ModelConfig& model);
@@ -106,8 +108,8 @@ class ModelFlops {
   double per_token(int64_t length) const;
 
  private:
-  int64_t window_;
-  double of_two_ = 0, per_pair_ = 0;  // of a token that sees itself alone; what each further token that it sees adds
+  double of_one_ = 0;  // of a token that sees itself alone
+  std::map<int64_t, double> per_pair_{};  // by window, 0 for all: what each further token that it sees adds
 };
 // The same of sequences that are one document each.
 double model_flops_per_token(const ModelConfig& model, int64_t seq_len);

@@ -63,6 +63,43 @@ TEST(ModelFlops, HalveOddLengthsToo) {
   }
 }
 
+// Of each layer the pairs that its window lets see: half of the tokens, or the window but for the first ones.
+TEST(ModelFlops, GoByTheWindowOfEachLayer) {
+  ModelConfig model = llama3();
+  const auto core = [&](int64_t window, double seq) {
+    const auto w = static_cast<double>(window);
+    return 6 * 2 * 4096 * (window == 0 ? seq / 2 : w - w * w / (2 * seq));
+  };
+  const double rest = model_flops_per_token(model, 8192) - 32 * core(0, 8192);
+  const auto window = [](int64_t tokens) {
+    BlockSpec block = usual_block();
+    block.front().window = tokens;
+    return block;
+  };
+  model.blocks = {window(512), window(512), window(0), window(100)};
+  EXPECT_NEAR(model_flops_per_token(model, 8192), rest + 16 * core(512, 8192) + 8 * core(0, 8192) + 8 * core(100, 8192), 1);
+  EXPECT_NEAR(model_flops_per_token(model, 64), rest + 32 * core(0, 64), 1) << "all windows are longer";
+  model.blocks = {window(512)};
+  ModelConfig all = llama3();
+  all.sliding_window = 512;
+  EXPECT_EQ(model_flops_per_token(model, 8192), model_flops_per_token(all, 8192));
+}
+
+// A token costs the same whatever the length is: what attention beside it adds is linear in it.
+TEST(ModelFlops, OfStateSpacesDoNotGrowWithTheSequence) {
+  const ModelConfig mamba = resolve_model({.preset = "mamba2-130m"});
+  const double at_1k = model_flops_per_token(mamba, 1024);
+  EXPECT_EQ(model_flops_per_token(mamba, 65536), at_1k);
+  EXPECT_EQ(model_flops_per_token(mamba, 7), at_1k);
+  // Of the projections and the head alone 6 x their elements; the scan and its states are beside it.
+  const double matrices = 24.0 * 768 * (3352 + 1536) + 768.0 * 50288;
+  EXPECT_GT(at_1k, 6 * matrices);
+  EXPECT_LT(at_1k, 1.25 * 6 * matrices);
+  const ModelConfig hybrid = resolve_model({.preset = "hybrid-test"});  // one layer in four sees all, one 24 tokens
+  const double pair = 6 * 2 * 48;
+  EXPECT_NEAR(model_flops_per_token(hybrid, 64) - model_flops_per_token(hybrid, 48), pair * (64 - 48) / 2.0 + pair * (288.0 / 48 - 288.0 / 64), 1e-6);
+}
+
 // The model FLOPs (forward 2 and backward 4 a multiply-add), and the scores a second time in backward.
 TEST(LayerCost, AddsUpToModelFlops) {
   for (const ModelConfig& model : {gpt3(), llama3()}) {

@@ -103,7 +103,9 @@ class ExpertsBranch : public WholeBranch {
     if (rows_.limit > 0) b.kernel(Phase::kWeight, bytes_of_a_round(b));
     product(b, kWeights, kDown, Product::Role::kWeightGradient, grouped_weight_scratch(hidden_, ffn_));
     product(b, kWeights, kGateUp, Product::Role::kWeightGradient, grouped_weight_scratch(2 * ffn_, hidden_));
+    if (s_.model.experts.biases) b.kernel(kWeights, 0, bytes(rows_.balanced, hidden_ / shard_.etp + 2 * ffn_));  // sums over rows, in registers
     product(b, kWeights, kRouter, Product::Role::kWeightGradient, fp32_copy(rows_.own * hidden_));
+    if (s_.model.experts.logit_bias) b.kernel(kWeights, row_sum_scratch(rows_.own, experts_));
     if (s_.model.experts.router_bias && s_.input.moe.balance == config::Balance::kBias) b.kernel(kWeights, 4 * experts_);
     for (const int value : {dhere_, inner_, h_, received_, slopes_, logits_, of_rounds_, ends.x}) b.drop(kWeights, value);
   }
@@ -201,7 +203,7 @@ class ExpertsBranch : public WholeBranch {
     const int64_t scored = whole ? 4 * experts_ * tokens : all ? of_tp : 4 * experts_ * rows_.own;
     b.take(kForwards, logits_);
     product(b, kForwards, kRouter, Product::Role::kOutput,
-            fp32_copy(rows_.own * hidden_) + router_copy() + product_scratch(in_fp32(), rows_.own, hidden_));
+            fp32_copy(rows_.own * hidden_) + router_copy() + bias_copy() + product_scratch(in_fp32(), rows_.own, hidden_));
     b.communicate(kForwards, calls_.scores, of_tp);
     b.communicate(kForwards, calls_.whole_scores, scored + (calls_.scores != LayerBuilder::kNoCall ? of_tp : 0));
     if (whole) b.kernel(kForwards, 2 * scored + 8 * tokens, 2 * scored);  // into the order of sequences, whose places are int64
@@ -318,6 +320,7 @@ class ExpertsBranch : public WholeBranch {
   }
   int64_t fp32_copy(int64_t elements) const { return s_.fp32 ? 0 : 4 * elements; }
   int64_t router_copy() const { return s_.input.tensor.fp32_group ? 0 : fp32_copy(experts_ * hidden_); }  // there its weight is fp32
+  int64_t bias_copy() const { return s_.model.experts.logit_bias && !s_.input.tensor.fp32_group ? fp32_copy(experts_) : 0; }
   // parallel/expert: rows come by source and are put in the order of experts, and back.
   int64_t by_expert() const { return experts_ / shard_.ep > 1 ? bytes(rows_.received, hidden_) : 0; }
   int64_t combine_scratch() const { return alone_ || by_token_ ? 0 : by_expert(); }

@@ -8,7 +8,8 @@
 namespace lockstep::arch {
 namespace {
 
-// The router, the shared expert, then all gates and ups, and all downs, so that those of a rank are one matrix each.
+// The router, the shared expert, then all gates and ups, and all downs, so that those of a rank are one matrix each; behind each their
+// biases, so that these are one vector. etp cuts a bias by rows, that of down too: of the sum over etp each rank adds its own columns.
 void expert_parameters(ParameterRows& rows, const Branch& branch) {
   const ExpertSizes& sizes = rows.model.experts;
   const int64_t hidden = rows.model.hidden, shared = sizes.shared * sizes.ffn;
@@ -21,7 +22,12 @@ void expert_parameters(ParameterRows& rows, const Branch& branch) {
     bias.in_norm = false;
     bias.fp32 = true;  // it moves by moe.bias_rate, less than bf16 can tell apart
   }
-  const auto fuse = [&](std::string_view part) { return rows.named(branch.part(part), "weight"); };
+  if (sizes.logit_bias) {
+    ParamSpec& bias = rows.bias(branch.part("logits"), sizes.count);
+    bias.of = config::ParameterClass::kRouter;  // Partial over tp and updated as the router's weight is
+    bias.fp32 = true;
+  }
+  const auto fuse = [&](std::string_view part, const char* kind = "weight") { return rows.named(branch.part(part), kind); };
   if (shared > 0) {
     for (const char* part : {"shared.gate", "shared.up"})
       rows.weight(branch.part(part), shared, hidden, TensorCut::kRows).fuse = fuse(kSharedFirst);
@@ -32,25 +38,41 @@ void expert_parameters(ParameterRows& rows, const Branch& branch) {
     spec.expert = static_cast<int>(e);
     spec.fuse = fuse(fused);
   };
+  const auto bias = [&](int64_t e, const char* part, int64_t size, std::string_view fused) {
+    ParamSpec& spec = rows.bias(branch.part(cat(e, ".", part)), size, TensorCut::kRows);
+    spec.expert = static_cast<int>(e);
+    spec.fuse = fuse(fused, "bias");
+  };
+  const int64_t biased = sizes.biases ? rows.experts.end : rows.experts.begin;  // experts before this one have biases
   for (int64_t e = rows.experts.begin; e < rows.experts.end; ++e)
     for (const char* part : {"gate", "up"}) expert(e, part, sizes.ffn, hidden, TensorCut::kRows, ParameterRows::kInitStd, "gate_up");
+  for (int64_t e = rows.experts.begin; e < biased; ++e)
+    for (const char* part : {"gate", "up"}) bias(e, part, sizes.ffn, "gate_up");
   for (int64_t e = rows.experts.begin; e < rows.experts.end; ++e)
     expert(e, "down", hidden, sizes.ffn, TensorCut::kColumns, rows.output_std(), "down");
+  for (int64_t e = rows.experts.begin; e < biased; ++e) bias(e, "down", hidden, "down");
 }
 
 std::string choice_text(const ExpertSizes& sizes) {
   const std::string groups = sizes.groups > 1 ? cat(", of the best ", sizes.top_groups, " of ", sizes.groups, " groups") : "";
+  const std::string logits = sizes.logit_bias ? "x router + logits.bias" : "x router";
   switch (sizes.router) {
     case config::Router::kSoftmax:
-      return cat("the ", sizes.per_token, " largest of softmax(x router)", groups);
+      return cat("the ", sizes.per_token, " largest of softmax(", logits, ")", groups);
     case config::Router::kSoftmaxAfterTopk:
-      return cat("softmax over the ", sizes.per_token, " largest of x router", groups);
+      return cat("softmax over the ", sizes.per_token, " largest of ", logits, groups);
     case config::Router::kSigmoid:
-      return cat("the ", sizes.per_token, " largest of sigmoid(x router)", sizes.router_bias ? " + bias" : "", groups);
+      return cat("the ", sizes.per_token, " largest of sigmoid(", logits, ")", sizes.router_bias ? " + bias" : "", groups);
     case config::Router::kExpertChoice:
-      return cat("each expert takes the tokens with the largest softmax(x router), ", sizes.per_token, " experts for a token on average");
+      return cat("each expert takes the tokens with the largest softmax(", logits, "), ", sizes.per_token,
+                 " experts for a token on average");
   }
   return "";
+}
+
+std::string activation_text(const ExpertSizes& sizes) {
+  if (sizes.clamp <= 0) return "silu(gate) * up";
+  return cat("(up + 1) * gate * sigmoid(1.702 gate), gate at most ", sizes.clamp, ", up within +-", sizes.clamp);
 }
 
 std::vector<DrawnPart> expert_drawing(const ModelConfig& m, const Branch& branch, const ParameterPieces& pieces) {
@@ -78,7 +100,7 @@ std::vector<DrawnPart> expert_drawing(const ModelConfig& m, const Branch& branch
   }
   add(What::kText, {cat("experts ", first, "..", last, " of ", m.experts.count, " are here, each on the tokens that come to it; expert ", first, ":")});
   add(What::kMatrices, {weight(cat(first, ".gate")), weight(cat(first, ".up"))});
-  add(What::kText, {"silu(gate) * up"});
+  add(What::kText, {activation_text(m.experts)});
   add(What::kMatrices, {weight(cat(first, ".down"))});
   add(What::kCalls, {branch.part("combine.node")});
   add(What::kCalls, {branch.part("combine")});

@@ -129,5 +129,37 @@ TEST(ExtremeModels, OfLatentsInACheckpoint) {
   }
 }
 
+TEST(ExtremeModels, OfStateSpacesInACheckpoint) {
+  const auto parse = [](const Json& json) { return parse_model_json(json, "manifest.json"); };
+  for (const char* preset : {"mamba2-test", "hybrid-experts-test"}) {
+    const Json sound = model_json(resolve_model({.preset = preset}));
+    made = refused = 0;
+    for (const auto& [first, old] : sound.at("state_space").items())
+      for (const auto& [second, other] : sound.at("state_space").items())
+        for (const Json& value : kExtremes) {
+          Json changed = sound;
+          changed["state_space"][first] = changed["state_space"][second] = value;
+          expect_made_or_refused(changed, parse);
+        }
+    EXPECT_GT(made, 10);
+    EXPECT_GT(refused, 100);
+  }
+}
+
+TEST(ExtremeModels, OfTheOptionsOfACheckpoint) {
+  const auto parse = [](const Json& json) { return parse_model_json(json, "manifest.json"); };
+  const Json sound = model_json(resolve_model({.preset = "hybrid-test"}));
+  made = refused = 0;
+  for (const char* key : {"/activation", "/rotary_size", "/rope_local_theta", "/attention_scale", "/attention_sinks", "/embedding_scale",
+                          "/blocks/1/0/window", "/blocks/1/0/rotation", "/blocks/0/0/window", "/blocks", "/blocks/0", "/state_space"})
+    for (const Json& value : kExtremes) {
+      Json changed = sound;
+      changed[Json::json_pointer(key)] = value;
+      expect_made_or_refused(changed, parse);
+    }
+  EXPECT_GT(made, 10);
+  EXPECT_GT(refused, 50);
+}
+
 }  // namespace
 }  // namespace lockstep::arch

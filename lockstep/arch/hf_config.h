@@ -15,7 +15,7 @@
 namespace lockstep::arch {
 
 struct HfConfig {
-  ModelConfig model{};                   // max_seq_len: at most a window that some layers alone have; dropout 0, which files say of training
+  ModelConfig model{};                   // dropout 0, which files say of training; `blocks` in their shortest form
   std::vector<int64_t> eos_token_ids{};  // of generation_config.json, or else of config.json; may be empty
   std::string dtype{};                   // "bfloat16": of the weights; empty where config.json does not say
   int64_t further_layers = 0;            // behind the last, in files of weights alone: num_nextn_predict_layers, where missing 1
@@ -31,6 +31,9 @@ inline constexpr const char* kHfConfigName = "config.json";
 HfConfig load_hf_config(const std::filesystem::path& dir, std::string_view name = kHfConfigName);
 // The same from the content; `generation` is generation_config.json or null. `origin` stands for the file in messages.
 HfConfig parse_hf_config(const Json& config, const Json& generation, std::string_view origin);
+// As read_json, but a bare Infinity, which Python writes, is {"__float__": "Infinity"}, as transformers 5 writes it. DataError LS1117
+// above 16 MiB.
+Json read_hf_json(const std::filesystem::path& path);
 
 // A config.json that transformers loads. With `original`, the one the model came from, its keys stay and only what the
 // model has otherwise is set, and that there are no further layers; a max_seq_len below the original's was a limit of the run and is not. ConfigError LS1123
@@ -38,8 +41,5 @@ HfConfig parse_hf_config(const Json& config, const Json& generation, std::string
 Json hf_config_json(const ModelConfig& model, const Json* original = nullptr);
 // Under the key that is there, `dtype` or `torch_dtype`; the older where neither is.
 void set_hf_dtype(Json& config, std::string_view dtype);
-
-// The longest sequence is a sliding window, which some layers alone have: up to there it is plain causal attention.
-bool bounded_by_window(const ModelConfig& model);
 
 }  // namespace lockstep::arch

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "lockstep/arch/layer_description.h"
 #include "lockstep/arch/test_hf_config.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/file.h"
@@ -146,25 +147,34 @@ TEST(HfConfig, AWindowOfAllLayersMayBeShorterThanTheSequence) {
     EXPECT_EQ(model_of(config).sliding_window, 4096);
     EXPECT_EQ(model_of(config).max_seq_len, 32768);
     EXPECT_THAT(read(config).notes, IsEmpty());
-    EXPECT_FALSE(bounded_by_window(model_of(config)));
   }
 }
 
-TEST(HfConfig, AWindowOfSomeLayersBoundsTheSequence) {
-  Json qwen = with(with(qwen25(), "use_sliding_window", true), "sliding_window", 1000);
+// Of each layer, 0 where it has none.
+std::vector<int64_t> windows(const ModelConfig& model) {
+  std::vector<int64_t> windows;
+  for (int i = 1; i <= model.layers; ++i) windows.push_back(model.window_of(block_branches(model, i).front()));
+  return windows;
+}
+
+TEST(HfConfig, AWindowOfSomeLayersIsTheirs) {
+  Json qwen = with(with(with(qwen25(), "use_sliding_window", true), "sliding_window", 1000), "num_hidden_layers", 6);
   EXPECT_EQ(model_of(qwen).sliding_window, 0) << "max_window_layers = 24: no layer slides";
-  EXPECT_EQ(model_of(with(qwen, "max_window_layers", 20)).max_seq_len, 1000);
-  EXPECT_TRUE(bounded_by_window(model_of(with(qwen, "max_window_layers", 20))));
-  EXPECT_THAT(read(with(qwen, "max_window_layers", 20)).notes,
-              ElementsAre(HasSubstr("sliding_window = 1000 of 32768 positions in 4 of 24 layers")));
-  EXPECT_EQ(model_of(with(qwen, "max_window_layers", 0)).max_seq_len, 32768) << "all slide";
-  EXPECT_EQ(model_of(with(qwen, "max_window_layers", 0)).sliding_window, 1000);
+  EXPECT_THAT(model_of(qwen).blocks, IsEmpty());
+  const ModelConfig last = model_of(with(qwen, "max_window_layers", 4));
+  EXPECT_THAT(windows(last), ElementsAre(0, 0, 0, 0, 1000, 1000));
+  EXPECT_EQ(last.max_seq_len, 32768);
+  EXPECT_THAT(read(with(qwen, "max_window_layers", 4)).notes, IsEmpty());
+  EXPECT_EQ(model_of(with(qwen, "max_window_layers", 0)).sliding_window, 1000) << "all slide";
+  EXPECT_THAT(model_of(with(qwen, "max_window_layers", 0)).blocks, IsEmpty());
   Json layers = Json::array();
-  for (int i = 0; i < 24; ++i) layers.push_back(i % 2 ? "full_attention" : "sliding_attention");
-  EXPECT_EQ(model_of(with(qwen, "layer_types", layers)).sliding_window, 1000);
-  EXPECT_EQ(model_of(with(qwen, "layer_types", layers)).max_seq_len, 1000);
-  EXPECT_THAT(refusal(with(qwen25(), "layer_types", layers)).what, HasSubstr("use_sliding_window is not true"));
-  EXPECT_THAT(refusal(with(qwen, "layer_types", {"full_attention"})).what, HasSubstr("list of 24 names"));
+  for (int i = 0; i < 6; ++i) layers.push_back(i % 2 ? "full_attention" : "sliding_attention");
+  const ModelConfig turns = model_of(with(qwen, "layer_types", layers));
+  EXPECT_THAT(windows(turns), ElementsAre(1000, 0, 1000, 0, 1000, 0));
+  EXPECT_EQ(turns.blocks.size(), 2) << "in turn";
+  for (const ModelConfig& model : {last, turns}) EXPECT_EQ(model_of(hf_config_json(model)), model) << hf_config_json(model).dump(1);
+  EXPECT_THAT(refusal(with(with(qwen, "use_sliding_window", false), "layer_types", layers)).what, HasSubstr("use_sliding_window is not true"));
+  EXPECT_THAT(refusal(with(qwen, "layer_types", {"full_attention"})).what, HasSubstr("list of 6 names"));
   layers[3] = "chunked_attention";
   EXPECT_EQ(refusal(with(qwen, "layer_types", layers)).code, "LS1118");
 }
@@ -228,7 +238,8 @@ TEST(HfConfig, NamesAllThatIsNotBuilt) {
 }
 
 TEST(HfConfig, WrittenBackOnlyWhatChangedIsSet) {
-  for (const Json& config : {llama31(), qwen25(), qwen3(), mistral(), gpt2(), without(mistral(), "sliding_window")}) {
+  Json some = with(with(qwen25(), "use_sliding_window", true), "max_window_layers", 20);
+  for (const Json& config : {llama31(), qwen25(), qwen3(), mistral(), gpt2(), without(mistral(), "sliding_window"), some}) {
     EXPECT_EQ(hf_config_json(model_of(config), &config), config);
     ModelConfig shorter = model_of(config);
     if (!shorter.traits().learned_positions) shorter.max_seq_len = 128;

@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "lockstep/arch/hf_config.h"
-#include "lockstep/arch/hf_config_families.h"
+#include "lockstep/arch/hf_reading.h"
+#include "lockstep/arch/hf_shape.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
@@ -15,11 +16,19 @@ namespace {
 
 using Expect = std::function<void(bool holds, std::string text)>;
 
+[[noreturn]] void refuse(const ModelConfig& m, const std::vector<std::string>& problems) {
+  throw ConfigError({.code = "LS1123", .what = cat("transformers' ", hf_family(m.family).language_model, " cannot be this model:\n  ",
+                                                   join(problems, "\n  "))});
+}
+
 void require_experts(const ModelConfig& m, const Expect& expect) {
   const HfExperts& theirs = hf_family(m.family).experts;
   const ExpertSizes& sizes = m.experts;
   expect((theirs.count != nullptr) == m.has_experts(), theirs.count ? "no experts" : "experts");
   if (!theirs.count || !m.has_experts()) return;
+  expect(theirs.clamped == (sizes.clamp > 0), theirs.clamped ? "experts that are not clamped" : "clamped experts");
+  expect(theirs.clamped == sizes.biases, theirs.clamped ? "experts without biases" : "biases of experts");
+  expect(theirs.clamped == sizes.logit_bias, theirs.clamped ? "no bias of the router's logits" : "a bias of the router's logits");
   if (theirs.sigmoid) {
     expect(sizes.router == config::Router::kSigmoid, cat("the router ", config::name_of(sizes.router)));
     expect(sizes.shared > 0, "no shared expert");
@@ -37,7 +46,18 @@ void require_experts(const ModelConfig& m, const Expect& expect) {
   if (!theirs.dense_layers) expect(sizes.dense_layers.empty(), "layers without experts");
 }
 
-// LS1123 with what of the model no key of its family can say.
+void require_state_space(const ModelConfig& m, const Expect& expect) {
+  const HfStateSpace& theirs = hf_family(m.family).state_space;
+  expect((theirs.heads != nullptr) == m.has_state_space(), theirs.heads ? "no state space" : "state spaces");
+  if (!theirs.heads || !m.has_state_space()) return;
+  const StateSpaceSizes& s = m.state_space;
+  expect(s.norm_groups == s.groups || (theirs.norm && s.norm_groups == 0), cat("norms over ", s.norm_groups, " groups beside ", s.groups, " of B and C"));
+  if (theirs.expand)
+    expect(s.inner() % m.hidden == 0,
+           cat("state_heads(", s.heads, ") x state_head_size(", s.head_size, ") % hidden(", m.hidden, ") = ", s.inner() % m.hidden));
+}
+
+// LS1123 with what of the model no key of its family can say. What this does not name, require_same() finds.
 void require_writable(const ModelConfig& m) {
   const HfFamily& family = hf_family(m.family);
   const FamilyTraits& traits = m.traits();
@@ -45,9 +65,11 @@ void require_writable(const ModelConfig& m) {
   const Expect expect = [&](bool holds, std::string text) {
     if (!holds) problems.push_back(std::move(text));
   };
-  if (traits.learned_positions)
+  if (family.plain_heads) {
     expect(m.heads * m.head_size == m.hidden,
            cat("heads(", m.heads, ") x head_size(", m.head_size, ") is not hidden(", m.hidden, ")"));
+    expect(m.kv_heads == m.heads, cat("kv_heads(", m.kv_heads, ") is not heads(", m.heads, ")"));
+  }
   if (family.attention_bias_key)
     expect(m.qkv_bias == m.out_bias, "biases of q, k, v and of attention's output only together");
   else
@@ -55,99 +77,66 @@ void require_writable(const ModelConfig& m) {
   if (!family.mlp_bias_key) expect(m.mlp_bias == traits.mlp_bias, "other biases of the MLP than the family's");
   expect(m.qk_norm == traits.qk_norm, "norms of q and k");
   expect(m.has_latent() == traits.latent, traits.latent ? "no latent attention" : "latent attention");
-  expect(m.blocks.empty(), "blocks other than attention and then an MLP, each behind its norm");
   if (traits.learned_positions) expect(m.rope_scaling == RopeScaling{}, "rope scaling");
   require_experts(m, expect);
-  if (family.window == HfWindow::kByLayer || !family.default_window)
-    expect(m.sliding_window == 0, "sliding_window: which layers slide is only in the config.json it came from");
-  if (!problems.empty())
-    throw ConfigError({.code = "LS1123", .what = cat("transformers' ", family.language_model, " cannot be this model:\n  ",
-                                                     join(problems, "\n  "))});
+  require_state_space(m, expect);
+  if (!problems.empty()) refuse(m, problems);
 }
 
-Json yarn_json(const RopeScaling& scaling) {
-  Json json = {{"rope_type", "yarn"},
-               {"factor", scaling.factor},
-               {"original_max_position_embeddings", scaling.original_max_position_embeddings},
-               {"beta_fast", scaling.beta_fast},
-               {"beta_slow", scaling.beta_slow}};
-  if (scaling.mscale > 0) json["mscale"] = scaling.mscale;
-  if (scaling.mscale_all_dim > 0) json["mscale_all_dim"] = scaling.mscale_all_dim;
-  if (scaling.attention_factor > 0) json["attention_factor"] = scaling.attention_factor;
-  return json;
-}
-
-Json scaling_json(const RopeScaling& scaling) {
-  if (scaling.kind == RopeScaling::Kind::kNone) return nullptr;
-  if (scaling.kind == RopeScaling::Kind::kLinear) return {{"rope_type", "linear"}, {"factor", scaling.factor}};
-  if (scaling.kind == RopeScaling::Kind::kYarn) return yarn_json(scaling);
-  return {{"rope_type", "llama3"},
-          {"factor", scaling.factor},
-          {"low_freq_factor", scaling.low_freq_factor},
-          {"high_freq_factor", scaling.high_freq_factor},
-          {"original_max_position_embeddings", scaling.original_max_position_embeddings}};
-}
-
-Json experts_json(const ModelConfig& m) {
-  const HfExperts& theirs = hf_family(m.family).experts;
-  Json json = {{theirs.count, m.experts.count}, {"num_experts_per_tok", m.experts.per_token}};
-  json[theirs.ffn ? theirs.ffn : hf_family(m.family).ffn] = m.experts.ffn;
-  if (theirs.sigmoid) {
-    json["n_group"] = m.experts.groups;
-    json["topk_group"] = m.experts.top_groups;
-    json["routed_scaling_factor"] = m.experts.routed_scale;
-    json["n_shared_experts"] = m.experts.shared;
-    json["first_k_dense_replace"] = m.experts.dense_layers.size();
-    json["norm_topk_prob"] = true;
+// The model without what has no effect, or is no part of its computation.
+ModelConfig effective(ModelConfig m) {
+  set_layer_blocks(m, layer_blocks(m));
+  m.dropout = 0;
+  m.max_seq_len = 0;
+  bool attends = m.blocks.empty(), turns = m.blocks.empty(), turns_locally = false, mlp = m.blocks.empty();
+  for (const BlockSpec& block : m.blocks)
+    for (const Branch& branch : block) {
+      const bool attention = branch.kind == "attention";
+      attends |= attention;
+      turns |= attention && branch.rotation == Rotation::kUsual;
+      turns_locally |= attention && branch.rotation == Rotation::kLocal;
+      mlp |= branch.kind == "mlp";
+    }
+  if (m.has_experts() && m.experts.dense_layers.empty()) mlp = false;
+  const ModelConfig plain{.family = m.family};
+  if (!turns_locally) m.rope_local_theta = 0;
+  if (!turns && !turns_locally) m.rotary_size = 0;
+  if (!turns || m.traits().learned_positions) m.rope_theta = 0, m.rope_scaling = {};
+  if (m.rotary_size == m.head_size) m.rotary_size = 0;
+  if (!attends) {
+    m.heads = m.kv_heads = m.head_size = 0;
+    m.qkv_bias = plain.qkv_bias, m.out_bias = plain.out_bias, m.qk_norm = plain.qk_norm;
   }
-  if (theirs.norm_key) json["norm_topk_prob"] = m.experts.router == config::Router::kSoftmaxAfterTopk;
-  if (theirs.dense_layers) {
-    json["mlp_only_layers"] = m.experts.dense_layers;
-    json["decoder_sparse_step"] = 1;
+  if (!mlp) m.ffn = 0, m.mlp_bias = plain.mlp_bias;
+  if (!mlp && !m.has_experts()) m.activation = plain.activation;
+  return m;
+}
+
+// LS1123 where transformers makes another model of the file.
+void require_same(const ModelConfig& model, const Json& json) {
+  ModelConfig theirs;
+  try {
+    theirs = effective(parse_hf_config(json, nullptr, "config.json").model);
+  } catch (const DataError& error) {
+    refuse(model, {error.message().what});
   }
-  return json;
-}
-
-Json latent_json(const LatentSizes& latent) {
-  return {{"q_lora_rank", latent.q_rank},       {"kv_lora_rank", latent.kv_rank},
-          {"qk_nope_head_dim", latent.nope},    {"qk_rope_head_dim", latent.rope},
-          {"qk_head_dim", latent.head()},       {"v_head_dim", latent.value},
-          {"rope_interleave", latent.interleaved}};
-}
-
-// The keys that say the shape of the model; rotary parameters apart.
-Json shape_json(const ModelConfig& m) {
-  const HfFamily& family = hf_family(m.family);
-  Json json = {{"model_type", family_name(m.family)},
-               {family.hidden, m.hidden},
-               {family.layers, m.layers},
-               {family.heads, m.heads},
-               {family.ffn, m.ffn},
-               {family.norm_eps, m.norm_eps},
-               {"vocab_size", m.vocab_size},
-               {"tie_word_embeddings", m.tied}};
-  if (m.traits().learned_positions) return json;
-  json["num_key_value_heads"] = m.kv_heads;
-  json["head_dim"] = m.has_latent() ? m.latent.rope : m.head_size;
-  if (m.has_latent()) json.update(latent_json(m.latent));
-  if (family.attention_bias_key) json["attention_bias"] = m.qkv_bias;
-  if (family.mlp_bias_key) json["mlp_bias"] = m.mlp_bias;
-  if (family.experts.count) json.update(experts_json(m));
-  return json;
-}
-
-// In the spelling that the file has.
-void set_rope(const ModelConfig& m, Json& json) {
-  if (!json.contains("rope_parameters")) {
-    json["rope_theta"] = m.rope_theta;
-    json["rope_scaling"] = scaling_json(m.rope_scaling);
-    return;
-  }
-  Json rope = scaling_json(m.rope_scaling);
-  if (rope.is_null()) rope = {{"rope_type", "default"}};
-  rope["rope_theta"] = m.rope_theta;
-  json["rope_parameters"] = std::move(rope);
-  json.erase("rope_scaling");
+  const ModelConfig ours = effective(model);
+  std::vector<std::string> problems;
+  const auto same = [&](bool holds, const char* what) {
+    if (!holds) problems.emplace_back(what);
+  };
+  same(ours.layers == theirs.layers && ours.blocks == theirs.blocks, "other blocks than the family's: branches, norms, windows or rotation");
+  same(ours.sliding_window == theirs.sliding_window, "sliding_window");
+  same(ours.attention_scale == theirs.attention_scale, "attention_scale");
+  same(ours.attention_sinks == theirs.attention_sinks, "attention sinks");
+  same(ours.embedding_scale == theirs.embedding_scale, "embedding_scale");
+  same(ours.activation == theirs.activation, "the activation");
+  same(ours.rotary_size == theirs.rotary_size && ours.rope_theta == theirs.rope_theta && ours.rope_local_theta == theirs.rope_local_theta &&
+           ours.rope_scaling == theirs.rope_scaling, "rotary positions");
+  same(ours.state_space == theirs.state_space, "the state space");
+  same(ours.multipliers == theirs.multipliers, "multipliers");
+  if (problems.empty() && ours != theirs) problems.emplace_back("sizes or options that its config.json has no keys for");
+  if (!problems.empty()) refuse(model, problems);
 }
 
 // None are exported, and a missing key means one.
@@ -158,22 +147,22 @@ void set_no_further_layers(const ModelConfig& m, Json& json) {
 Json new_config(const ModelConfig& m) {
   require_writable(m);
   const HfFamily& family = hf_family(m.family);
-  Json json = shape_json(m);
+  Json json = hf_shape_json(m);
   json["architectures"] = Json::array({family.language_model});
-  json[family.positions] = m.max_seq_len;
-  json["bos_token_id"] = json["eos_token_id"] = nullptr;  // those of the class would be other tokens here
+  if (family.positions) json[family.positions] = m.max_seq_len;
+  // Those of the class would be other tokens here.
+  json["bos_token_id"] = json["eos_token_id"] = nullptr;
+  if (family.writes_rope_parameters || family.state_space.heads) json["pad_token_id"] = nullptr;
   if (m.traits().learned_positions) {
-    json["activation_function"] = "gelu_new";
     json["resid_pdrop"] = json["embd_pdrop"] = m.dropout;
     json["attn_pdrop"] = 0.0;
-    return json;
+  } else if (family.heads) {
+    json["attention_dropout"] = 0.0;
   }
+  if (family.blocks == HfBlocks::kParallel) json["hidden_dropout"] = m.dropout;
   set_no_further_layers(m, json);
-  json["hidden_act"] = "silu";
-  json["attention_dropout"] = 0.0;
-  set_rope(m, json);
-  if (family.window != HfWindow::kEvery) json["use_sliding_window"] = m.sliding_window > 0;
-  if (family.default_window) json["sliding_window"] = m.sliding_window > 0 ? Json(m.sliding_window) : Json();
+  set_hf_rope(m, json);
+  require_same(m, json);
   return json;
 }
 
@@ -185,21 +174,21 @@ Json hf_config_json(const ModelConfig& model, const Json* original) {
   if (was.family != model.family)
     throw ConfigError({.code = "LS1123", .what = cat("a ", family_name(model.family), " model with the config.json of a ",
                                                      family_name(was.family))});
-  ModelConfig without_window = model;  // the original has it
-  without_window.sliding_window = 0;
-  require_writable(without_window);
+  require_writable(model);
   Json json = *original;
-  const Json old_shape = shape_json(was), shape = shape_json(model);
-  for (const auto& [key, value] : shape.items()) {
-    if (old_shape.at(key) != value) json[key] = value;
-  }
+  const Json old_shape = hf_shape_json(was), shape = hf_shape_json(model);
+  for (const auto& [key, value] : shape.items())
+    if (!old_shape.contains(key) || old_shape.at(key) != value) json[key] = value;
   if (was.experts.dense_layers != model.experts.dense_layers) json["decoder_sparse_step"] = 1;  // the list says it all
   const HfExperts& experts = hf_family(model.family).experts;
   if (experts.other_count && json.contains(experts.other_count)) json[experts.other_count] = model.experts.count;
-  if (model.max_seq_len > was.max_seq_len) json[hf_family(model.family).positions] = model.max_seq_len;
-  if (!model.traits().learned_positions && (was.rope_theta != model.rope_theta || was.rope_scaling != model.rope_scaling))
-    set_rope(model, json);
+  if (const char* positions = hf_family(model.family).positions; positions && model.max_seq_len > was.max_seq_len)
+    json[positions] = model.max_seq_len;
+  const bool turned = was.rope_theta == model.rope_theta && was.rope_scaling == model.rope_scaling && was.rotated() == model.rotated() &&
+                      was.rope_local_theta == model.rope_local_theta;
+  if (!turned) set_hf_rope(model, json);
   set_no_further_layers(model, json);
+  require_same(model, json);
   return json;
 }
 

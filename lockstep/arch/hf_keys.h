@@ -1,4 +1,4 @@
-// Reading a config.json key by key: for hf_config.cpp.
+// Reading a config.json key by key: for hf_config*.cpp.
 #pragma once
 
 #include <algorithm>
@@ -48,6 +48,21 @@ class HfKeys {
     return value ? value->get<double>() : fallback.value_or(1);
   }
 
+  // So many of them; empty where it is missing or is not that.
+  std::vector<double> positives(const char* key, int64_t count) const {
+    const Json* value = checked(key, false, cat("a list of ", count, " numbers above 0"), [&](const Json& list) {
+      const auto is_good = [](const Json& number) { return number.is_number() && number.get<double>() > 0 && std::isfinite(number.get<double>()); };
+      return list.is_array() && std::ssize(list) == count && std::all_of(list.begin(), list.end(), is_good);
+    });
+    return value ? value->get<std::vector<double>>() : std::vector<double>();
+  }
+
+  // 0 where it is missing or no number.
+  double above_zero(const char* key) const {
+    const Json* value = find(key);
+    return value && value->is_number() ? std::max(0.0, value->get<double>()) : 0;
+  }
+
   bool flag(const char* key, bool fallback) const {
     const Json* value = checked(key, false, "true or false", &Json::is_boolean);
     return value ? value->get<bool>() : fallback;
@@ -72,6 +87,26 @@ class HfKeys {
       return list.is_array() && std::all_of(list.begin(), list.end(), is_index);
     });
     return value ? value->get<std::vector<int64_t>>() : std::vector<int64_t>();
+  }
+
+  // A name of each of `count` layers; nothing where it is missing or is not that.
+  std::optional<std::vector<std::string>> words(const char* key, int64_t count) const {
+    const Json* value = checked(key, false, cat("a list of ", count, " names, one a layer"), [&](const Json& list) {
+      return list.is_array() && std::ssize(list) == count && std::all_of(list.begin(), list.end(), [](const Json& word) { return word.is_string(); });
+    });
+    return value ? std::optional(value->get<std::vector<std::string>>()) : std::nullopt;
+  }
+
+  // Of each layer, and maybe of more of them; nothing where it is missing or is not that.
+  std::optional<std::vector<bool>> flags(const char* key, int64_t count) const {
+    const auto is_flag = [](const Json& flag) { return flag.is_boolean() || flag == 0 || flag == 1; };
+    const Json* value = checked(key, false, cat("a list of ", count, " of 0 and 1, one a layer"), [&](const Json& list) {
+      return list.is_array() && std::ssize(list) >= count && std::all_of(list.begin(), list.end(), is_flag);
+    });
+    if (!value) return std::nullopt;
+    std::vector<bool> flags;
+    for (int64_t i = 0; i < count; ++i) flags.push_back((*value)[static_cast<size_t>(i)] != 0 && (*value)[static_cast<size_t>(i)] != false);
+    return flags;
   }
 
   // One number or a list of them.

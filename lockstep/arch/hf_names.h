@@ -12,18 +12,22 @@
 
 namespace lockstep::arch {
 
-// One of our parameters within a tensor of theirs.
+// One of our parameters within a tensor of theirs, seen as [out, ...]: stacked experts as all their rows, a filter [C, 1, W] as [C, W].
 struct HfPart {
   std::string name;            // "blocks.3.attention.k.weight"
   std::vector<int64_t> shape;  // ours, global; linear weights [out, in]
-  int64_t row = 0;             // of the tensor seen as [out, ...], stacked experts as all their rows: the first that is this parameter
+  int64_t row = 0;             // the first that is this parameter
+  // Where its rows do not lie side by side: so many do, and the next ones begin `step` behind these. 0: all do.
+  int64_t run = 0;
+  int64_t step = 0;
+  int64_t matrix = 0;  // of a stack of transposed matrices, and of a stack of vectors: which; `row` counts within it
   bool operator==(const HfPart&) const = default;
 };
 
 struct HfTensor {
   std::string name;            // "transformer.h.3.attn.c_attn.weight"
-  std::vector<int64_t> shape;  // as stored; of stacked experts [E, out, in]
-  bool transposed = false;     // stored [in, out]: gpt2's Conv1D
+  std::vector<int64_t> shape;  // as stored; of stacked experts [E, out, in], their biases [E, out]
+  bool transposed = false;     // stored [in, out]: gpt2's Conv1D; a stack of such, [E, in, out]: gpt-oss
   std::vector<HfPart> parts;
   bool fp32 = false;           // in whatever dtype the others are: what shifts the choice of experts
   bool operator==(const HfTensor&) const = default;
@@ -48,7 +52,7 @@ bool is_ignored_hf_name(Family family, std::string_view canonical_name);
 // section 2.2) and are not built. Takes canonical names.
 bool is_further_hf_layer(const ModelConfig& model, int64_t further, std::string_view canonical_name);
 
-// The head's weight in every family; absent, or a copy of the embedding, where the two are tied.
-inline constexpr std::string_view kHfHeadName = "lm_head.weight";
+// The head's weight; absent, or a copy of the embedding, where the two are tied.
+std::string_view hf_head_name(Family family);
 
 }  // namespace lockstep::arch

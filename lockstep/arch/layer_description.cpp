@@ -207,7 +207,9 @@ RowsWay rows_way(const LayerCall& call) {
 LayerDescription describe_layer(const ModelConfig& model, const LayerSpec& layer, const CostInput& input) {
   if (layer.kind == LayerKind::kEmbedding) return describe_embedding(model, input);
   if (layer.kind == LayerKind::kHead) return describe_head(model, input);
-  return BlockBuilder(model, block_branches(model, layer.index), input).take();
+  const BlockSpec branches = block_branches(model, layer.index);
+  if (window_of_layer(model, layer.index) == model.sliding_window) return BlockBuilder(model, branches, input).take();
+  return BlockBuilder(model_of_layer(model, layer.index), branches, input).take();
 }
 
 std::vector<Value> block_kept_parts(const ModelConfig& model, const CostInput& input, int layer) {

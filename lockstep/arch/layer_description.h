@@ -138,7 +138,7 @@ struct LayerDescription {
   int64_t bytes(int value) const { return value == kNoValue ? 0 : values[static_cast<size_t>(value)].bytes; }
 };
 
-// Of `input` all but the recomputation and overlap, which choose among phases.
+// Of a block its own window is the model's (model_of_layer). Of `input` all but the recomputation and overlap, which choose among phases.
 LayerDescription describe_layer(const ModelConfig& model, const LayerSpec& layer, const CostInput& input);
 
 // What the Saved of the block that is `layer` holds, a value for each line of `show memory`; `input.recompute` plays no part.
@@ -154,7 +154,13 @@ std::vector<ParamSpec> layer_parameters(const ModelConfig& model, const LayerSpe
 // latent attention where attention would.
 // ConfigError LS1124 where they contradict each other.
 BlockSpec block_branches(const ModelConfig& model, int layer);
-// Equal for layers of equal parts: embedding, head, and blocks of one list of branches with an MLP, or with experts for it.
+// The block has experts: it is not dense, and its list has an MLP for which they stand.
+bool is_expert_block(const ModelConfig& model, int layer);
+// Of its attention; of a block without one ModelConfig::sliding_window.
+int64_t window_of_layer(const ModelConfig& model, int layer);
+// The model with that window for all: what the costs, spans and plans of the layer's attention are made of.
+ModelConfig model_of_layer(const ModelConfig& model, int layer);
+// Equal for layers of equal parts: embedding, head, and blocks of equal lists of branches with an MLP, or with experts for it.
 int layer_pattern(const ModelConfig& model, const LayerSpec& layer);
 // Of each pattern of blocks the first layer, ascending.
 std::vector<int> first_blocks(const ModelConfig& model);

@@ -50,7 +50,8 @@ void embedding_backward(LayerBuilder& b, int mask) {
   const int rows_here = ranks == 1 ? kNoValue : b.value(here * s.model.hidden * s.input.element_size);
   const int ids_here = ranks == 1 ? kNoValue : b.value(2 * 8 * s.tokens);
   b.take(kWeights, rows_here), b.take(kWeights, ids_here);
-  b.kernel(kWeights, rows_scratch(s, here));
+  const int64_t scaled = s.model.embedding_scale != 1 && ranks == 1 ? s.hidden : 0;  // a copy; of rows here their own
+  b.kernel(kWeights, scaled + rows_scratch(s, here));
   b.drop(kWeights, rows_here), b.drop(kWeights, ids_here), b.drop(kWeights, whole);
   if (!s.sequence) drop_dy();
 }

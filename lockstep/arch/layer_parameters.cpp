@@ -49,7 +49,8 @@ ParamSpec& ParameterRows::scale(std::string_view part, int64_t size) {
 }
 
 void ParameterRows::norm(const std::string& part) {
-  scale(part, model.hidden);
+  ParamSpec& weight = scale(part, model.hidden);
+  if (model.traits().norm_plus_one) weight.init = Init::kZeros;
   if (model.traits().layer_norm) bias(part, model.hidden);
 }
 
@@ -105,10 +106,32 @@ BlockSpec block_branches(const ModelConfig& model, int layer) {
   return branches;
 }
 
+bool is_expert_block(const ModelConfig& model, int layer) {
+  if (!model.has_experts() || layer < 1 || layer > model.layers) return false;
+  const bool dense = model.experts.is_dense(layer - 1);
+  return std::ranges::any_of(listed_branches(model, layer), [dense](const Branch& branch) {
+    return branch.kind == kExperts || (branch.kind == "mlp" && !dense);
+  });
+}
+
 int layer_pattern(const ModelConfig& model, const LayerSpec& layer) {
   if (layer.kind != LayerKind::kBlock) return layer.kind == LayerKind::kEmbedding ? -1 : -2;
-  const int lists = std::max(1, static_cast<int>(model.blocks.size())), list = (layer.index - 1) % lists;
-  return model.has_experts() && !model.experts.is_dense(layer.index - 1) ? lists + list : list;
+  const int lists = std::max(1, static_cast<int>(model.blocks.size()));
+  const auto first = std::ranges::find(model.blocks, listed_branches(model, layer.index));  // of equal lists
+  const int list = model.blocks.empty() ? 0 : static_cast<int>(first - model.blocks.begin());
+  return is_expert_block(model, layer.index) ? lists + list : list;
+}
+
+int64_t window_of_layer(const ModelConfig& model, int layer) {
+  const BlockSpec& branches = listed_branches(model, layer);
+  const auto mixer = std::ranges::find(branches, "attention", &Branch::kind);
+  return mixer == branches.end() ? model.sliding_window : model.window_of(*mixer);
+}
+
+ModelConfig model_of_layer(const ModelConfig& model, int layer) {
+  ModelConfig own = model;
+  own.sliding_window = window_of_layer(model, layer);
+  return own;
 }
 
 std::vector<int> first_blocks(const ModelConfig& model) {

@@ -1,13 +1,13 @@
 #include "lockstep/arch/model_config.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <numeric>
 #include <optional>
 #include <utility>
 
+#include "lockstep/arch/layer_letters.h"
 #include "lockstep/arch/model_findings.h"
+#include "lockstep/arch/own_preset.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/base/check.h"
 #include "lockstep/config/check_parts.h"
@@ -52,6 +52,18 @@ const std::vector<Preset>& presets() {  // not a constant: who starts before mai
                          .qk_rope_head_dim = 4, .v_head_dim = 8, .experts = 8, .experts_per_token = 2, .expert_ffn = 32,
                          .shared_experts = 1, .dense_layers = config::DenseLayers{.first = 1},
                          .router = config::Router::kSigmoid, .router_groups = 4, .router_top_groups = 2, .routed_scale = 2.5}},
+      // As state-spaces/mamba2-130m; without positions, so any length would do.
+      {"mamba2-130m", {.family = "mamba2", .layers = 24, .hidden = 768, .vocab_size = 50288, .max_seq_len = 65536, .mixers = "M",
+                       .feed_forwards = "-", .state_heads = 24, .state_head_size = 64, .state_size = 128}},
+      {"mamba2-test", {.family = "mamba2", .layers = 3, .hidden = 48, .vocab_size = 512, .max_seq_len = 64, .mixers = "M",
+                       .feed_forwards = "-", .state_heads = 12, .state_head_size = 8, .state_size = 16, .state_chunk = 16}},
+      {"hybrid-test", {.family = "llama", .layers = 4, .hidden = 48, .heads = 12, .kv_heads = 4, .ffn = 144, .vocab_size = 512,
+                       .max_seq_len = 64, .tied = false, .mixers = "MWMA", .feed_forwards = "D", .window = 24, .state_heads = 12,
+                       .state_head_size = 8, .state_size = 16, .state_groups = 2, .state_chunk = 16}},
+      {"hybrid-experts-test", {.family = "llama", .layers = 4, .hidden = 48, .heads = 12, .kv_heads = 4, .ffn = 144, .vocab_size = 512,
+                               .max_seq_len = 64, .tied = false, .experts = 8, .experts_per_token = 2, .expert_ffn = 96,
+                               .mixers = "MWMA", .feed_forwards = "DE", .window = 24, .state_heads = 12, .state_head_size = 8,
+                               .state_size = 16, .state_groups = 2, .state_chunk = 16}},
   };
   return all;
 }
@@ -87,6 +99,11 @@ ModelFindings no_such_family(const config::ModelSection& section) {
 constexpr int64_t kUsualPerToken = 2;
 constexpr int64_t kUsualLayers = 12, kUsualHidden = 768, kUsualHead = 64, kUsualVocabulary = 8192;
 
+// Of sound letters; where they are not, letter_problems() says so next.
+bool needs_heads(const config::ModelSection& section) {
+  return section.mixers.value_or("A").find_first_of("AWN") != std::string::npos;
+}
+
 // Some of layers, hidden and heads are missing: usual values beside those that are there.
 ModelFindings no_such_sizes(const config::ModelSection& section) {
   const int64_t hidden = section.hidden.value_or(section.heads ? *section.heads * kUsualHead : kUsualHidden);
@@ -102,7 +119,7 @@ ModelFindings no_such_sizes(const config::ModelSection& section) {
   };
   add("layers", section.layers.has_value(), kUsualLayers);
   add("hidden", section.hidden.has_value(), hidden);
-  add("heads", section.heads.has_value(), hidden / head);
+  if (needs_heads(section)) add("heads", section.heads.has_value(), hidden / head);
   sizes.text = cat("give them, as ", join(texts, " and "));
   return {.code = "LS1113",
           .problems = {{.key = cat("model.", missing.front()),
@@ -115,28 +132,11 @@ ModelFindings no_such_sizes(const config::ModelSection& section) {
 ModelConfig from_fields(const config::ModelSection& section) {
   ModelConfig model{.family = section.family ? family_of(*section.family).value() : Family::kGpt2};
   model.hidden = *section.hidden;
-  model.heads = model.kv_heads = *section.heads;
+  model.heads = model.kv_heads = section.heads.value_or(1);
   // A gated layer has three matrices: 8/3 of the hidden size gives it the parameters of gpt2's two at 4.
-  model.ffn = model.traits().gated_mlp ? (8 * model.hidden / 3 + 63) / 64 * 64 : 4 * model.hidden;
+  model.ffn = model.gated_mlp() ? (8 * model.hidden / 3 + 63) / 64 * 64 : 4 * model.hidden;
   model.max_seq_len = 1024;
   return model;
-}
-
-// model.norm and model.branches as a list; none where both are those of usual_block().
-std::vector<BlockSpec> blocks_of(const config::ModelSection& section) {
-  using config::BranchOrder, config::NormPlace;
-  const NormPlace norm = section.norm.value_or(NormPlace::kBefore);
-  const BranchOrder order = section.branches.value_or(BranchOrder::kSequential);
-  BlockSpec block = usual_block();
-  for (Branch& branch : block) {
-    branch.norm_before = norm != NormPlace::kBehind;
-    branch.norm_behind = norm != NormPlace::kBefore;
-  }
-  Branch& mlp = block.back();
-  mlp.beside = order != BranchOrder::kSequential;
-  mlp.norm_before = mlp.norm_before && order != BranchOrder::kParallel;
-  if (block == usual_block()) return {};
-  return {block};
 }
 
 // A number of blocks as a list; of more than there are one that does not fit (contradictions).
@@ -162,7 +162,23 @@ ExpertSizes experts_of(const config::ModelSection& section, const ModelConfig& b
   experts.top_groups = section.router_top_groups.value_or(experts.groups == base.experts.groups ? experts.top_groups : experts.groups);
   experts.routed_scale = section.routed_scale.value_or(experts.routed_scale);
   if (section.dense_layers) experts.dense_layers = dense_layers_of(*section.dense_layers, model.layers);
+  if (section.feed_forwards) experts.dense_layers = layers_without_experts(*section.feed_forwards, model.layers);
   return experts;
+}
+
+// transformers' families take the norm of the output over each group of B and C.
+bool norms_by_group(Family family) { return family == Family::kMamba2 || family == Family::kBamba || family == Family::kNemotronH; }
+
+StateSpaceSizes state_space_of(const config::ModelSection& section, Family family, const StateSpaceSizes& base) {
+  StateSpaceSizes sizes = base;
+  sizes.heads = section.state_heads.value_or(base.heads);
+  sizes.head_size = section.state_head_size.value_or(base.head_size);
+  sizes.state = section.state_size.value_or(base.state);
+  sizes.groups = section.state_groups.value_or(base.groups);
+  sizes.convolution = section.state_convolution.value_or(base.convolution);
+  sizes.chunk = section.state_chunk.value_or(base.chunk);
+  if (norms_by_group(family)) sizes.norm_groups = sizes.groups;
+  return sizes;
 }
 
 // Latent attention, where the base or the section has it.
@@ -174,6 +190,18 @@ LatentSizes latent_of(const config::ModelSection& section, const LatentSizes& ba
   latent.rope = section.qk_rope_head_dim.value_or(base.rope);
   latent.value = section.v_head_dim.value_or(base.value);
   return latent.kv_rank > 0 ? latent : LatentSizes();
+}
+
+// Which branches the layers have, and what they need. Where none has attention its sizes stand for nothing.
+void add_branches(const config::ModelSection& section, const ModelConfig& base, ModelConfig& model) {
+  const bool told = section.mixers || section.feed_forwards || section.norm || section.branches;
+  model.blocks = told ? blocks_of(section, model.layers) : base.blocks;
+  const bool some_windows = section.mixers.value_or("").find('W') != std::string::npos;
+  model.sliding_window = some_windows ? 0 : section.window.value_or(0);
+  if (lists_kind(model, kStateSpace)) model.state_space = state_space_of(section, model.family, base.state_space);
+  if (has_attention(model)) return;
+  model.heads = model.kv_heads = 1;
+  model.head_size = model.hidden;
 }
 
 // The section's fields over `base`, whose flags are its family's. Sizes that follow from a changed one are derived again unless
@@ -196,16 +224,56 @@ ModelConfig with_fields(const config::ModelSection& section, const ModelConfig& 
   model.norm_eps = section.norm_eps.value_or(base.norm_eps);
   model.rope_theta = section.rope_theta.value_or(base.rope_theta);
   model.dropout = section.dropout.value_or(base.dropout);
-  model.blocks = blocks_of(section);  // no preset has its own
+  add_branches(section, base, model);
   model.experts = experts_of(section, base, model);
   return model;
 }
 
-// Nothing where there is none.
-std::optional<ModelConfig> find_preset(const std::string& name) {
+// Null where there is none.
+const config::ModelSection* find_preset(const std::string& name) {
   const auto found = std::ranges::find(presets(), name, &Preset::first);
-  if (found == presets().end()) return std::nullopt;
-  return with_fields(found->second, from_fields(found->second));
+  if (found != presets().end()) return &found->second;
+  const OwnPreset* own = own_preset(name);
+  return own ? &own->section : nullptr;
+}
+
+ModelConfig of_preset(const std::string& name) {
+  const config::ModelSection& section = *find_preset(name);
+  ModelConfig fields = from_fields(section);
+  if (const OwnPreset* own = own_preset(name)) fields.blocks = own->blocks;
+  return with_fields(section, fields);
+}
+
+// What would replace the blocks of a program's own preset.
+std::vector<config::LayoutProblem> problems_beside_blocks(const config::ModelSection& section) {
+  std::vector<config::LayoutProblem> problems;
+  const OwnPreset* own = own_preset(section.preset);
+  if (!own || own->blocks.empty()) return problems;
+  const auto beside = [&](const char* key, bool given) {
+    if (given)
+      problems.push_back({.key = key,
+                          .what = cat(key, " beside preset ", section.preset, ", which says the branches of its layers"),
+                          .ways = {config::left_out(key)},
+                          .depth = kFamilyDepth});
+  };
+  beside("model.mixers", section.mixers.has_value());
+  beside("model.feed_forwards", section.feed_forwards.has_value());
+  beside("model.norm", section.norm.has_value());
+  beside("model.branches", section.branches.has_value());
+  return problems;
+}
+
+// With what of the layers' branches the preset says, or a family of state spaces alone.
+config::ModelSection with_letters(config::ModelSection section, const config::ModelSection& preset) {
+  const bool windows = !section.mixers || section.mixers->find('W') != std::string::npos;
+  if (!section.window && windows) section.window = preset.window;
+  if (!section.mixers) section.mixers = preset.mixers;
+  if (!section.feed_forwards) section.feed_forwards = preset.feed_forwards;
+  const std::optional<std::string>& family = section.family ? section.family : preset.family;
+  if (family != family_name(Family::kMamba2)) return section;
+  if (!section.mixers) section.mixers = "M";
+  if (!section.feed_forwards) section.feed_forwards = "-";
+  return section;
 }
 
 ModelFindings sizes_that_do_not_fit(std::vector<config::LayoutProblem> problems) {
@@ -221,45 +289,6 @@ ModelFindings no_vocabulary(const std::string& preset) {
                         .ways = {{.changes = {{"model.vocab_size", cat(kUsualVocabulary)}}, .text = "set model.vocab_size"}},
                         .elsewhere = "name a tokenizer in data.tokenizer",
                         .depth = kVocabularyDepth}}};
-}
-
-// "attention beside mlp (same norm)".
-std::string text_of(const BlockSpec& block) {
-  std::string text;
-  for (const Branch& branch : block) {
-    if (!text.empty()) text += branch.beside ? " beside " : " then ";
-    text += branch.name;
-    if (branch.norm_behind)
-      text += branch.norm_before ? " (norms before and behind)" : " (norm behind)";
-    else if (!branch.norm_before)
-      text += branch.beside ? " (same norm)" : " (no norm)";
-  }
-  return text;
-}
-
-// "124.4M".
-std::string count_text(int64_t parameters) {
-  const double number = static_cast<double>(parameters);
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), parameters < 1'000'000'000 ? "%.1fM" : "%.2fB", number / (number < 1e9 ? 1e6 : 1e9));
-  return text.data();
-}
-
-// "32 heads (8 kv)"; "128 heads of latents 1536 and 512".
-std::string heads_text(const ModelConfig& model) {
-  const LatentSizes& latent = model.latent;
-  if (model.has_latent()) return cat(model.heads, " heads of latents ", latent.q_rank, " and ", latent.kv_rank);
-  return cat(model.heads, " heads", model.kv_heads == model.heads ? "" : cat(" (", model.kv_heads, " kv)"));
-}
-
-// "ffn 3072"; "8 experts of ffn 14336, 2 per token", with what else there is.
-std::string feed_forward_text(const ModelConfig& model) {
-  const ExpertSizes& experts = model.experts;
-  const std::string dense = cat("ffn ", model.ffn);
-  if (!model.has_experts()) return dense;
-  const size_t blocks = experts.dense_layers.size();
-  return cat(blocks == 0 ? "" : cat(dense, " in ", blocks, blocks == 1 ? " block, " : " blocks, "), experts.count, " experts of ffn ",
-             experts.ffn, ", ", experts.per_token, experts.shared == 0 ? "" : cat(" and ", experts.shared, " shared"), " per token");
 }
 
 }  // namespace
@@ -278,6 +307,7 @@ std::optional<Family> family_of(std::string_view name) {
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
   for (const auto& [name, section] : presets()) names.push_back(name);
+  for (std::string& name : own_preset_names()) names.push_back(std::move(name));
   return names;
 }
 
@@ -289,15 +319,22 @@ ModelFindings judge_model(const config::ModelSection& section, int64_t tokenizer
   // Whoever names one of these describes the model by its fields alone, and names all of its sizes.
   const bool by_fields = section.family || section.layers || section.hidden || section.heads;
   if (preset.empty() && !by_fields) preset = kDefaultPreset;
-  const bool has_sizes = section.layers && section.hidden && section.heads;
   if (!preset.empty() && !find_preset(preset)) return no_such_preset(preset);
-  if (preset.empty() && !has_sizes) return no_such_sizes(section);
+  const config::ModelSection none;
+  const config::ModelSection& preset_section = preset.empty() ? none : *find_preset(preset);
+  const config::ModelSection given = with_letters(section, preset_section);
+  const bool has_sizes = given.layers && given.hidden && (given.heads || !needs_heads(given));
+  if (preset.empty() && !has_sizes) return no_such_sizes(given);
   if (section.family && !family_of(*section.family)) return no_such_family(section);
-  ModelConfig model = with_fields(section, preset.empty() ? from_fields(section) : find_preset(preset).value());
+  std::vector<config::LayoutProblem> letters = letter_problems(section, given, preset_section);
+  for (config::LayoutProblem& problem : problems_beside_blocks(section)) letters.push_back(std::move(problem));
+  if (!letters.empty()) return sizes_that_do_not_fit(std::move(letters));
+  ModelConfig model = with_fields(given, preset.empty() ? from_fields(given) : of_preset(preset));
   if (model.vocab_size == 0) model.vocab_size = tokenizer_vocab_size;
   if (model.vocab_size == 0) return no_vocabulary(preset);
   model.experts.router_bias = has_router_bias(model, moe);
-  std::vector<config::LayoutProblem> problems = contradictions(model, !section.head_size && !model.has_latent(), with_ways);
+  std::vector<config::LayoutProblem> problems = contradictions(model, !section.head_size && !model.has_latent() && has_attention(model), with_ways);
+  for (config::LayoutProblem& problem : problems_of_branches(section, model)) problems.push_back(std::move(problem));
   for (config::LayoutProblem& problem : problems_without_latent(section, model)) problems.push_back(std::move(problem));
   for (config::LayoutProblem& problem : problems_without_experts(section, model)) problems.push_back(std::move(problem));
   if (!problems.empty()) return sizes_that_do_not_fit(std::move(problems));
@@ -316,13 +353,5 @@ ModelConfig resolve_model(const config::ModelSection& section, int64_t tokenizer
 }
 
 bool ExpertSizes::is_dense(int block) const { return std::ranges::binary_search(dense_layers, block); }
-
-std::string describe(const ModelConfig& model) {
-  std::vector<std::string> blocks;
-  for (const BlockSpec& block : model.blocks) blocks.push_back(text_of(block));
-  return cat(family_name(model.family), " ", model.layers, " x ", model.hidden, blocks.empty() ? "" : " of " + join(blocks, " / "),
-             ", ", heads_text(model), ", ", feed_forward_text(model), ", vocab ", model.vocab_size, ", ", count_text(num_parameters(model)), " parameters",
-             model.has_experts() ? cat(", ", count_text(num_active_parameters(model)), " active") : "");
-}
 
 }  // namespace lockstep::arch

@@ -6,6 +6,7 @@
 
 #include "lockstep/arch/branch_kind.h"
 #include "lockstep/arch/hf_config.h"
+#include "lockstep/arch/layer_letters.h"
 #include "lockstep/base/source.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/check_parts.h"
@@ -33,7 +34,10 @@ double rough_parameters(const ModelConfig& model) {
   const double of_latent = ranks + number(model.heads) * (value + ranks * (number(latent.nope) + number(latent.rope) + value) / number(model.hidden));
   const double attention = 2 * number(model.head_size) * (number(model.heads) + number(model.kv_heads)) + of_latent;
   const double experts = model.has_experts() ? (number(model.experts.count) + number(model.experts.shared)) * (3 * number(model.experts.ffn) + 1) : 0;
-  const double block = number(model.hidden) * (attention + 3 * number(model.ffn) + experts);
+  const StateSpaceSizes& states = model.state_space;
+  const double inner = number(states.heads) * number(states.head_size), convolved = inner + 2 * number(states.groups) * number(states.state);
+  const double of_states = 2 * inner + convolved * (1 + number(states.convolution)) + number(states.heads) + 16;
+  const double block = number(model.hidden) * (attention + 3 * number(model.ffn) + experts + (model.has_state_space() ? of_states : 0));
   return number(model.layers) * block +
          number(model.hidden) * (2 * number(model.vocab_size) + number(model.max_seq_len));
 }
@@ -51,6 +55,7 @@ std::vector<Suggestion> fewer_parameters(const ModelConfig& model) {
   add("hidden", model.hidden, model.heads);
   add("ffn", model.ffn);
   if (model.has_experts()) add("expert_ffn", model.experts.ffn);
+  if (model.has_state_space()) add("state_heads", model.state_space.heads, model.state_space.groups);
   add("vocab_size", model.vocab_size);
   return ways;
 }
@@ -99,45 +104,64 @@ std::vector<LayoutProblem> bound_problems(const config::ModelSection& section) {
   visit_sizes(section, [&](const char* name, std::optional<int64_t> size) { bounded(name, size, 1); });
   visit_latent_sizes(section, [&](const char* name, std::optional<int64_t> size) { bounded(name, size, 1); });
   visit_expert_sizes(section, bounded);
+  visit_state_sizes(section, bounded);
+  bounded("window", section.window, 1);
   return problems;
 }
 
-std::vector<LayoutProblem> contradictions(const ModelConfig& model, bool derived_head_size, bool with_ways) {
-  std::vector<LayoutProblem> problems;
-  const auto expect = [&](bool holds, const char* key, std::string what, const auto& ways) {
+namespace {
+
+struct Judged {
+  bool with_ways = true;
+  std::vector<LayoutProblem> problems{};
+
+  template <typename Ways>
+  void expect(bool holds, const char* key, std::string what, const Ways& ways) {
     if (holds) return;
     problems.push_back({.key = key, .what = std::move(what), .depth = kSizesDepth});
     if (with_ways) problems.back().ways = ways();
-  };
+  }
+};
+
+void judge_heads(const ModelConfig& model, bool derived_head_size, Judged& judged) {
   const int64_t heads = model.heads, hidden = model.hidden;
-  expect(!derived_head_size || hidden % heads == 0, "model.heads", remainder_text("hidden", hidden, "heads", heads), [&] {
+  judged.expect(!derived_head_size || hidden % heads == 0, "model.heads", remainder_text("hidden", hidden, "heads", heads), [&] {
     return config::divisors_near("model.heads", hidden, heads) + config::multiples_near("model.hidden", heads, hidden) +
            values_of("model.head_size", {cat(std::max<int64_t>(2, hidden / heads / 2 * 2))});
   });
   const std::vector<Suggestion> own_kv_heads = {config::left_out("model.kv_heads")};
-  expect(model.heads % model.kv_heads == 0, "model.kv_heads", remainder_text("heads", model.heads, "kv_heads", model.kv_heads), [&] {
-    return config::divisors_near("model.kv_heads", model.heads, model.kv_heads) +
-           config::multiples_near("model.heads", model.kv_heads, model.heads) + own_kv_heads;
+  judged.expect(heads % model.kv_heads == 0, "model.kv_heads", remainder_text("heads", heads, "kv_heads", model.kv_heads), [&] {
+    return config::divisors_near("model.kv_heads", heads, model.kv_heads) + config::multiples_near("model.heads", model.kv_heads, heads) +
+           own_kv_heads;
   });
-  expect(model.head_size >= 1, "model.heads", cat("hidden(", model.hidden, ") < heads(", model.heads, ")"), [&] {
-    return config::divisors_near("model.heads", model.hidden, model.hidden) + values_of("model.hidden", {cat(2 * model.heads)});
+  judged.expect(model.head_size >= 1, "model.heads", cat("hidden(", hidden, ") < heads(", heads, ")"), [&] {
+    return config::divisors_near("model.heads", hidden, hidden) + values_of("model.hidden", {cat(2 * heads)});
   });
   if (model.traits().learned_positions) {
-    expect(model.kv_heads == model.heads, "model.kv_heads",
-           cat("kv_heads(", model.kv_heads, ") != heads(", model.heads, "): ", family_name(model.family),
-               " has no grouped-query attention"),
-           [&] { return values_of("model.kv_heads", {cat(model.heads)}) + own_kv_heads; });
+    judged.expect(model.kv_heads == heads, "model.kv_heads",
+                  cat("kv_heads(", model.kv_heads, ") != heads(", heads, "): ", family_name(model.family), " has no grouped-query attention"),
+                  [&] { return values_of("model.kv_heads", {cat(heads)}) + own_kv_heads; });
   } else {
-    expect(model.head_size % 2 == 0 || model.has_latent(), "model.head_size",
-           cat("head_size(", model.head_size, ") is odd: rotary positions turn pairs"), [&] { return even_heads(model); });
+    judged.expect(model.rotated() % 2 == 0 || model.has_latent(), "model.head_size",
+                  cat(model.rotary_size > 0 ? "rotary_size(" : "head_size(", model.rotated(), ") is odd: rotary positions turn pairs"),
+                  [&] { return even_heads(model); });
   }
-  expect(model.dropout >= 0 && model.dropout < 1, "model.dropout", cat("dropout(", number_text(model.dropout), ") is not in [0, 1)"),
-         [] { return values_of("model.dropout", {"0"}); });
-  expect(rough_parameters(model) < kMaxParameters, "model.hidden",
-         cat("about ", rough_parameters(model), " parameters are too many"), [&] { return fewer_parameters(model); });
+}
+
+}  // namespace
+
+std::vector<LayoutProblem> contradictions(const ModelConfig& model, bool derived_head_size, bool with_ways) {
+  Judged judged{.with_ways = with_ways};
+  if (has_attention(model)) judge_heads(model, derived_head_size, judged);
+  judged.expect(model.dropout >= 0 && model.dropout < 1, "model.dropout", cat("dropout(", number_text(model.dropout), ") is not in [0, 1)"),
+                [] { return values_of("model.dropout", {"0"}); });
+  judged.expect(rough_parameters(model) < kMaxParameters, "model.hidden", cat("about ", rough_parameters(model), " parameters are too many"),
+                [&] { return fewer_parameters(model); });
+  std::vector<LayoutProblem>& problems = judged.problems;
   for (LayoutProblem& problem : latent_contradictions(model, with_ways)) problems.push_back(std::move(problem));
   for (LayoutProblem& problem : expert_contradictions(model, with_ways)) problems.push_back(std::move(problem));
-  return problems;
+  for (LayoutProblem& problem : branch_contradictions(model, with_ways)) problems.push_back(std::move(problem));
+  return std::move(problems);
 }
 
 std::vector<std::string> size_problems(const ModelConfig& model) {
@@ -164,11 +188,6 @@ ModelFindings judge_hf_model(const config::ModelSection& section, const config::
     return refused(kSizesDepth, key,
                    cat(key, " = ", *section.max_seq_len, ": the model has learned ", model.max_seq_len, " positions"),
                    {.changes = {{.key = key}}, .text = "leave it out; train.seq_len may be shorter"});
-  if (bounded_by_window(model) && *section.max_seq_len > model.sliding_window)
-    return refused(kSizesDepth, key,
-                   cat(key, " = ", *section.max_seq_len, " is above sliding_window = ", model.sliding_window,
-                       ", which some layers alone have; a window shorter than a sequence is that of all layers"),
-                   {.changes = {{key, cat(model.sliding_window)}}, .text = cat("use max_seq_len <= ", model.sliding_window)});
   model.max_seq_len = *section.max_seq_len;
   return {.model = model};
 }

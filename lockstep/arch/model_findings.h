@@ -83,11 +83,32 @@ void visit_latent_sizes(const ModelConfig& model, Visit visit) {
   visit("qk_rope_head_dim", model.latent.rope);
   visit("v_head_dim", model.latent.value);
 }
+// The same of state spaces: the key of the section, and the least there may be.
+template <typename Visit>
+void visit_state_sizes(const config::ModelSection& section, Visit visit) {
+  visit("state_heads", section.state_heads, 1);
+  visit("state_head_size", section.state_head_size, 1);
+  visit("state_size", section.state_size, 1);
+  visit("state_groups", section.state_groups, 1);
+  visit("state_convolution", section.state_convolution, 2);
+  visit("state_chunk", section.state_chunk, 1);
+}
+template <typename Visit>
+void visit_state_sizes(const ModelConfig& model, Visit visit) {
+  visit("state_heads", model.state_space.heads, 1);
+  visit("state_head_size", model.state_space.head_size, 1);
+  visit("state_size", model.state_space.state, 1);
+  visit("state_groups", model.state_space.groups, 1);
+  visit("state_convolution", model.state_space.convolution, 2);
+  visit("state_chunk", model.state_space.chunk, 1);
+}
 // Of all blocks: each is three rows of the parameter table.
 inline constexpr int64_t kMostExperts = int64_t{1} << 15;
 
 // Products of two others fit into 64 bits.
 constexpr int64_t most_of_size(std::string_view name) {
+  if (name == "state_convolution") return 1 << 8;
+  if (name.starts_with("state_")) return name == "state_chunk" ? 1 << 14 : 1 << 16;
   const bool of_experts = (name != "expert_ffn" && name.find("expert") != std::string_view::npos) || name.starts_with("router");
   return of_experts ? kMostExperts : int64_t{1} << (name == "layers" || name.ends_with("_head_dim") ? 16 : 31);
 }
@@ -104,5 +125,18 @@ std::vector<config::LayoutProblem> problems_without_experts(const config::ModelS
 // The same of latent attention (model_findings_latent.cpp).
 std::vector<config::LayoutProblem> latent_contradictions(const ModelConfig& model, bool with_ways);
 std::vector<config::LayoutProblem> problems_without_latent(const config::ModelSection& section, const ModelConfig& model);
+
+// Numbers of state of one sequence in one layer: costs that count them for every chunk fit into 64 bits.
+inline constexpr int64_t kMostStates = int64_t{1} << 31;
+
+// model.mixers and model.feed_forwards before there is a model (model_findings_letters.cpp): `given` is the section with what the preset
+// or the family says of them.
+std::vector<config::LayoutProblem> letter_problems(const config::ModelSection& section, const config::ModelSection& given,
+                                                   const config::ModelSection& preset);
+// Keys that no layer of the model reads: of attention, an MLP, a state space.
+std::vector<config::LayoutProblem> problems_of_branches(const config::ModelSection& section, const ModelConfig& model);
+// What in the branches of the layers contradicts the model, and the sizes of state spaces (model_findings_branches.cpp); contradictions()
+// has them too.
+std::vector<config::LayoutProblem> branch_contradictions(const ModelConfig& model, bool with_ways);
 
 }  // namespace lockstep::arch

@@ -1,5 +1,6 @@
 // What in the experts of a model contradicts itself, or the rest of it.
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <string>
 #include <utility>
@@ -92,8 +93,8 @@ std::vector<LayoutProblem> expert_contradictions(const ModelConfig& model, bool 
   Judged judged{.with_ways = with_ways};
   judge_ranges(model, judged);
   if (!judged.problems.empty()) return std::move(judged.problems);
-  judged.expect(model.traits().gated_mlp, "model.experts",
-                cat("experts are gated, but family ", family_name(model.family), " has no gated MLP"),
+  const char* other = model.gated_mlp() ? " has another activation than SwiGLU" : " has no gated MLP";
+  judged.expect(model.activation == Activation::kSwiGlu, "model.experts", cat("experts are gated, but family ", family_name(model.family), other),
                 [] { return values_of("model.family", {"mixtral", "llama"}) + std::vector{left_out("model.experts")}; });
   judge_groups(experts, judged);
   judge_dense_layers(model, judged);
@@ -103,6 +104,8 @@ std::vector<LayoutProblem> expert_contradictions(const ModelConfig& model, bool 
                   return config::powers_below("model.experts", std::max<int64_t>(1, kMostExperts / model.layers)) +
                          config::powers_below("model.layers", std::max<int64_t>(1, kMostExperts / experts.count));
                 });
+  judged.expect(experts.clamp >= 0 && std::isfinite(experts.clamp), "model.from", cat("the clamp of experts(", number_text(experts.clamp), ") is below 0"),
+                [] { return std::vector<Suggestion>{}; });
   judged.expect(experts.routed_scale > 0, "model.routed_scale", cat("routed_scale(", number_text(experts.routed_scale), ") is not above 0"),
                 [] { return std::vector{left_out("model.routed_scale")}; });
   return std::move(judged.problems);

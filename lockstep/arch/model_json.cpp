@@ -1,5 +1,6 @@
 // The model's sizes as JSON.
 #include <algorithm>
+#include <array>
 
 #include "lockstep/arch/model_config.h"
 #include "lockstep/arch/model_findings.h"
@@ -10,7 +11,45 @@
 
 namespace lockstep::arch {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Branch, kind, name, norm_before, norm_behind, beside)
+namespace {
+
+// In the order of the enumerations.
+constexpr std::array<std::string_view, 5> kActivations = {"gelu_tanh", "gelu", "relu2", "swiglu", "geglu"};
+constexpr std::array<std::string_view, 3> kRotations = {"usual", "local", "none"};
+
+template <typename Enum, size_t n>
+Enum value_of(const std::array<std::string_view, n>& words, const std::string& word, const char* what) {
+  const auto found = std::ranges::find(words, word);
+  if (found == words.end()) throw std::invalid_argument(cat("unknown ", what, " \"", word, "\""));
+  return static_cast<Enum>(found - words.begin());
+}
+template <typename Enum, size_t n>
+std::string_view word_of(const std::array<std::string_view, n>& words, Enum value) {
+  return words.at(static_cast<size_t>(value));
+}
+
+}  // namespace
+
+void to_json(Json& json, Activation activation) { json = word_of(kActivations, activation); }
+void from_json(const Json& json, Activation& activation) {
+  activation = value_of<Activation>(kActivations, json.get<std::string>(), "activation");
+}
+
+// What is usual is left out: a list of usual branches is the same text as ever.
+void to_json(Json& json, const Branch& branch) {
+  json = {{"kind", branch.kind}, {"name", branch.name}, {"norm_before", branch.norm_before}, {"norm_behind", branch.norm_behind}, {"beside", branch.beside}};
+  if (branch.window) json["window"] = *branch.window;
+  if (branch.rotation != Rotation::kUsual) json["rotation"] = word_of(kRotations, branch.rotation);
+}
+void from_json(const Json& json, Branch& branch) {
+  json.at("kind").get_to(branch.kind);
+  json.at("name").get_to(branch.name);
+  json.at("norm_before").get_to(branch.norm_before);
+  json.at("norm_behind").get_to(branch.norm_behind);
+  json.at("beside").get_to(branch.beside);
+  if (json.contains("window")) branch.window = json.at("window").get<int64_t>();
+  if (json.contains("rotation")) branch.rotation = value_of<Rotation>(kRotations, json.at("rotation").get<std::string>(), "rotation");
+}
 
 namespace {
 
@@ -33,6 +72,54 @@ void visit_options(Model& model, Visit visit) {
   visit("mlp_bias", model.mlp_bias);
   visit("qk_norm", model.qk_norm);
   visit("sliding_window", model.sliding_window);
+  visit("activation", model.activation);
+  visit("rotary_size", model.rotary_size);
+  visit("rope_local_theta", model.rope_local_theta);
+  visit("attention_scale", model.attention_scale);
+  visit("attention_sinks", model.attention_sinks);
+  visit("embedding_scale", model.embedding_scale);
+}
+
+// Written where it differs from that of usual experts.
+template <typename Experts, typename Visit>
+void visit_expert_options(Experts& experts, Visit visit) {
+  visit("logit_bias", experts.logit_bias);
+  visit("biases", experts.biases);
+  visit("clamp", experts.clamp);
+}
+
+// Of a model that has one that is not 1.
+template <typename Factors, typename Visit>
+void visit_multipliers(Factors& factors, Visit visit) {
+  visit("attention_in", factors.attention_in);
+  visit("key", factors.key);
+  visit("attention_out", factors.attention_out);
+  visit("state_in", factors.state_in);
+  visit("state_out", factors.state_out);
+  visit("z", factors.z);
+  visit("x", factors.x);
+  visit("b", factors.b);
+  visit("c", factors.c);
+  visit("dt", factors.dt);
+  visit("gate", factors.gate);
+  visit("down", factors.down);
+  visit("logits", factors.logits);
+}
+
+// Of a model with state spaces alone.
+template <typename Sizes, typename Visit>
+void visit_state_space(Sizes& sizes, Visit visit) {
+  visit("heads", sizes.heads);
+  visit("head_size", sizes.head_size);
+  visit("groups", sizes.groups);
+  visit("state", sizes.state);
+  visit("convolution", sizes.convolution);
+  visit("chunk", sizes.chunk);
+  visit("norm_groups", sizes.norm_groups);
+  visit("convolution_bias", sizes.convolution_bias);
+  visit("projection_bias", sizes.projection_bias);
+  visit("step_least", sizes.step_least);
+  visit("step_most", sizes.step_most);
 }
 
 template <typename Scaling, typename Visit>
@@ -108,32 +195,42 @@ void require_sound(const ModelConfig& model, std::string& reading) {
     throw std::invalid_argument(join(problems, "; "));
 }
 
+// Of `value` what `visit` sees and is not as in `usual`.
+template <typename Value, typename VisitEach>
+void write_others(const Value& value, const Value& usual, VisitEach visit, Json& json) {
+  Json known;
+  visit(usual, [&](const char* key, const auto& of) { known[key] = of; });
+  visit(value, [&](const char* key, const auto& of) {
+    if (const Json text = of; known[key] != text) json[key] = text;
+  });
+}
+
+Json experts_json(const ExpertSizes& sizes) {
+  Json json;
+  visit_experts(sizes, [&](const char* key, const auto& value) { json[key] = value; });
+  json["router"] = config::name_of(sizes.router);
+  write_others(sizes, ExpertSizes(), [](const auto& of, const auto& visit) { visit_expert_options(of, visit); }, json);
+  return json;
+}
+
 }  // namespace
 
 Json model_json(const ModelConfig& model) {
   Json json = {{"family", family_name(model.family)}};
-  visit_all(model, [&](const char* key, const auto& value) { json[key] = value; });
-  const ModelConfig plain{.family = model.family};
-  Json usual;
-  visit_options(plain, [&](const char* key, const auto& value) { usual[key] = value; });
-  visit_options(model, [&](const char* key, const auto& value) {
-    if (usual[key] != value) json[key] = value;
-  });
+  const auto writer = [](Json& to) { return [&to](const char* key, const auto& value) { to[key] = value; }; };
+  visit_all(model, writer(json));
+  write_others(model, ModelConfig{.family = model.family}, [](const auto& of, const auto& visit) { visit_options(of, visit); }, json);
   if (model.rope_scaling.kind != RopeScaling::Kind::kNone) {
     Json& scaling = json["rope_scaling"];
     scaling["kind"] = scaling_name(model.rope_scaling.kind);
-    visit_rope_scaling(model.rope_scaling, [&](const char* key, const auto& value) { scaling[key] = value; });
+    visit_rope_scaling(model.rope_scaling, writer(scaling));
+    if (!model.rope_scaling.truncate) scaling["truncate"] = false;
   }
   if (!model.blocks.empty()) json["blocks"] = model.blocks;
-  if (model.has_latent()) {
-    Json& latent = json["latent"];
-    visit_latent(model.latent, [&](const char* key, const auto& value) { latent[key] = value; });
-  }
-  if (model.has_experts()) {
-    Json& experts = json["experts"];
-    visit_experts(model.experts, [&](const char* key, const auto& value) { experts[key] = value; });
-    experts["router"] = config::name_of(model.experts.router);
-  }
+  if (model.has_latent()) visit_latent(model.latent, writer(json["latent"]));
+  if (model.has_state_space()) visit_state_space(model.state_space, writer(json["state_space"]));
+  if (model.has_experts()) json["experts"] = experts_json(model.experts);
+  if (model.multipliers != Multipliers()) visit_multipliers(model.multipliers, writer(json["multipliers"]));
   return json;
 }
 
@@ -157,6 +254,7 @@ ModelConfig parse_model_json(const Json& json, std::string_view origin) {
       const Json& scaling = json.at(reading = "rope_scaling");
       model.rope_scaling.kind = scaling_kind(scaling.at("kind"));
       visit_rope_scaling(model.rope_scaling, [&](const char* key, auto& value) { read(scaling, key, value); });
+      if (scaling.contains("truncate")) read(scaling, "truncate", model.rope_scaling.truncate);
     }
     if (json.contains("blocks")) read(json, "blocks", model.blocks);
     if (json.contains("latent")) {
@@ -165,12 +263,25 @@ ModelConfig parse_model_json(const Json& json, std::string_view origin) {
       reading = "kv_rank";
       if (model.latent.kv_rank < 1) throw std::invalid_argument(cat(model.latent.kv_rank, " numbers of a latent"));
     }
+    if (json.contains("state_space")) {
+      const Json& sizes = json.at(reading = "state_space");
+      visit_state_space(model.state_space, [&](const char* key, auto& value) { read(sizes, key, value); });
+      reading = "heads";
+      if (model.state_space.heads < 1) throw std::invalid_argument(cat(model.state_space.heads, " heads of a state space"));
+    }
     if (json.contains("experts")) {
       const Json& experts = json.at(reading = "experts");
       visit_experts(model.experts, [&](const char* key, auto& value) { read(experts, key, value); });
+      visit_expert_options(model.experts, [&](const char* key, auto& value) {
+        if (experts.contains(key)) read(experts, key, value);
+      });
       model.experts.router = router_of(experts.at(reading = "router"));
       reading = "count";
       if (model.experts.count < 1) throw std::invalid_argument(cat(model.experts.count, " experts"));
+    }
+    if (json.contains("multipliers")) {
+      const Json& factors = json.at(reading = "multipliers");
+      visit_multipliers(model.multipliers, [&](const char* key, auto& value) { read(factors, key, value); });
     }
     require_sound(model, reading);
   } catch (const std::exception& error) {

@@ -42,20 +42,27 @@ void place_expert(const ModelConfig& model, const ExpertShard& shard, ParamSpec&
   if (shard.etp > 1) cut(spec, spec.cut == TensorCut::kColumns ? 1 : 0, shard.etp, shard.etp_rank);
 }
 
+// Fewer groups of a state space than ranks, or not as many on each: a rank has all, and uses those of its heads.
+bool shares_groups(const ModelConfig& model, const TensorShard& shard, const ParamSpec& spec) {
+  return spec.cut == TensorCut::kGroups && shard.size > 1 && model.state_space.groups % shard.size != 0;
+}
+
 // Gives the row its piece of `shard`.
 void place(const ModelConfig& model, const TensorShard& shard, ParamSpec& spec) {
   spec.local_shape = spec.shape;
   spec.local_offset.assign(spec.shape.size(), 0);
   spec.largest_numel = spec.numel();
   if (spec.expert >= 0) return place_expert(model, shard.experts, spec);
+  if (shares_groups(model, shard, spec)) spec.cut = TensorCut::kNone, spec.per_head = true;
   LOCKSTEP_CHECK(!spec.fp32 || spec.cut == TensorCut::kNone, spec.name, " is used in fp32 and cut");
   if (spec.fp32 && shard.fp32_group) spec.group = ParameterGroup::kFp32;
   spec.unit = unit_id(model, spec);
   if (shard.size == 1) return;
   if (spec.cut == TensorCut::kNone) {
     spec.partial = shard.sequence_parallel || always_partial(spec);
-    // An embedding is one unit: two stages may hold it. A matrix stays with the others, whose optimizer has ranks to update it whole.
-    if (spec.partial && shard.row_groups && spec.layer > 0 && spec.of != config::ParameterClass::kMatrix) {
+    // An embedding is one unit: two stages may hold it. A matrix stays with the others, whose optimizer has ranks to update it whole, and
+    // what is fused with its neighbours stays beside them.
+    if (spec.partial && shard.row_groups && spec.layer > 0 && spec.of != config::ParameterClass::kMatrix && spec.fuse.empty()) {
       if (spec.group != ParameterGroup::kFp32) spec.group = ParameterGroup::kRows;
       spec.unit = unit_id(model, spec);
       spec.partial = false;  // its domain sums them, and knows the copies

@@ -25,7 +25,14 @@ struct LayerSpec {
 std::vector<LayerSpec> layer_table(const ModelConfig& model);
 LayerSpec layer_spec(const ModelConfig& model, int index);
 
-enum class Init { kNormal, kZeros, kOnes };
+enum class Init {
+  kNormal,
+  kZeros,
+  kOnes,
+  kUniform,      // within +- init_std
+  kLogDecay,     // log of uniform numbers within 1 .. 16: a_log of a state space
+  kTimeStep,     // what softplus makes numbers of, uniform in their logarithm within 0.001 .. 0.1 (Mamba)
+};
 
 // How tensor parallelism cuts a parameter (Shoeybi et al. 2019, section 3).
 enum class TensorCut {
@@ -33,6 +40,8 @@ enum class TensorCut {
   kRows,           // dim 0: the outputs of a column-parallel linear and their biases, the vocabulary
   kColumns,        // dim 1: the inputs of a row-parallel linear
   kKeyValueHeads,  // dim 0 by key/value heads; where there are fewer heads than ranks, several ranks hold one
+  kGroups,         // dim 0 by groups of a state space where their number is a multiple of the ranks; else whole on every rank, and
+                   // Partial: each uses the group of its heads
 };
 
 // Which experts a table has, of which each rank of the stage has model.experts.count / ep, one after the other; and its part of each.
@@ -58,7 +67,7 @@ struct TensorShard {
 // which ranks. A layer has one group or more.
 enum class ParameterGroup : uint8_t {
   kDense,
-  kRows,     // whole on every rank of tp, each with its own rows or heads, and no matrix: their gradients are summed over tp too
+  kRows,     // whole on every rank of tp, each with its own rows or heads, neither a matrix nor fused with what is cut: their gradients are summed over tp too
   kExperts,  // of a rank's own experts: their gradients are summed over the ranks that hold the same ones
   kFp32,     // used and reduced in fp32 where others are not (ParamSpec::fp32), whole on every rank of tp: layers read the values themselves
 };
@@ -71,7 +80,7 @@ struct ParamSpec {
   std::string name;                   // "blocks.3.attention.q.weight": the same in every layout
   std::vector<int64_t> shape;         // global; linear weights are [out, in]
   Init init = Init::kNormal;
-  double init_std = 0;                // kNormal: 0.02, output projections 0.02 / sqrt(2 L)
+  double init_std = 0;                // kUniform: the bound; kNormal: 0.02, output projections 0.02 / sqrt(2 L)
   bool weight_decay = false;          // parameters of two or more dimensions, where no rule says otherwise
   config::ParameterClass of = config::ParameterClass::kMatrix;
   UpdateRule update{};                // AdamW, until choose_optimizers()
@@ -83,7 +92,7 @@ struct ParamSpec {
   std::vector<int> tied_layers;       // further layers that use it (the head uses a tied "embed.tokens.weight")
   TensorCut cut = TensorCut::kNone;
   int cut_dim = -1;                   // along which tp, of an expert etp, cuts it into pieces; -1: it does not
-  bool per_head = false;              // whole on every rank, but applied to this rank's heads: norms of q and k
+  bool per_head = false;              // whole on every rank, but applied to this rank's heads: norms of q and k, steps of a state space
   int expert = -1;                    // whose it is, from 0 of the model's; -1: no expert's
   bool fp32 = false;                  // used in fp32 whatever the precision of the run; no tensor parallelism cuts it
   bool in_norm = true;                // its gradient counts in the norm of all; that of a router's bias is a count of tokens
@@ -116,7 +125,9 @@ struct ParamSpec {
 //        blocks.i.experts.shared.{gate,up}.weight [Fs, D] (fused gate_up), shared.down.weight [D, Fs], Fs = shared * F; then of each
 //        expert e blocks.i.experts.e.{gate,up}.weight [F, D] (all of them fused as blocks.i.experts.gate_up.weight), and of each
 //        blocks.i.experts.e.down.weight [D, F] (all fused as blocks.i.experts.down.weight).
-// `shard`: whose pieces. The model's heads, kv_heads and experts fit the axes (config/check.h), all else may be uneven. A rank's table
+// with a state space: blocks.i.ssm_norm, and blocks.i.ssm.{z,x,b,c,dt}.weight (fused ssm.in), conv_{x,b,c}.weight and .bias (fused ssm.conv),
+//        {dt_bias,a_log,d}.weight [H] of the heads in fp32, norm.weight [H P], out.weight [D, H P]; StateSpaceSizes says the sizes.
+// `shard`: whose pieces. The model's heads, kv_heads, state heads and groups, and experts fit the axes (config/check.h), all else may be uneven. A rank's table
 // has the rows of its own experts alone.
 std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& shard = {});
 // The rows that these layers own.

@@ -258,7 +258,7 @@ inline void block_backward_overlapped(const Sizes& s, Memory& memory) {
 }
 
 inline std::vector<KeptPart> block_parts(const Sizes& s) {
-  const bool gated = s.model.traits().gated_mlp;
+  const bool gated = s.model.gated_mlp();
   std::vector<KeptPart> parts = {
       {"input", s.hidden, Recompute::kFull},
       {"norm statistics", 2 * s.statistics, Recompute::kSelective},
@@ -327,7 +327,7 @@ inline void block_work(const Sizes& s, LayerCost& cost) {
   add_linear("qkv", s, m.hidden, s.qkv_width, cost);
   add_attention_core(s, cost);
   add_linear("out", s, s.q_width, m.hidden, cost);
-  add_linear(m.traits().gated_mlp ? "gate_up" : "up", s, m.hidden, s.up_width, cost);
+  add_linear(m.gated_mlp() ? "gate_up" : "up", s, m.hidden, s.up_width, cost);
   add_linear("down", s, m.ffn, m.hidden, cost);
   const int64_t heads = s.activations((m.heads + m.kv_heads) * m.head_size);  // of queries and keys
   const int64_t rotary = (m.traits().learned_positions ? 0 : 2 * heads) + (m.qk_norm ? 6 * heads : 0);

@@ -47,7 +47,7 @@ struct Sizes {
         fp32(in.element_size == 4),
         q_width(model.heads * m.head_size),
         qkv_width(q_width + 2 * model.kv_heads * m.head_size),
-        up_width(m.traits().gated_mlp ? 2 * model.ffn : model.ffn),
+        up_width(m.gated_mlp() ? 2 * model.ffn : model.ffn),
         hidden(rows * m.hidden * in.element_size),
         whole(sequence ? rows * in.tensor.size * m.hidden * in.element_size : 0),
         uneven(sequence && tokens % in.tensor.size != 0),

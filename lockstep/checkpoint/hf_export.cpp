@@ -15,6 +15,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/checkpoint/dtype.h"
 #include "lockstep/checkpoint/hf_directory.h"
+#include "lockstep/checkpoint/hf_place.h"
 #include "lockstep/checkpoint/safetensors_writer.h"
 
 namespace lockstep::checkpoint {
@@ -140,7 +141,7 @@ class Exporter {
   void make(const arch::HfTensor& tensor, at::ScalarType dtype, const ByteSink& take) {
     const bool precise = precise_ || tensor.fp32;
     const bool in_runs = std::all_of(tensor.parts.begin(), tensor.parts.end(),
-                                     [&](const auto& part) { return step_.is_in_runs(part.name, precise); });
+                                     [&](const auto& part) { return part.run == 0 && step_.is_in_runs(part.name, precise); });
     if (tensor.transposed || !in_runs) {
       const at::Tensor whole = put_together(tensor, dtype);
       take(whole.const_data_ptr(), whole.nbytes());
@@ -156,9 +157,17 @@ class Exporter {
 
   at::Tensor put_together(const arch::HfTensor& tensor, at::ScalarType dtype) {
     const at::Tensor stored = space(tensor.shape, dtype);
-    const at::Tensor ours = tensor.transposed ? stored.t() : stored;
-    for (const arch::HfPart& part : tensor.parts)
-      step_.read(part.name, ours.narrow(0, part.row, part.shape[0]), precise_ || tensor.fp32);
+    for (const arch::HfPart& part : tensor.parts) {
+      const at::Tensor place = hf_place(stored, tensor, part);
+      const bool precise = precise_ || tensor.fp32;
+      if (part.run == 0) {
+        step_.read(part.name, place, precise);
+        continue;
+      }
+      const at::Tensor whole = at::empty(part.shape, stored.options());
+      step_.read(part.name, whole, precise);
+      place.copy_(whole.view(place.sizes()));
+    }
     return stored;
   }
 

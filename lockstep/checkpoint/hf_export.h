@@ -32,7 +32,7 @@ struct HfExportResult {
 };
 
 // Writes into .tmp-<name> beside the directory, syncs it and renames it: a directory of that name is whole. One
-// tensor at most is held. Where fp32 is asked for and the run kept fp32 master weights, those are written. Every checksum of what
+// tensor at most is held, and a part of one. Where fp32 is asked for and the run kept fp32 master weights, those are written. Every checksum of what
 // is read is verified. CheckpointError LS1330 where the directory exists, LS1303, LS1304 for a damaged checkpoint;
 // EnvironmentError LS3101 where the disk refuses; nothing is left behind then.
 HfExportResult export_hf(const HfExportRequest& request);

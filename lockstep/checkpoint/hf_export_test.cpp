@@ -103,6 +103,21 @@ TEST(HfExport, ThereAndBackGivesTheSameBytes) {
   }
 }
 
+// What keeps several parameters in one tensor.
+TEST(HfExport, PutsTogetherWhatIsOneTensor) {
+  for (const arch::ModelConfig& model : joint_models()) {
+    const Values ours = random_values(model);
+    const fs::path directory = fresh_folder("joint");
+    write_tensors(directory / kHfWeights, hf_values(model, ours));
+    for (const int ranks : {1, 3}) {
+      const fs::path step = save_imported(directory, model, ranks), back = fresh_folder("back") / "model";
+      StepModel saved(step);
+      export_hf({.step = saved, .directory = back, .config = Json::object()});
+      EXPECT_EQ(read_file(back / kHfWeights), read_file(directory / kHfWeights)) << arch::family_name(model.family);
+    }
+  }
+}
+
 TEST(HfExport, CutsIntoShardsWithAnIndex) {
   const arch::ModelConfig model = tiny_model(Family::kQwen3);
   const Values ours = random_values(model);

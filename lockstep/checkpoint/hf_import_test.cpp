@@ -104,6 +104,35 @@ TEST(HfImport, EveryFamilyIntoAnyPieces) {
   }
 }
 
+TEST(HfImport, TensorsOfSeveralParametersIntoAnyPieces) {
+  for (const arch::ModelConfig& model : joint_models()) {
+    const Values ours = random_values(model);
+    const fs::path folder = model_folder("joint", hf_values(model, ours));
+    for (const int ranks : {1, 2, 5}) expect_imported(folder, model, ours, ranks);
+    expect_imported(folder, model, ours, 3, at::kBFloat16);
+  }
+}
+
+// Element by element, as transformers reads them.
+TEST(HfPlace, IsWhereTransformersLooks) {
+  const std::vector<arch::ModelConfig> models = joint_models();
+  const Values neox = random_values(models[0]), oss = random_values(models[2]), bamba = random_values(models[3]);
+  const Values their_neox = hf_values(models[0], neox), their_oss = hf_values(models[2], oss), their_bamba = hf_values(models[3], bamba);
+  // [H, 3, K] rows.
+  const at::Tensor joint = their_neox.at("gpt_neox.layers.1.attention.query_key_value.weight").view({4, 3, 8, 32});
+  EXPECT_TRUE(at::equal(joint.select(1, 1).reshape({32, 32}), neox.at("blocks.1.attention.k.weight")));
+  EXPECT_TRUE(at::equal(their_neox.at("gpt_neox.layers.1.attention.query_key_value.bias").view({4, 3, 8}).select(1, 2).reshape({32}),
+                        neox.at("blocks.1.attention.v.bias")));
+  const at::Tensor gate_up = their_oss.at("model.layers.0.mlp.experts.gate_up_proj");
+  EXPECT_TRUE(at::equal(gate_up.select(0, 2).slice(1, 1, 80, 2).t(), oss.at("blocks.0.experts.2.up.weight")));
+  EXPECT_TRUE(at::equal(their_oss.at("model.layers.0.mlp.experts.gate_up_proj_bias").select(0, 1).slice(0, 0, 80, 2),
+                        oss.at("blocks.0.experts.1.gate.bias")));
+  EXPECT_TRUE(at::equal(their_oss.at("model.layers.0.mlp.experts.down_proj").select(0, 1).t(), oss.at("blocks.0.experts.1.down.weight")));
+  EXPECT_TRUE(at::equal(their_oss.at("model.layers.0.mlp.experts.down_proj_bias").select(0, 2), oss.at("blocks.0.experts.2.down.bias")));
+  EXPECT_TRUE(at::equal(their_bamba.at("model.layers.0.mamba.conv1d.weight").select(1, 0).narrow(0, 64, 8),
+                        bamba.at("blocks.0.ssm.conv_b.weight")));
+}
+
 TEST(BoxReader, AStackOfMatricesIsOneOfAllTheirRows) {
   const fs::path folder = fresh_folder("stack");
   const at::Tensor values = at::randn({5, 7, 11});

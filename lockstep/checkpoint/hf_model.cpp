@@ -57,15 +57,62 @@ bool is_float(std::string_view dtype) {
   return std::find(kFloats.begin(), kFloats.end(), dtype) != kFloats.end();
 }
 
-// The box in the stored tensor.
-Box stored_box(const HfModel::Source& source, Box box) {
-  if (!box.offset.empty()) box.offset[0] += source.row;
-  if (source.transposed) {
-    std::reverse(box.offset.begin(), box.offset.end());
-    std::reverse(box.shape.begin(), box.shape.end());
+// Reads outputs of a parameter that lie side by side, `count` from `first`, and of them the columns of the box.
+class OutputReader {
+ public:
+  OutputReader(const HfModel::Source& source, const Box& box) : source_(source), box_(box) {}
+
+  // to [count, columns], [count] of a vector. Columns from `column` on: as many as `to` has.
+  void read(int64_t first, int64_t column, const at::Tensor& to) const {
+    const SafetensorsEntry& entry = *source_.stored.entry;
+    const int64_t count = to.size(0), matrix = source_.matrix;
+    const bool vector = source_.shape.size() == 1;
+    if (vector && entry.shape.size() == 2) return read_box(file(), entry, {{matrix, first}, {1, count}}, false, to.unsqueeze(0));
+    if (vector) return read_box(file(), entry, {{first}, {count}}, false, to);
+    const int64_t columns = to.size(1), inputs = entry.shape[entry.shape.size() - 2];
+    if (source_.transposed) return read_box(file(), entry, {{matrix * inputs + column, first}, {columns, count}}, true, to);
+    read_box(file(), entry, {{first, column}, {count, columns}}, false, to);
   }
-  return box;
-}
+
+  // The rows of the box, run by run.
+  void read_runs(const at::Tensor& to) const {
+    const arch::HfPart& part = source_;
+    for (int64_t row = box_.offset[0], done = 0; done < box_.shape[0];) {
+      const int64_t within = row % part.run, count = std::min(part.run - within, box_.shape[0] - done);
+      read(part.row + row / part.run * part.step + within, first_column(), to.narrow(0, done, count));
+      row += count, done += count;
+    }
+  }
+
+  // Rows that lie one by one: with what is between them, some columns at a time.
+  void read_single_rows(const at::Tensor& to) const {
+    const arch::HfPart& part = source_;
+    const int64_t span = (box_.shape[0] - 1) * part.step + 1, first = part.row + box_.offset[0] * part.step;
+    const auto options = at::TensorOptions().dtype(scalar_type(source_.stored.entry->dtype).value());
+    const auto every = [&](const at::Tensor& all) { return all.slice(0, 0, span, part.step); };
+    if (to.dim() == 1) {
+      const at::Tensor all = at::empty({span}, options);
+      read(first, 0, all);
+      to.copy_(every(all));
+      return;
+    }
+    const int64_t columns = std::max<int64_t>(1, kHeldBytes / (span * static_cast<int64_t>(options.dtype().itemsize())));
+    for (int64_t column = 0; column < to.size(1); column += columns) {
+      const at::Tensor all = at::empty({span, std::min(columns, to.size(1) - column)}, options);
+      read(first, first_column() + column, all);
+      to.narrow(1, column, all.size(1)).copy_(every(all));
+    }
+  }
+
+  int64_t first_column() const { return box_.offset.size() > 1 ? box_.offset[1] : 0; }
+
+ private:
+  static constexpr int64_t kHeldBytes = int64_t{4} << 20;
+  const SafetensorsFile& file() const { return *source_.stored.file; }
+
+  const HfModel::Source& source_;
+  const Box& box_;
+};
 
 // Of the config.json beside the weights. Who has weights alone has no further layers.
 int64_t further_layers(const HfDirectory& directory, const arch::ModelConfig& model) {
@@ -99,10 +146,10 @@ HfModel::HfModel(const fs::path& directory, const arch::ModelConfig& model) : di
       findings.different(cat(tensor.name, "   file ", entry.dtype, "   model ", join({kFloats.begin(), kFloats.end()}, " or ")));
     }
     for (const arch::HfPart& part : tensor.parts)
-      parameters_[part.name] = {found->second, tensor.transposed, part.shape, part.row};
+      parameters_[part.name] = {part, found->second, tensor.transposed};
     stored.erase(found);
   }
-  const auto head = stored.find(std::string(arch::kHfHeadName));
+  const auto head = stored.find(std::string(arch::hf_head_name(model.family)));
   if (model.tied && head != stored.end()) {
     tied_head_ = head->second;
     const auto embedding = parameters_.find(kEmbedding);
@@ -122,8 +169,12 @@ void HfModel::read(const std::string& name, const Box& box, const at::Tensor& to
   const Source& source = found->second;
   LOCKSTEP_CHECK(to.numel() == 0 || lies_in(box, source.shape), name, " ", shape_text(source.shape), " at ",
                  shape_text(box.offset));
-  const SafetensorsEntry& entry = *source.stored.entry;
-  read_box(*source.stored.file, entry, stored_box(source, box), source.transposed, to);
+  if (to.numel() > 0) {
+    const OutputReader reader(source, box);
+    if (source.run == 0) reader.read(source.row + box.offset[0], reader.first_column(), to);
+    else if (source.run == 1) reader.read_single_rows(to);
+    else reader.read_runs(to);
+  }
   if (name == kEmbedding && tied_head_.file != nullptr && to.numel() > 0) check_tied_head(source, box);
 }
 

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "lockstep/arch/hf_names.h"
 #include "lockstep/checkpoint/box.h"
@@ -23,18 +22,17 @@ class HfModel {
   // HfDirectory. The check is the same on every rank.
   HfModel(const std::filesystem::path& directory, const arch::ModelConfig& model);
 
-  struct Source {
-    HfDirectory::Stored stored;
+  // Our parameter, and where it lies in the stored tensor.
+  struct Source : arch::HfPart {
+    HfDirectory::Stored stored{};
     bool transposed = false;
-    std::vector<int64_t> shape;  // of our parameter
-    int64_t row = 0;             // its first one in the stored tensor, as arch::HfPart::row
   };
 
   const HfDirectory& directory() const { return directory_; }
   const std::map<std::string, Source>& parameters() const { return parameters_; }  // by our name
 
   // Fills `to` with `box` of our parameter `name`: any dtype, device and strides. DataError LS1204 where a file ends
-  // early, LS1328 where the head of a tied model is stored besides the embedding and differs from it in the box.
+  // early, LS1328 where the head of a tied model is stored besides the embedding and differs from it in the box. 8 MiB are held besides.
   void read(const std::string& name, const Box& box, const at::Tensor& to) const;
 
  private:

@@ -2,7 +2,6 @@
 // would, and their pieces as ranks hold them.
 #pragma once
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
@@ -15,6 +14,7 @@
 #include "lockstep/arch/hf_names.h"
 #include "lockstep/arch/params.h"
 #include "lockstep/checkpoint/hf_directory.h"
+#include "lockstep/checkpoint/hf_place.h"
 #include "lockstep/checkpoint/safetensors_writer.h"
 #include "lockstep/engine/state.h"
 #include "lockstep/mesh/placement.h"
@@ -40,6 +40,23 @@ inline arch::ModelConfig tiny_model(arch::Family family, bool tied = false) {
   return model;
 }
 
+// Of families that keep several parameters in one tensor: gpt_neox, phi3, gpt_oss, and a hybrid of bamba.
+inline std::vector<arch::ModelConfig> joint_models() {
+  const auto model = [](arch::Family family) {
+    return arch::ModelConfig{.family = family, .layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .head_size = 8, .ffn = 40,
+                             .vocab_size = 61, .max_seq_len = 16, .tied = false};
+  };
+  arch::ModelConfig neox = model(arch::Family::kGptNeox), oss = model(arch::Family::kGptOss), bamba = model(arch::Family::kBamba);
+  neox.kv_heads = 4;
+  oss.attention_sinks = true;
+  oss.experts = {.count = 3, .per_token = 2, .ffn = 40, .router = config::Router::kSoftmaxAfterTopk, .logit_bias = true, .biases = true,
+                 .clamp = 7};
+  bamba.state_space = {.heads = 8, .head_size = 8, .groups = 2, .state = 4, .chunk = 8, .norm_groups = 2};
+  const arch::Branch state_space{.kind = std::string(arch::kStateSpace), .name = "ssm"};
+  bamba.blocks = {{state_space, arch::usual_block()[1]}, arch::usual_block()};
+  return {neox, model(arch::Family::kPhi3), oss, bamba};
+}
+
 // Our parameters.
 inline Values random_values(const arch::ModelConfig& model, at::ScalarType dtype = at::kFloat) {
   Values values;
@@ -51,10 +68,11 @@ inline Values random_values(const arch::ModelConfig& model, at::ScalarType dtype
 inline Values hf_values(const arch::ModelConfig& model, const Values& ours, arch::HfForm form = arch::HfForm::kUsual) {
   Values theirs;
   for (const arch::HfTensor& tensor : arch::hf_tensors(model, form)) {
-    std::vector<at::Tensor> parts;
-    for (const arch::HfPart& part : tensor.parts) parts.push_back(ours.at(part.name));
-    const at::Tensor joint = at::cat(parts, 0);
-    const at::Tensor stored = tensor.transposed ? joint.t().contiguous() : joint.view(tensor.shape);
+    const at::Tensor stored = at::empty(tensor.shape, ours.at(tensor.parts.front().name).options());
+    for (const arch::HfPart& part : tensor.parts) {
+      const at::Tensor place = hf_place(stored, tensor, part);
+      place.copy_(ours.at(part.name).view(place.sizes()));
+    }
     theirs[tensor.name] = tensor.fp32 ? stored.to(at::kFloat) : stored;
   }
   return theirs;

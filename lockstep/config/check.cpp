@@ -17,13 +17,24 @@ namespace {
 void tensor_parallel_problems(const ModelSection& model, int tp, const Expect& expect) {
   if (!model.heads) return;
   const int64_t heads = *model.heads, kv_heads = model.kv_heads.value_or(heads);
-  if (heads < 1 || kv_heads < 1) return;  // resolve_model says so
+  if (heads < 1 || kv_heads < 1) return;  // no layer has attention, or resolve_model says so
   expect(heads % tp == 0, "parallel.tp", cat("model.heads(", heads, ") % tp(", tp, ") = ", heads % tp),
          divisors_near("parallel.tp", heads, tp));
   if (heads % tp != 0) return;
   expect(kv_heads % tp == 0 || tp % kv_heads == 0, "parallel.tp",
          cat("neither of model.kv_heads(", kv_heads, ") and tp(", tp, ") divides the other"),
          divisors_near("parallel.tp", kv_heads, tp) + divisors_near("parallel.tp", heads, tp));
+}
+
+// Every rank of the axis has the same number of heads of a state space, and of its groups or of ranks that share one.
+void state_space_problems(const ModelSection& model, int tp, const Expect& expect) {
+  const int64_t heads = model.state_heads.value_or(0), groups = model.state_groups.value_or(1);
+  if (heads < 1 || groups < 1 || heads % groups != 0) return;  // there are none, or resolve_model says so
+  expect(heads % tp == 0, "parallel.tp", cat("model.state_heads(", heads, ") % tp(", tp, ") = ", heads % tp), divisors_near("parallel.tp", heads, tp));
+  if (heads % tp != 0) return;
+  expect(groups % tp == 0 || tp % groups == 0, "parallel.tp",
+         cat("neither of model.state_groups(", groups, ") and tp(", tp, ") divides the other"),
+         divisors_near("parallel.tp", groups, tp) + divisors_near("parallel.tp", heads, tp));
 }
 
 // Not constants: who starts before main() judges layouts too.
@@ -191,6 +202,7 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, int world_si
   depth = kRelationsDepth;
   mesh_problems(config, world_size, expect);
   tensor_parallel_problems(config.model, config.parallel.tp, expect);
+  state_space_problems(config.model, config.parallel.tp, expect);
   pipeline_problems(config, expect);
   sharding_problems(config, dp, expect);
   offload_problems(config, dp, expect);

@@ -62,7 +62,8 @@ int64_t microbatches(const RunConfig& config, int world_size);
 // Sequences of which train.global_batch is a multiple: dp * micro_batch * microbatch_group.
 int64_t batch_unit(const RunConfig& config, int world_size);
 
-// Every relation that does not hold between the configuration and a world of `world_size` ranks; empty = all well. The ways
+// Every relation that does not hold between the configuration and a world of `world_size` ranks; empty = all well. Where the model is
+// known its sizes are in config.model; heads, state_heads and experts are 0 where no layer has any. The ways
 // out are values that suit the relation itself: keep_what_holds() leaves those that suit all others too. Of depth 0 where there
 // are more ranks than any mesh has, else kRelationsDepth.
 inline constexpr int kRelationsDepth = 1;

@@ -73,11 +73,22 @@ void length_problems(const RunConfig& config, const Expect& expect) {
   expect(length >= pieces, "train.seq_len",
          cat("seq_len(", length, ") < ", pieces_text(parallel), " = ", pieces, ": a rank would hold no token of any sequence"),
          values_of("train.seq_len", {cat(pieces)}) + fewer);
-  if (length < pieces || config.model.experts.value_or(0) < 1) return;
+  const bool experts = config.model.experts.value_or(0) > 0, states = config.model.state_heads.value_or(0) > 0;
+  if (length < pieces || (!experts && !states)) return;
   expect(length % pieces == 0, "train.seq_len",
          cat("seq_len(", length, ") % ", pieces_text(parallel), " = ", length % pieces,
-             ": what fills sequences up to equal parts is no token, and experts would be sent it"),
+             ": what fills sequences up to equal parts is no token, and ", experts ? "experts would be sent it" : "would change the states behind it"),
          multiples_near("train.seq_len", pieces, length) + divisors_near("parallel.cp", length / of_rank, parallel.cp));
+}
+
+// Of a model that is known to have no attention.
+void no_attention_problems(const RunConfig& config, const Expect& expect) {
+  const ParallelSection& parallel = config.parallel;
+  if (config.model.heads.value_or(1) != 0) return;
+  expect(parallel.context == ContextKind::kRing, "parallel.context",
+         cat("context = \"", name_of(parallel.context), "\" is of attention, which no layer of the model has"),
+         {{.changes = {{.key = "parallel.context"}, {.key = "parallel.context_inner"}},
+           .text = cat("leave context ", parallel.context_inner > 1 ? "and context_inner " : "", "out")}});
 }
 
 void document_problems(const DataSection& data, const Expect& expect) {
@@ -93,6 +104,7 @@ void context_problems(const RunConfig& config, const Expect& expect) {
   if (config.parallel.cp == 1) return;
   inner_problems(config.parallel, expect);
   head_problems(config, expect);
+  no_attention_problems(config, expect);
   length_problems(config, expect);
 }
 

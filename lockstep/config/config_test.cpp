@@ -315,6 +315,8 @@ TEST(Fields, TheListIsFrozen) {
             "model.q_lora_rank model.kv_lora_rank model.qk_nope_head_dim model.qk_rope_head_dim model.v_head_dim "
             "model.experts model.experts_per_token model.expert_ffn model.shared_experts model.dense_layers model.router "
             "model.router_groups model.router_top_groups model.routed_scale "
+            "model.mixers model.feed_forwards model.window model.state_heads model.state_head_size model.state_size model.state_groups "
+            "model.state_convolution model.state_chunk "
             "moe.capacity_factor moe.drop moe.balance moe.scope moe.aux_coefficient moe.z_coefficient moe.bias_rate moe.imbalance_limit moe.static_buffers "
             "data.train data.validation data.tokenizer data.shuffle data.pack data.document_mask data.reset_positions "
             "train.steps train.seq_len train.global_batch train.micro_batch train.seed train.precision train.device "

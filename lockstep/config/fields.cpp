@@ -73,7 +73,9 @@ std::vector<Section> declare_sections() {
       .field("from", &ModelSection::from, any,
              "sizes and weights of a Hugging Face model directory: DIR, hf:DIR or a file in it; beside it only dropout and max_seq_len")
       .may_differ(own_copy)
-      .field("family", &ModelSection::family, {.choices = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3"}}, "the kind of block")
+      .field("family", &ModelSection::family, {.choices = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_neox", "phi3", "olmo2", "olmo3", "smollm3",
+                          "gemma3_text", "mamba2", "bamba", "nemotron_h", "gpt_oss"}},
+             "norms, positions, biases and the MLP of all layers")
       .field("layers", &ModelSection::layers, one_or_more, "transformer blocks")
       .field("hidden", &ModelSection::hidden, one_or_more, "width D of the residual stream")
       .field("heads", &ModelSection::heads, one_or_more, "query heads H")
@@ -110,7 +112,23 @@ std::vector<Section> declare_sections() {
       .field("router_groups", &ModelSection::router_groups, one_or_more, "equal groups of experts, ranked by their two best scores; 1 where not given")
       .field("router_top_groups", &ModelSection::router_top_groups, one_or_more,
              "best groups of which a token may choose; all where not given")
-      .field("routed_scale", &ModelSection::routed_scale, positive, "factor of the weights of chosen experts; 1 where not given");
+      .field("routed_scale", &ModelSection::routed_scale, positive, "factor of the weights of chosen experts; 1 where not given")
+      .field("mixers", &ModelSection::mixers, any,
+             "a letter for each layer, repeated in turn: M state space (Mamba-2), A attention to all tokens before, W attention within window, "
+             "N attention without rotary positions, H a state space and attention beside each other behind one norm, - none; A where not given")
+      .field("feed_forwards", &ModelSection::feed_forwards, any,
+             "a letter for each layer, repeated in turn: D an MLP, E experts, - none; where not given E in models with experts, but for "
+             "dense_layers, else D")
+      .field("window", &ModelSection::window, counted(1, "tokens"),
+             "how many tokens a query sees, itself included: in the layers W of mixers, and where it has none in all attention")
+      .field("state_heads", &ModelSection::state_heads, one_or_more, "heads of a state space; layers M and H need this and the next two keys")
+      .field("state_head_size", &ModelSection::state_head_size, one_or_more, "width P of such a head")
+      .field("state_size", &ModelSection::state_size, one_or_more, "numbers N of state for each of these")
+      .field("state_groups", &ModelSection::state_groups, one_or_more, "groups of heads that share B and C; divides state_heads; 1 where not given")
+      .field("state_convolution", &ModelSection::state_convolution, counted(2, "tokens"),
+             "tokens that the convolution ahead of the scan sees; 4 where not given")
+      .field("state_chunk", &ModelSection::state_chunk, counted(1, "tokens"),
+             "chunk of the scan: its results do not depend on it, its speed does; 256 where not given");
 
   Declare(table, "moe", &RunConfig::moe,
           "How experts are trained. Capacity and balance are judged by sequence or by the last batch: no layout changes them.")

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/config/layer_words.h"
+
 namespace lockstep::config {
 
 // The words of an enum, which files use, stand behind it in the order of its values.
@@ -21,13 +23,11 @@ constexpr int64_t bytes_of(Precision precision) { return precision == Precision:
 
 enum class Device { kCpu, kCuda };
 inline Words choices_of(Device) { return {"cpu", "cuda"}; }
-
 enum class LrSchedule { kCosine, kLinear, kWsd, kConstant };  // after the warm-up
 inline Words choices_of(LrSchedule) { return {"cosine", "linear", "wsd", "constant"}; }
 
 enum class DataParallel { kRing, kParameterServer };
 inline Words choices_of(DataParallel) { return {"ring", "parameter_server"}; }
-
 enum class NonFinite { kStop, kSkip };  // what a step does whose gradient is not finite
 inline Words choices_of(NonFinite) { return {"stop", "skip"}; }
 
@@ -229,6 +229,11 @@ struct ModelSection {
   std::optional<int64_t> router_groups{};      // equal groups of neighbouring experts
   std::optional<int64_t> router_top_groups{};  // of which a token may go to so many
   std::optional<double> routed_scale{};        // of the weights of the experts that are chosen
+  std::optional<std::string> mixers{};         // a letter of kMixers a layer, in turn; unset: attention in all
+  std::optional<std::string> feed_forwards{};  // a letter of kFeedForwards a layer, in turn; unset: experts where there are any, else an MLP
+  std::optional<int64_t> window{};             // tokens that a query sees: of layers W, or where mixers has none of all attention
+  // Of state spaces, the layers M and H: the first three together; unset groups: 1; of the convolution and the chunks of the scan their tokens.
+  std::optional<int64_t> state_heads{}, state_head_size{}, state_size{}, state_groups{}, state_convolution{}, state_chunk{};
   bool operator==(const ModelSection&) const = default;
 };
 

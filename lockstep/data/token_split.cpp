@@ -131,19 +131,20 @@ class DocumentSplit {
   std::vector<Piece> left_{};
 };
 
-Pieces zigzag(int64_t length, int ranks, std::span<const int32_t> documents) {
+Pieces zigzag(int64_t length, const TokenSplit& split, std::span<const int32_t> documents) {
+  const int ranks = split.ranks;
   const int64_t part = (length + 2 * ranks - 1) / (2 * ranks), here = 2 * part;
   Pieces plain(static_cast<size_t>(ranks));
   add_zigzag(0, part, plain);
-  if (documents.size() == 1) return plain;
+  if (documents.size() == 1 || split.whole_pieces) return plain;
   const Work work(length, ranks * here, documents);
   const int64_t most = work.most(plain);
   if (50 * ranks * most <= 51 * work.all()) return plain;
-  DocumentSplit split(work, ranks, here);
+  DocumentSplit inside(work, ranks, here);
   for (size_t i = 0; i < documents.size(); ++i)
-    split.add_document({documents[i], i + 1 < documents.size() ? documents[i + 1] : length});
-  split.add_fill({length, ranks * here});
-  Pieces by_document = std::move(split).take();
+    inside.add_document({documents[i], i + 1 < documents.size() ? documents[i + 1] : length});
+  inside.add_fill({length, ranks * here});
+  Pieces by_document = std::move(inside).take();
   return work.most(by_document) < most ? by_document : plain;
 }
 
@@ -174,7 +175,7 @@ std::vector<std::vector<int32_t>> split_tokens(int64_t length, const TokenSplit&
     const int64_t part = (length + split.ranks - 1) / split.ranks;
     for (int64_t rank = 0; rank < split.ranks; ++rank) pieces[static_cast<size_t>(rank)] = {{rank * part, (rank + 1) * part}};
   } else {
-    pieces = zigzag(length, split.ranks, documents);
+    pieces = zigzag(length, split, documents);
   }
   std::vector<std::vector<int32_t>> places;
   for (std::vector<Piece>& of_rank : pieces) places.push_back(places_of(std::move(of_rank)));

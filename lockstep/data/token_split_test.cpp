@@ -123,6 +123,17 @@ TEST(TokenSplit, LongDocumentsAreZigzagsOfTheirOwn) {
   EXPECT_EQ(places[0][384], 768);
 }
 
+// Where states go from piece to piece, documents change nothing.
+TEST(TokenSplit, WholePiecesAreThoseOfTheSequence) {
+  const std::vector<int32_t> one = {0}, many = {0, 1, 300, 301, 900};
+  for (const int ranks : {1, 2, 3, 4})
+    for (const ContextSplit split : {ContextSplit::kZigzag, ContextSplit::kContiguous}) {
+      const TokenSplit whole{.ranks = ranks, .split = split, .whole_pieces = true};
+      EXPECT_EQ(split_tokens(1032, whole, many), split_tokens(1032, {.ranks = ranks, .split = split}, one)) << ranks;
+    }
+  EXPECT_NE(split_tokens(1032, {.ranks = 2}, many), split_tokens(1032, {.ranks = 2, .whole_pieces = true}, many));
+}
+
 TEST(TokenSplit, PairsAreThoseThatCountingFinds) {
   for (const Case& c : random_cases(40)) {
     if (c.length > 300) continue;

@@ -83,7 +83,7 @@ Executor::Executor(ExecutorOptions options, Groups& groups)
                                                                                    .outer = groups.context_outer(),
                                                                                    .overlap = options_.layout.overlap,
                                                                                    .split = options_.layout.context_split,
-                                                                                   .documents = options_.layout.document_mask})),
+                                                                                   .documents = options_.layout.context_shard().documents})),
       view_{.options = options_, .layout = options_.layout, .state = state_, .store = store_, .groups = groups, .calls = calls_, .waits = waits_},
       gather_(view_, copies_.get()),
       gradients_(view_, program_.buckets),

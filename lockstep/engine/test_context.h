@@ -73,7 +73,7 @@ inline WholeSequence whole_sequence(const program::Layout& layout, int64_t seque
     whole.first_seen.push_back(*std::prev(std::upper_bound(begins.begin(), begins.end(), place)));
   const int ranks = layout.mesh.degree(mesh::Axis::kCp);
   if (ranks > 1) {
-    whole.places = data::split_tokens(layout.seq_len, {.ranks = ranks, .split = layout.context_split}, begins);
+    whole.places = data::split_tokens(layout.seq_len, {.ranks = ranks, .split = layout.context_split, .whole_pieces = layout.whole_pieces()}, begins);
   } else {
     whole.places.emplace_back();
     for (int32_t place = 0; place < layout.seq_len; ++place) whole.places[0].push_back(place);

@@ -82,7 +82,8 @@ class Round {
     const std::vector<int64_t>& prompt = prompts_[*prompt_of_[static_cast<size_t>(slot)]];
     std::vector<int64_t>& held = g_.held_[static_cast<size_t>(slot)];
     // The last token is always computed: its logits are wanted.
-    const size_t known = options_.reuse_prefix ? std::min(common_prefix(held, prompt), prompt.size() - 1) : 0;
+    size_t known = options_.reuse_prefix ? std::min(common_prefix(held, prompt), prompt.size() - 1) : 0;
+    if (!g_.cache_.can_truncate(slot, static_cast<int64_t>(known))) known = 0;
     g_.cache_.truncate(slot, static_cast<int64_t>(known));
     held = prompt;
     const std::span<const int64_t> rest = std::span(prompt).subspan(known);

@@ -1,4 +1,4 @@
-// Generation: prompts continued token by token with a key/value cache, several sequences in a step.
+// Generation: prompts continued token by token with a cache of keys, values and states, several sequences in a step.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,9 @@ struct GenerateOptions {
   int64_t max_new_tokens = 64;
   SamplingOptions sampling{};
   std::vector<int64_t> stop_tokens{};  // each ends the text and is part of the result
-  bool reuse_prefix = false;           // what the cache holds of a prompt's beginning is not computed again
+  // What the cache holds of a prompt's beginning is not computed again; of a model with states where that is all that it holds, else
+  // the prompt begins anew.
+  bool reuse_prefix = false;
 };
 
 enum class StopReason { kLength, kStopToken, kCaller };

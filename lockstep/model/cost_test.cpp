@@ -27,6 +27,7 @@ struct Case {
   arch::ExpertSizes experts{};
   config::MoeSection moe{};
   arch::LatentSizes latent{};
+  void (*change)(arch::ModelConfig&) = nullptr;
 };
 
 arch::ModelConfig model_of(const Case& c) {
@@ -44,7 +45,55 @@ arch::ModelConfig model_of(const Case& c) {
   model.experts = c.experts;
   model.latent = c.latent;
   if (model.has_latent()) model.kv_heads = model.heads, model.head_size = c.latent.head();
-  return testing::with_blocks(model, c.blocks);
+  model.blocks = c.blocks;
+  if (c.change) c.change(model);
+  return model;
+}
+
+// What families have beside the usual: parts of heads turned, norms over all heads, windows, sinks, other nonlinearities.
+std::vector<Case> with_further_families(std::vector<Case> cases) {
+  using arch::Family;
+  const arch::Branch attention{.kind = "attention", .name = "attention"}, mlp{.kind = "mlp", .name = "mlp"};
+  const auto behind = [](const arch::Branch& branch, bool before) { return testing::normed(branch, before, true); };
+  const std::vector<arch::BlockSpec> neox = {{attention, testing::beside(mlp)}}, olmo2 = {{behind(attention, false), behind(mlp, false)}},
+                                     gemma = {{behind(attention, true), behind(mlp, true)}};
+  for (const bool wide : {false, true}) {
+    const auto add = [&](Family family, const std::vector<arch::BlockSpec>& blocks, void (*change)(arch::ModelConfig&)) {
+      cases.push_back({.family = family, .dropout = wide ? 0.1 : 0, .blocks = blocks, .change = change});
+      if (wide) cases.back().dtype = at::kBFloat16, cases.back().batch = 16, cases.back().seq = 200;
+    };
+    add(Family::kGptNeox, neox, [](arch::ModelConfig& m) { m.kv_heads = m.heads, m.rotary_size = 4; });
+    add(Family::kOlmo2, olmo2, nullptr);
+    add(Family::kGemma3, gemma, [](arch::ModelConfig& m) {
+      m.embedding_scale = 9.8, m.attention_scale = 0.3, m.rope_local_theta = 100;
+      m.blocks[0][0].window = 7, m.blocks[0][0].rotation = arch::Rotation::kLocal;
+    });
+    add(Family::kLlama, {}, [](arch::ModelConfig& m) { m.attention_sinks = true, m.sliding_window = 9; });
+    if (wide) continue;  // packing areas of bf16 products are known as a least size, which more than one branch hides
+    add(Family::kNemotronH, {{attention}}, [](arch::ModelConfig& m) { m.attention_sinks = true; });
+    add(Family::kNemotronH, {{mlp}}, nullptr);
+  }
+  return cases;
+}
+
+// Groups of several parts, chunks of several blocks and of a part of one, with and without a norm and biases.
+std::vector<Case> with_state_spaces(std::vector<Case> cases) {
+  const arch::BlockSpec ssm = {{.kind = std::string(arch::kStateSpace), .name = "ssm"}};
+  const auto add = [&](void (*change)(arch::ModelConfig&)) {
+    for (const bool wide : {false, true}) {
+      cases.push_back({.family = arch::Family::kLlama, .dropout = wide ? 0.1 : 0, .blocks = {ssm}, .change = change});
+      if (wide) cases.back().dtype = at::kBFloat16, cases.back().batch = 32, cases.back().seq = 200;  // oneDNN packs up to 0.9 MB
+    }
+    cases.push_back({.family = arch::Family::kLlama, .batch = 1, .seq = 700, .blocks = {ssm}, .change = change});
+  };
+  add([](arch::ModelConfig& m) { m.state_space = {.heads = 12, .head_size = 16, .groups = 1, .state = 32, .chunk = 256}; });
+  add([](arch::ModelConfig& m) {
+    m.state_space = {.heads = 12, .head_size = 10, .groups = 3, .state = 20, .chunk = 50, .norm_groups = 4, .convolution_bias = false};
+  });
+  add([](arch::ModelConfig& m) {
+    m.state_space = {.heads = 6, .head_size = 16, .groups = 2, .state = 16, .chunk = 64, .norm_groups = 0, .projection_bias = true};
+  });
+  return cases;
 }
 
 std::vector<Case> with_other_blocks(std::vector<Case> cases) {
@@ -62,7 +111,8 @@ std::vector<Case> with_experts(std::vector<Case> cases) {
   const arch::ExpertSizes few{.count = 6, .per_token = 2, .ffn = 48},
       shared{.count = 8, .per_token = 3, .ffn = 32, .shared = 2, .router = Router::kSigmoid, .groups = 4, .top_groups = 2, .router_bias = true},
       softmax{.count = 6, .per_token = 2, .ffn = 48, .router = Router::kSoftmax},
-      choice{.count = 6, .per_token = 2, .ffn = 48, .router = Router::kExpertChoice};
+      choice{.count = 6, .per_token = 2, .ffn = 48, .router = Router::kExpertChoice},
+      biased{.count = 6, .per_token = 2, .ffn = 48, .logit_bias = true, .biases = true, .clamp = 1};
   const config::MoeSection bias{.balance = Balance::kBias, .z_coefficient = 0.01}, none{.balance = Balance::kNone};
   const auto mixtral = arch::Family::kMixtral;
   for (const double dropout : {0.0, 0.1}) {
@@ -75,10 +125,12 @@ std::vector<Case> with_experts(std::vector<Case> cases) {
   cases.push_back({.family = mixtral, .experts = few, .moe = none});
   cases.push_back({.family = mixtral, .experts = choice, .moe = none});
   cases.push_back({.family = arch::Family::kQwen3Moe, .experts = shared});
+  cases.push_back({.family = mixtral, .experts = biased, .moe = {.z_coefficient = 0.01}});
+  cases.push_back({.family = mixtral, .dtype = at::kBFloat16, .batch = 16, .seq = 200, .experts = biased});
   return cases;
 }
 
-const std::vector<Case> kCases = with_experts(with_other_blocks({
+const std::vector<Case> kCases = with_state_spaces(with_further_families(with_experts(with_other_blocks({
     {},
     {.family = arch::Family::kLlama},
     {.dtype = at::kBFloat16, .batch = 16, .seq = 200},
@@ -95,7 +147,7 @@ const std::vector<Case> kCases = with_experts(with_other_blocks({
     {.family = arch::Family::kLlama, .latent = kLatent},
     {.family = arch::Family::kLlama, .dtype = at::kBFloat16, .dropout = 0.1, .batch = 16, .seq = 200, .latent = kLatent},
     {.family = arch::Family::kLlama, .batch = 1, .seq = 1, .latent = kLatent},
-}));
+}))));
 
 struct Measured {
   int64_t kept = 0, output = 0, forward_peak = 0, restored = 0, recompute_peak = 0, backward_peak = 0;

@@ -5,11 +5,15 @@
 #include "lockstep/arch/branch_kind.h"
 #include "lockstep/base/check.h"
 #include "lockstep/model/parts.h"
+#include "lockstep/parallel/context/piece_exchange.h"
 
 namespace lockstep::model {
 
+bool KvCache::can_truncate(int64_t slot, int64_t length) const { return !has_states_ || length == 0 || length == this->length(slot); }
+
 void KvCache::truncate(int64_t slot, int64_t length) {
   LOCKSTEP_CHECK(0 <= length && length <= this->length(slot), "length ", length, " of ", this->length(slot));
+  LOCKSTEP_CHECK(can_truncate(slot, length), "a state behind ", this->length(slot), " tokens is not taken back to ", length);
   lengths_[static_cast<size_t>(slot)] = length;
   if (!owners_.empty()) owners_[static_cast<size_t>(slot)].truncate(length);
 }
@@ -17,8 +21,10 @@ void KvCache::truncate(int64_t slot, int64_t length) {
 int64_t KvCache::bytes() const {
   int64_t bytes = 0;
   for (const std::vector<nn::KvCacheLayer>& block : blocks_)
-    for (const nn::KvCacheLayer& layer : block)
+    for (const nn::KvCacheLayer& layer : block) {
       if (layer.k.defined()) bytes += static_cast<int64_t>(layer.k.nbytes() + (layer.v.is_same(layer.k) ? 0 : layer.v.nbytes()));
+      if (layer.state.defined()) bytes += static_cast<int64_t>(layer.state.nbytes() + layer.columns.nbytes());
+    }
   return bytes;
 }
 
@@ -38,15 +44,20 @@ KvCache Decoder::new_cache(int64_t slots, int64_t capacity) const {
   LOCKSTEP_CHECK(capacity <= model_.max_seq_len, "capacity ", capacity, ", max_seq_len ", model_.max_seq_len);
   KvCache cache(slots, capacity);
   const int64_t here = context_ ? TokenOwners::most(capacity, context_->size()) : capacity;
-  for (const auto& block : blocks_) cache.blocks_.push_back(block->new_caches(slots, here, options_));
+  for (const auto& block : blocks_) {
+    cache.blocks_.push_back(block->new_caches(slots, here, options_));
+    for (const nn::KvCacheLayer& layer : cache.blocks_.back()) cache.has_states_ = cache.has_states_ || layer.state.defined();
+  }
   if (!context_) return cache;
   cache.owners_.assign(static_cast<size_t>(slots), TokenOwners(context_->size()));
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const arch::LayerSpec layer = arch::layer_spec(model_, static_cast<int>(i) + 1);
     const std::vector<arch::Branch> branches = arch::block_branches(model_, layer.index);
+    const program::CallId calls = program::call_of_layer(program::Purpose::kLayer, layer);
     for (size_t b = 0; b < branches.size(); ++b) {
-      if (!cache.blocks_[i][b].k.defined()) continue;
-      cache.blocks_[i][b].context = make_decode_context(*context_, program::call_of_layer(program::Purpose::kLayer, layer), branches[b].name);
+      nn::KvCacheLayer& of_branch = cache.blocks_[i][b];
+      if (of_branch.k.defined()) of_branch.context = make_decode_context(*context_, calls, branches[b].name);
+      if (of_branch.state.defined()) of_branch.pieces = parallel::make_piece_exchange(*context_, calls, branches[b].name);
     }
   }
   return cache;

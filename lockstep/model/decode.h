@@ -21,14 +21,17 @@
 namespace lockstep::model {
 
 // Keys and values of every block for the sequences of `slots` slots, each of its own length and at most `capacity` tokens; of those, where
-// the ranks of cp hold them in parts, the ones that this rank keeps.
+// the ranks of cp hold them in parts, the ones that this rank keeps. Of a state space the state behind the last token of each slot, whole on
+// every rank.
 class KvCache {
  public:
   int64_t slots() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t length(int64_t slot) const { return lengths_.at(static_cast<size_t>(slot)); }  // on all ranks together, as is capacity
   int64_t capacity() const { return capacity_; }
   int64_t bytes() const;  // on this rank
-  // Forgets the tokens of a slot from `length` on.
+  // A state cannot be taken back to fewer tokens, but to none.
+  bool can_truncate(int64_t slot, int64_t length) const;
+  // Forgets the tokens of a slot from `length` on. InternalError where can_truncate says no.
   void truncate(int64_t slot, int64_t length);
 
  private:
@@ -37,6 +40,7 @@ class KvCache {
   std::vector<std::vector<nn::KvCacheLayer>> blocks_;  // by branches
   std::vector<int64_t> lengths_;
   std::vector<TokenOwners> owners_{};  // by slot; none: all tokens are here
+  bool has_states_ = false;
   int64_t capacity_ = 0;
 };
 
@@ -51,7 +55,7 @@ class Decoder {
           parallel::ExpertGroup* experts = nullptr, parallel::ContextGroup* context = nullptr);
 
   // A cache on the parameters' device and in their dtype, of this rank's key/value heads and of its part of the tokens, capacity / cp and
-  // at most 2 more. capacity <= max_seq_len.
+  // at most 2 more; states in fp32, of this rank's heads. capacity <= max_seq_len.
   KvCache new_cache(int64_t slots, int64_t capacity) const;
 
   // Collective over all ranks: the same call with the same tokens on every rank, which all get all logits, over `context` the same bits.
@@ -59,7 +63,7 @@ class Decoder {
   // row's last token, fp32 [B, V]. In fp32 on the CPU with B <= nn::kFewRows and T = 1 a sequence's logits do not depend,
   // to the bit, on those beside it.
   // Over `context`, where all slots are empty and T is at least 2 cp, each rank runs a part of the tokens (data/token_split.h); else all
-  // of them run on every rank, each is kept on one, and queries see the tokens of all ranks.
+  // of them run on every rank, each is kept on one, and queries see the tokens of all ranks. A state goes on alike on every rank.
   at::Tensor append(const at::Tensor& tokens, std::span<const int64_t> slots, KvCache& cache);
 
  private:

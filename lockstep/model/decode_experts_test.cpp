@@ -10,6 +10,7 @@
 #include "support/model_parameters.h"
 #include "support/recompute.h"
 #include "support/run_ranks.h"
+#include "support/tensors.h"
 
 namespace lockstep::model {
 namespace {
@@ -25,6 +26,22 @@ arch::ModelConfig small_model(config::Router router) {
   model.kv_heads = 4;
   model.experts = {.count = 8, .per_token = 2, .ffn = 16, .shared = 1, .router = router, .dense_layers = {0}};
   return model;
+}
+
+// With every bias there is, and a clamp that some elements meet.
+arch::ModelConfig biased_model() {
+  arch::ModelConfig model = small_model(config::Router::kSoftmaxAfterTopk);
+  model.experts.shared = 0;
+  model.experts.logit_bias = model.experts.biases = true;
+  model.experts.clamp = 0.05;
+  return model;
+}
+
+// Biases begin as zeros. A rank's pieces of them are those of whole ones.
+void fill_biases(ModelParameters& parameters) {
+  for (const arch::ParamSpec& spec : parameters.table())
+    if (spec.name.ends_with(".bias"))
+      parameters.parameter(spec.name).value.copy_(testing::random(spec.name, spec.shape, 0.1).narrow(0, spec.local_offset[0], spec.local_shape[0]));
 }
 
 // A prompt, then token by token: a step has one row, so that all ranks but the first have none. Then another text beside it.
@@ -56,9 +73,10 @@ program::Layout layout_of(const arch::ModelConfig& model, int tp, int ep, int et
 }
 
 TEST(DecodeExperts, SharedOutOverRanksGiveTheLogitsOfOneRank) {
-  for (const config::Router router : {config::Router::kSoftmaxAfterTopk, config::Router::kSigmoid}) {
-    const arch::ModelConfig model = small_model(router);
+  using config::Router;
+  for (const arch::ModelConfig& model : {small_model(Router::kSoftmaxAfterTopk), small_model(Router::kSigmoid), biased_model()}) {
     ModelParameters all(model, 1);
+    fill_biases(all);
     Decoder alone(model, all);
     const std::vector<at::Tensor> expected = logits_of(model, alone);
     struct Degrees {
@@ -69,6 +87,7 @@ TEST(DecodeExperts, SharedOutOverRanksGiveTheLogitsOfOneRank) {
       const program::Layout layout = layout_of(model, tp, ep, etp);
       testing::run_ranks(tp, [&](comm::World& world) {
         ModelParameters parameters(model, 1, at::kFloat, layout.tensor_shard(world.rank()));
+        fill_biases(parameters);
         EXPECT_EQ(elements_of_experts(parameters) * layout.ep * layout.etp, elements_of_experts(all));
         const auto ranks = world.all_ranks("tp");
         const auto sharing = world.communicator(layout.mesh.group(world.rank(), layout.expert_ranks()), "ep");

@@ -13,6 +13,7 @@
 #include "lockstep/nn/experts.h"
 #include "support/model_parameters.h"
 #include "support/recompute.h"
+#include "support/tensors.h"
 
 namespace lockstep::model {
 namespace {
@@ -28,6 +29,21 @@ arch::ModelConfig model_of(config::Router router, double dropout = 0) {
   return model;
 }
 
+// With every bias there is, and a clamp that some elements meet.
+arch::ModelConfig biased_model(double dropout = 0) {
+  arch::ModelConfig model = model_of(config::Router::kSoftmaxAfterTopk, dropout);
+  model.experts.shared = 0;
+  model.experts.logit_bias = model.experts.biases = true;
+  model.experts.clamp = 0.05;
+  return model;
+}
+
+// Biases begin as zeros.
+void fill_biases(ModelParameters& parameters) {
+  for (const arch::ParamSpec& spec : parameters.table())
+    if (spec.name.ends_with(".bias")) parameters.parameter(spec.name).value.copy_(testing::random(spec.name, spec.local_shape, 0.1));
+}
+
 struct Outcome {
   double loss = 0;
   std::vector<std::vector<double>> loads;  // by layer
@@ -36,6 +52,7 @@ struct Outcome {
 
 Outcome train(const arch::ModelConfig& model, const config::MoeSection& moe, Recompute choice, WeightGradients when) {
   ModelParameters parameters(model, 1);
+  fill_biases(parameters);
   const auto layers = build_layers(model, parameters, {.seed = 1234, .moe = moe});
   Outcome outcome;
   for (int64_t i = 0; i < 2; ++i) {
@@ -51,22 +68,25 @@ Outcome train(const arch::ModelConfig& model, const config::MoeSection& moe, Rec
 
 TEST(Experts, RecomputationAndSplitBackwardChangeNoBit) {
   using config::Router;
+  std::vector<arch::ModelConfig> models = {biased_model(), biased_model(0.1)};
   for (const Router router : {Router::kSoftmaxAfterTopk, Router::kSoftmax, Router::kSigmoid, Router::kExpertChoice})
-    for (const double dropout : {0.0, 0.1}) {
-      const arch::ModelConfig model = model_of(router, dropout);
-      config::MoeSection moe{.z_coefficient = 0.01};
-      if (router == Router::kSoftmax) moe.capacity_factor = 1;
-      const Outcome expected = train(model, moe, Recompute::kNone, WeightGradients::kInB);
-      for (const Recompute choice : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
-        for (const WeightGradients when : {WeightGradients::kInB, WeightGradients::kAfterAllInputs}) {
-          SCOPED_TRACE(cat(static_cast<int>(router), " dropout ", dropout, " recompute ", static_cast<int>(choice)));
-          const Outcome outcome = train(model, moe, choice, when);
-          EXPECT_EQ(outcome.loss, expected.loss);
-          EXPECT_EQ(outcome.loads, expected.loads);
-          for (size_t i = 0; i < expected.gradients.size(); ++i)
-            EXPECT_TRUE(at::equal(outcome.gradients[i], expected.gradients[i])) << "gradient " << i;
-        }
-    }
+    for (const double dropout : {0.0, 0.1}) models.push_back(model_of(router, dropout));
+  for (const arch::ModelConfig& model : models) {
+    const Router router = model.experts.router;
+    const double dropout = model.dropout;
+    config::MoeSection moe{.z_coefficient = 0.01};
+    if (router == Router::kSoftmax) moe.capacity_factor = 1;
+    const Outcome expected = train(model, moe, Recompute::kNone, WeightGradients::kInB);
+    for (const Recompute choice : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
+      for (const WeightGradients when : {WeightGradients::kInB, WeightGradients::kAfterAllInputs}) {
+        SCOPED_TRACE(cat(static_cast<int>(router), " dropout ", dropout, " recompute ", static_cast<int>(choice)));
+        const Outcome outcome = train(model, moe, choice, when);
+        EXPECT_EQ(outcome.loss, expected.loss);
+        EXPECT_EQ(outcome.loads, expected.loads);
+        for (size_t i = 0; i < expected.gradients.size(); ++i)
+          EXPECT_TRUE(at::equal(outcome.gradients[i], expected.gradients[i])) << "gradient " << i;
+      }
+  }
 }
 
 // Embedding, a dense block, two of experts, head.
@@ -98,6 +118,7 @@ int run_in_parts(nn::DividedPass* pass, at::Tensor& tensor) {
 
 Outcome train_in_parts(const arch::ModelConfig& model, const config::MoeSection& moe) {
   ModelParameters parameters(model, 1);
+  fill_biases(parameters);
   const auto layers = build_layers(model, parameters, {.seed = 1234, .moe = moe});
   Outcome outcome;
   int divided = 0;
@@ -128,23 +149,24 @@ Outcome train_in_parts(const arch::ModelConfig& model, const config::MoeSection&
 
 TEST(Experts, PartsChangeNoBit) {
   using config::Router;
+  std::vector<arch::ModelConfig> models = {biased_model(), biased_model(0.1)};
   for (const Router router : {Router::kSoftmaxAfterTopk, Router::kSigmoid, Router::kExpertChoice})
-    for (const double dropout : {0.0, 0.1}) {
-      SCOPED_TRACE(cat(static_cast<int>(router), " dropout ", dropout));
-      const arch::ModelConfig model = model_of(router, dropout);
-      const config::MoeSection moe{.z_coefficient = 0.01};
-      const Outcome expected = train(model, moe, Recompute::kNone, WeightGradients::kInB), outcome = train_in_parts(model, moe);
-      EXPECT_EQ(outcome.loss, expected.loss);
-      EXPECT_EQ(outcome.loads, expected.loads);
-      for (size_t i = 0; i < expected.gradients.size(); ++i)
-        EXPECT_TRUE(at::equal(outcome.gradients[i], expected.gradients[i])) << "gradient " << i;
-    }
+    for (const double dropout : {0.0, 0.1}) models.push_back(model_of(router, dropout));
+  for (const arch::ModelConfig& model : models) {
+    SCOPED_TRACE(cat(static_cast<int>(model.experts.router), " dropout ", model.dropout, model.experts.biases ? " biased" : ""));
+    const config::MoeSection moe{.z_coefficient = 0.01};
+    const Outcome expected = train(model, moe, Recompute::kNone, WeightGradients::kInB), outcome = train_in_parts(model, moe);
+    EXPECT_EQ(outcome.loss, expected.loss);
+    EXPECT_EQ(outcome.loads, expected.loads);
+    for (size_t i = 0; i < expected.gradients.size(); ++i)
+      EXPECT_TRUE(at::equal(outcome.gradients[i], expected.gradients[i])) << "gradient " << i;
+  }
 }
 
 TEST(Experts, TokenByTokenGivesTheLogitsOfTheWholeText) {
-  for (const config::Router router : {config::Router::kSoftmaxAfterTopk, config::Router::kSigmoid}) {
-    const arch::ModelConfig model = model_of(router);
+  for (const arch::ModelConfig& model : {model_of(config::Router::kSoftmaxAfterTopk), model_of(config::Router::kSigmoid), biased_model()}) {
     ModelParameters parameters(model, 1);
+    fill_biases(parameters);
     Decoder decoder(model, parameters);
     const at::Tensor tokens = testing::random_microbatch(model, 2, 11).tokens;
     const std::vector<int64_t> slots = {1, 0};

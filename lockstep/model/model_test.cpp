@@ -11,9 +11,11 @@
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/relu.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/tril.h>
 #include <ATen/ops/triu.h>
 #include <gtest/gtest.h>
 
@@ -23,6 +25,7 @@
 #include "lockstep/base/random.h"
 #include "lockstep/base/text.h"
 #include "lockstep/model/decode.h"
+#include "lockstep/model/test_families.h"
 #include "lockstep/nn/dropout.h"
 #include "support/blocks.h"
 #include "support/model_parameters.h"
@@ -72,11 +75,11 @@ class Reference {
   const at::Tensor& gradient(const std::string& name) { return leaves_.at(name).grad(); }
 
   at::Tensor logits(const nn::Microbatch& m) {
-    at::Tensor x = at::embedding(leaves_.at("embed.tokens.weight"), m.tokens);
+    at::Tensor x = at::embedding(leaves_.at("embed.tokens.weight"), m.tokens) * model_.embedding_scale;
     if (model_.traits().learned_positions) x = x + leaves_.at("embed.positions.weight").narrow(0, 0, m.tokens.size(1));
     x = drop(x, m, "embed");
     for (int i = 0; i < model_.layers; ++i) x = block(x, m, i);
-    return at::linear(norm(x, "head.norm"), leaves_.at(model_.tied ? "embed.tokens.weight" : "head.weight"));
+    return at::linear(norm(x, "head.norm"), leaves_.at(model_.tied ? "embed.tokens.weight" : "head.weight")) * by_.logits;
   }
 
   double forward_backward(const nn::Microbatch& m) {
@@ -95,41 +98,52 @@ class Reference {
     const at::Tensor weight = leaves_.at(name + ".weight");
     if (model_.traits().layer_norm)
       return at::layer_norm(x, {x.size(-1)}, weight, leaves_.at(name + ".bias"), model_.norm_eps);
-    return x * at::rsqrt(x.square().mean(-1, true) + model_.norm_eps) * weight;
+    return x * at::rsqrt(x.square().mean(-1, true) + model_.norm_eps) * (model_.traits().norm_plus_one ? weight + 1 : weight);
+  }
+  // Of [B, S, heads, K].
+  at::Tensor heads_norm(const at::Tensor& x, const std::string& name) {
+    return model_.traits().whole_qk_norm ? norm(x.flatten(2), name).view(x.sizes()) : norm(x, name);
   }
   at::Tensor drop(const at::Tensor& x, const nn::Microbatch& m, const std::string& site) {
     if (model_.dropout == 0) return x;
     const nn::Dropout dropout({.probability = model_.dropout, .seed = kSeed, .site = site});
     return x * dropout.mask(m, x.sizes()) / (1 - model_.dropout);
   }
-  at::Tensor rotate(const at::Tensor& x) {  // [B, S, heads, K]
-    const int64_t half = model_.head_size / 2;
+  at::Tensor rotate(const at::Tensor& heads, double theta) {  // [B, S, heads, K]
+    const int64_t turned = model_.rotary_size > 0 ? model_.rotary_size : model_.head_size, half = turned / 2;
+    const at::Tensor x = heads.narrow(-1, 0, turned);
     at::Tensor angle = at::empty({x.size(1), 1, half}, at::kDouble);
     for (int64_t s = 0; s < x.size(1); ++s) {
       for (int64_t j = 0; j < half; ++j) {
         angle[s][0][j] =
-            static_cast<double>(s) * std::pow(model_.rope_theta, -static_cast<double>(j) / static_cast<double>(half));
+            static_cast<double>(s) * std::pow(theta, -static_cast<double>(j) / static_cast<double>(half));
       }
     }
     const at::Tensor cos = angle.cos().to(at::kFloat);
     const at::Tensor sin = angle.sin().to(at::kFloat);
     const at::Tensor a = x.narrow(-1, 0, half);
     const at::Tensor b = x.narrow(-1, half, half);
-    return at::cat({a * cos - b * sin, b * cos + a * sin}, -1);
+    return at::cat({a * cos - b * sin, b * cos + a * sin, heads.narrow(-1, turned, model_.head_size - turned)}, -1);
   }
-  at::Tensor attention(const at::Tensor& x, const std::string& name) {
+  at::Tensor attention(const arch::Branch& branch, const at::Tensor& x, const std::string& name) {
     const auto heads = [&](const char* part) {
-      return linear(x, name + part).view({x.size(0), x.size(1), -1, model_.head_size});
+      return linear(x * by_.attention_in, name + part).view({x.size(0), x.size(1), -1, model_.head_size});
     };
-    at::Tensor q = heads(".q"), k = heads(".k"), v = heads(".v");
-    if (model_.qk_norm) q = norm(q, name + ".q_norm"), k = norm(k, name + ".k_norm");
-    if (!model_.traits().learned_positions) q = rotate(q), k = rotate(k);
+    at::Tensor q = heads(".q"), k = heads(".k") * by_.key, v = heads(".v");
+    if (model_.qk_norm) q = heads_norm(q, name + ".q_norm"), k = heads_norm(k, name + ".k_norm");
+    const double theta = branch.rotation == arch::Rotation::kLocal ? model_.rope_local_theta : model_.rope_theta;
+    if (!model_.traits().learned_positions && branch.rotation != arch::Rotation::kNone) q = rotate(q, theta), k = rotate(k, theta);
     const int64_t group = model_.heads / model_.kv_heads;
     k = k.repeat_interleave(group, 2).permute({0, 2, 3, 1});
     v = v.repeat_interleave(group, 2).transpose(1, 2);
-    const at::Tensor scores = at::matmul(q.transpose(1, 2), k) / std::sqrt(static_cast<double>(model_.head_size));
-    const at::Tensor p = at::softmax(scores + at::full({x.size(1), x.size(1)}, -1e30).triu(1), -1);
-    return linear(at::matmul(p, v).transpose(1, 2).reshape({x.size(0), x.size(1), -1}), name + ".out");
+    const double scale = model_.attention_scale > 0 ? model_.attention_scale : 1 / std::sqrt(static_cast<double>(model_.head_size));
+    const int64_t length = x.size(1), window = branch.window.value_or(model_.sliding_window);
+    at::Tensor scores = at::matmul(q.transpose(1, 2), k) * scale + at::full({length, length}, -1e30).triu(1);
+    if (window > 0) scores = scores + at::full({length, length}, -1e30).tril(-window);
+    if (model_.attention_sinks)
+      scores = at::cat({scores, leaves_.at(name + ".sinks.weight").view({1, -1, 1, 1}).expand({x.size(0), model_.heads, length, 1})}, -1);
+    const at::Tensor p = at::softmax(scores, -1).narrow(-1, 0, length);
+    return linear(at::matmul(p, v).transpose(1, 2).reshape({x.size(0), x.size(1), -1}), name + ".out") * by_.attention_out;
   }
   at::Tensor block(at::Tensor x, const nn::Microbatch& m, int index) {
     at::Tensor y = x, read;  // y: x and all sums
@@ -144,15 +158,29 @@ class Reference {
   }
   at::Tensor inside(const arch::Branch& branch, const at::Tensor& x, const std::string& name) {
     if (branch.kind == "square") return linear(linear(x, name + ".in").square(), name + ".out");
-    return branch.kind == "mlp" ? mlp(x, name) : attention(x, name);
+    return branch.kind == "mlp" ? mlp(x, name) : attention(branch, x, name);
   }
   at::Tensor mlp(const at::Tensor& x, const std::string& name) {
     const at::Tensor up = linear(x, name + ".up");
-    const bool gated = model_.traits().gated_mlp;
-    return linear(gated ? at::silu(linear(x, name + ".gate")) * up : at::gelu(up, "tanh"), name + ".down");
+    const auto gate = [&] { return linear(x, name + ".gate") * by_.gate; };
+    using enum arch::Activation;
+    switch (model_.activation) {
+      case kGeluTanh:
+        return linear(at::gelu(up, "tanh"), name + ".down");
+      case kGelu:
+        return linear(at::gelu(up), name + ".down");
+      case kRelu2:
+        return linear(at::relu(up).square(), name + ".down");
+      case kSwiGlu:
+        return linear(at::silu(gate()) * up, name + ".down") * by_.down;
+      case kGeGlu:
+        return linear(at::gelu(gate(), "tanh") * up, name + ".down");
+    }
+    return {};
   }
 
   arch::ModelConfig model_;
+  const arch::Multipliers by_ = model_.multipliers;
   std::map<std::string, at::Tensor> leaves_;
 };
 
@@ -166,6 +194,9 @@ std::vector<arch::ModelConfig> with_other_blocks(std::vector<arch::ModelConfig> 
     models.push_back(testing::with_blocks(model_of(Family::kLlama, false), blocks));
     models.push_back(testing::with_blocks(model_of(Family::kGpt2, true, 0.2), blocks));
   }
+  for (const arch::ModelConfig& model : testing::further_families([](Family family) { return model_of(family, false, 0); })) models.push_back(model);
+  models.push_back(with_all_biases(models.back()));
+  models.back().dropout = 0.2;
   return models;
 }
 

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 #include "lockstep/parallel/expert/exchange.h"
 #include "lockstep/parallel/tensor/linear.h"
@@ -18,8 +19,9 @@ std::unique_ptr<nn::Embedding> PartsBuilder::embedding() {
   nn::Parameter positions;
   if (model_.traits().learned_positions) positions = source_.parameter("embed.positions.weight");
   const nn::Parameter tokens = source_.parameter("embed.tokens.weight");
-  if (!group()) return std::make_unique<nn::Embedding>(tokens, positions, dropout("embed"));
-  return std::make_unique<parallel::VocabParallelEmbedding>(tokens, positions, dropout("embed"), *group(), model_.vocab_size);
+  if (!group()) return std::make_unique<nn::Embedding>(tokens, positions, dropout("embed"), model_.embedding_scale);
+  return std::make_unique<parallel::VocabParallelEmbedding>(tokens, positions, dropout("embed"), *group(), model_.vocab_size,
+                                                            model_.embedding_scale);
 }
 
 std::unique_ptr<Block> PartsBuilder::block(int index) {
@@ -41,9 +43,9 @@ std::unique_ptr<Block> PartsBuilder::block(int index) {
 std::unique_ptr<nn::Head> PartsBuilder::head() {
   const nn::Parameter weight = source_.parameter(model_.tied ? "embed.tokens.weight" : "head.weight");
   const int64_t chunk_rows = arch::head_chunk_rows(model_.vocab_size, tensor_size());
-  if (!group()) return std::make_unique<nn::Head>(norm("head.norm"), weight, chunk_rows);
+  if (!group()) return std::make_unique<nn::Head>(norm("head.norm"), weight, chunk_rows, model_.multipliers.logits);
   return std::make_unique<parallel::VocabParallelHead>(norm("head.norm"), weight, chunk_rows, *group(),
-                                                       model_.vocab_size);
+                                                       model_.vocab_size, model_.multipliers.logits);
 }
 
 parallel::TensorGroup* PartsBuilder::group() const {
@@ -55,6 +57,7 @@ parallel::ContextGroup* PartsBuilder::context() const {
 }
 
 int PartsBuilder::tensor_size() const { return group() ? group()->size() : 1; }
+int PartsBuilder::tensor_rank() const { return group() ? group()->rank() : 0; }
 
 nn::Parameter PartsBuilder::parameter(const BranchPlace& place, std::string_view part) {
   return source_.parameter(cat(place.name, ".", part));
@@ -76,12 +79,12 @@ std::unique_ptr<nn::Linear> PartsBuilder::last_linear(const BranchPlace& place) 
   return linear<parallel::RowParallelLinear>(place, arch::branch_kind(place.spec.kind).linears(model_).last);
 }
 
-std::unique_ptr<nn::Linear> PartsBuilder::column_linear(const BranchPlace& place, std::string_view name) {
-  return linear<parallel::ColumnParallelLinear>(place, {.name = name});
+std::unique_ptr<nn::Linear> PartsBuilder::column_linear(const BranchPlace& place, std::string_view name, bool has_bias) {
+  return linear<parallel::ColumnParallelLinear>(place, {.name = name, .has_bias = has_bias});
 }
 
-std::unique_ptr<nn::Linear> PartsBuilder::row_linear(const BranchPlace& place, std::string_view name) {
-  return linear<parallel::RowParallelLinear>(place, {.name = name});
+std::unique_ptr<nn::Linear> PartsBuilder::row_linear(const BranchPlace& place, std::string_view name, bool has_bias) {
+  return linear<parallel::RowParallelLinear>(place, {.name = name, .has_bias = has_bias});
 }
 
 std::unique_ptr<nn::SharedRows> PartsBuilder::shared_rows(const BranchPlace& place, std::string_view name) {
@@ -101,7 +104,7 @@ std::unique_ptr<nn::ContextAttention> PartsBuilder::context_attention(const Bran
 std::unique_ptr<nn::Norm> PartsBuilder::norm(const std::string& name) {
   const nn::Parameter weight = source_.parameter(name + ".weight");
   const nn::Parameter bias = model_.traits().layer_norm ? source_.parameter(name + ".bias") : nn::Parameter();
-  return std::make_unique<nn::Norm>(weight, bias, model_.norm_eps);
+  return std::make_unique<nn::Norm>(weight, bias, model_.norm_eps, model_.traits().norm_plus_one);
 }
 
 nn::Dropout PartsBuilder::dropout(const std::string& site) const {
@@ -112,13 +115,15 @@ nn::Dropout PartsBuilder::dropout(const std::string& site) const {
 }
 
 std::optional<nn::Rotary> PartsBuilder::rotary(const BranchPlace& place) {
-  if (!model_.traits().learned_positions && !rotary_) {
-    const bool latent = place.spec.kind == arch::kLatentAttention;
-    const std::string first(latent ? "q_b" : arch::branch_kind(place.spec.kind).linears(model_).first.name);
-    rotary_.emplace(model_.max_seq_len, latent ? model_.latent.rope : model_.head_size, model_.rope_theta,
-                    parameter(place, first + ".weight").value.options(), model_.rope_scaling);
-  }
-  return rotary_;
+  const arch::Rotation rotation = place.spec.rotation;
+  if (model_.traits().learned_positions || rotation == arch::Rotation::kNone) return std::nullopt;
+  if (const auto found = rotary_.find(rotation); found != rotary_.end()) return found->second;
+  const bool latent = place.spec.kind == arch::kLatentAttention, local = rotation == arch::Rotation::kLocal;
+  LOCKSTEP_CHECK(!local || model_.rope_local_theta > 0, place.name, " turns by rope_local_theta = ", model_.rope_local_theta);
+  const std::string first(latent ? "q_b" : arch::branch_kind(place.spec.kind).linears(model_).first.name);
+  const nn::Rotary made(model_.max_seq_len, latent ? model_.latent.rope : model_.rotated(), local ? model_.rope_local_theta : model_.rope_theta,
+                        parameter(place, first + ".weight").value.options(), local ? arch::RopeScaling() : model_.rope_scaling);
+  return rotary_.emplace(rotation, made).first->second;
 }
 
 }  // namespace lockstep::model

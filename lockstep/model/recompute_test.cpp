@@ -4,6 +4,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/model/model.h"
+#include "lockstep/model/test_families.h"
 #include "support/blocks.h"
 #include "support/model_parameters.h"
 #include "support/recompute.h"
@@ -23,10 +24,13 @@ struct Case {
   int64_t batch = 3;
   int64_t seq = 7;
   std::vector<arch::BlockSpec> blocks{};
+  int further = -1;  // of testing::further_families
 };
 
 arch::ModelConfig model_of(const Case& c) {
-  return testing::with_blocks(testing::few_blocks(c.family, 3, c.dropout), c.blocks);
+  const auto base = [&](Family family) { return testing::few_blocks(family, 3, c.dropout); };
+  if (c.further >= 0) return testing::further_families(base)[static_cast<size_t>(c.further)];
+  return testing::with_blocks(base(c.family), c.blocks);
 }
 
 using Choices = std::vector<Recompute>;
@@ -56,6 +60,8 @@ Outcome train(const Case& c, const Choices& blocks, WeightGradients when) {
 std::vector<Case> with_other_blocks(std::vector<Case> cases) {
   for (const auto& blocks : testing::other_blocks())
     for (const Family family : {Family::kGpt2, Family::kQwen3}) cases.push_back({.family = family, .dropout = 0.1, .blocks = blocks});
+  for (int further = 0; further < 6; ++further)
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) cases.push_back({.dtype = dtype, .dropout = 0.1, .further = further});
   return cases;
 }
 
@@ -83,7 +89,7 @@ TEST(Recompute, GradientsHaveTheSameBits) {
     for (const WeightGradients when : {WeightGradients::kInB, WeightGradients::kAfterAllInputs}) {
       const Outcome expected = train(c, {}, when);
       for (size_t choice = 0; choice < kChoices.size(); ++choice) {
-        SCOPED_TRACE(cat(arch::family_name(c.family), " ", c.dtype, " dropout ", c.dropout, " S ", c.seq, " choice ",
+        SCOPED_TRACE(cat(arch::family_name(model_of(c).family), " ", c.dtype, " dropout ", c.dropout, " S ", c.seq, " choice ",
                          choice, when == WeightGradients::kInB ? "" : " I and W apart"));
         const Outcome outcome = train(c, kChoices[choice], when);
         EXPECT_EQ(outcome.loss, expected.loss);

@@ -1,6 +1,7 @@
 #include "lockstep/nn/attention.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
@@ -11,13 +12,15 @@
 namespace lockstep::nn {
 
 Attention::Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary,
-                     std::unique_ptr<Linear> out, std::unique_ptr<HeadNorm> head_norm, std::unique_ptr<ContextAttention> context)
+                     std::unique_ptr<Linear> out, std::unique_ptr<QueryKeyNorm> norm, std::unique_ptr<ContextAttention> context,
+                     Parameter sinks)
     : shape_(shape),
       qkv_(std::move(qkv)),
       rotary_(std::move(rotary)),
       out_(std::move(out)),
-      head_norm_(std::move(head_norm)),
-      context_(std::move(context)) {}
+      norm_(std::move(norm)),
+      context_(std::move(context)),
+      sinks_(std::move(sinks)) {}
 
 at::Tensor Attention::forward(const at::Tensor& x, Branch::Saved* saved, const Sequences& sequences) {
   auto* kept = static_cast<Saved*>(saved);
@@ -40,14 +43,14 @@ at::Tensor Attention::mix(const at::Tensor& projected, Saved* saved, const Seque
 at::Tensor Attention::core_forward(const Heads& heads, const TokenPlaces* places, Saved* saved) {
   if (context_) {
     LOCKSTEP_CHECK(places, "parts of sequences without the places of their tokens");
-    return context_->forward({.q = heads.q, .k = heads.k, .v = heads.v}, *places, {.window = shape_.window}, saved ? &saved->context : nullptr);
+    return context_->forward({.q = heads.q, .k = heads.k, .v = heads.v}, *places, options(), saved ? &saved->context : nullptr);
   }
   const at::Tensor q = heads.q.transpose(1, 2), k = heads.k.transpose(1, 2), v = heads.v.transpose(1, 2);
   AttentionCoreSaved* const kept = saved ? &saved->core : nullptr;
-  if (places) return attention_core_forward(q, k, v, spans_of(*places, 0, shape_.window), kept);
-  if (shape_.window > 0 && shape_.window < q.size(2))
-    return attention_core_forward(q, k, v, spans_in_window(q.size(0), q.size(2), shape_.window), kept);
-  return attention_core_forward(q, k, v, /*causal=*/true, kept);
+  const auto in_spans = [&](const KeySpans& spans) { return attention_core_forward(q, k, v, spans, kept, shape_.scale, sinks_.value); };
+  if (places) return in_spans(spans_of(*places, 0, shape_.window));
+  if (shape_.window > 0 && shape_.window < q.size(2)) return in_spans(spans_in_window(q.size(0), q.size(2), shape_.window));
+  return attention_core_forward(q, k, v, /*causal=*/true, kept, shape_.scale, sinks_.value);
 }
 
 void Attention::recompute(const at::Tensor& x, Branch::Saved& saved, const Sequences& sequences) {
@@ -69,28 +72,30 @@ at::Tensor Attention::core_backward(const at::Tensor& dy, Saved& saved) {
   at::Tensor dprojected = std::exchange(saved.projected, {});
   const auto [q, k, v] = split(dprojected);
   const at::Tensor dmixed = out_->backward_input(dy, saved.out).view({q.size(0), q.size(1), -1});
+  if (sinks_.value.defined()) saved.dsinks = at::zeros({shape_.heads}, dmixed.options().dtype(at::kFloat));
+  const AttentionCoreGrads grads{.dq = q, .dk = k, .dv = v, .dsinks = saved.dsinks};
   if (saved.context)
-    context_->backward(dmixed, std::exchange(saved.context, {}), {.dq = q, .dk = k, .dv = v});
+    context_->backward(dmixed, std::exchange(saved.context, {}), grads);
   else
-    attention_core_backward(dmixed, saved.core, {.dq = q, .dk = k, .dv = v});
+    attention_core_backward(dmixed, saved.core, grads);
   if (rotary_ && saved.places) rotary_->apply_inverse(rotated(dprojected), saved.places->positions);
   if (rotary_ && !saved.places) rotary_->apply_inverse(rotated(dprojected));
-  if (head_norm_) head_norm_->backward_input(q, k, saved.head_norm);
+  if (norm_) norm_->backward_input(q, k, saved.norm);
   return dprojected;
 }
 
 void Attention::forget(Branch::Saved& saved) {
   auto& kept = static_cast<Saved&>(saved);
   kept.qkv.x.reset();
-  if (!head_norm_) return;  // what was only rotated stays so
+  if (!norm_) return;  // what was only rotated stays so
   const auto [q, k, v] = split(kept.projected);
-  head_norm_->forget(q, k, kept.head_norm);
+  norm_->forget(q, k, kept.norm);
 }
 
 void Attention::restore(const at::Tensor& x, Branch::Saved& saved) {
   auto& kept = static_cast<Saved&>(saved);
   kept.qkv.x = x;
-  if (head_norm_) place(kept.projected, kept.places, &kept);
+  if (norm_) place(kept.projected, kept.places, &kept);
 }
 
 void Attention::place(const at::Tensor& projected, const TokenPlaces* places, Saved* saved) {
@@ -100,15 +105,16 @@ void Attention::place(const at::Tensor& projected, const TokenPlaces* places, Sa
 }
 
 void Attention::normalise(const at::Tensor& projected, Saved* saved) {
-  if (!head_norm_) return;
+  if (!norm_) return;
   const auto [q, k, v] = split(projected);
-  head_norm_->forward(q, k, saved ? &saved->head_norm : nullptr);
+  norm_->forward(q, k, saved ? &saved->norm : nullptr);
 }
 
 void Attention::backward_weight(Branch::Saved& saved) {
   auto& kept = static_cast<Saved&>(saved);
   out_->backward_weight(kept.out);
-  if (head_norm_) head_norm_->backward_weight(kept.head_norm);
+  if (norm_) norm_->backward_weight(kept.norm);
+  if (kept.dsinks.defined()) sinks_.grad.add_(std::exchange(kept.dsinks, {}));
   qkv_->backward_weight(kept.qkv);
 }
 
@@ -130,9 +136,9 @@ at::Tensor Attention::decode(const at::Tensor& x, const KvCacheLayer& cache, std
   append_to_cache(heads.k, heads.v, cache, spans);
   at::Tensor mixed;
   if (!are_prompts(spans))
-    mixed = attention_decode(heads.q, cache, spans, {.window = shape_.window});
+    mixed = attention_decode(heads.q, cache, spans, options());
   else if (const TokenPlaces* cut = cut_places(spans))
-    mixed = cache.context->prompts().forward({.q = heads.q, .k = heads.k, .v = heads.v}, *cut, {.window = shape_.window}, nullptr);
+    mixed = cache.context->prompts().forward({.q = heads.q, .k = heads.k, .v = heads.v}, *cut, options(), nullptr);
   else
     mixed = core_forward(heads, nullptr, nullptr);
   return out_->forward(mixed, nullptr);

@@ -1,4 +1,4 @@
-// Causal self-attention with its two projections; grouped key/value heads, a sliding window and rotary positions where the model has
+// Causal self-attention with its two projections; grouped key/value heads, a sliding window, sinks and rotary positions where the model has
 // them. Tokens stand where Sequences::places says, and see what it says.
 #pragma once
 
@@ -24,21 +24,23 @@ class Attention : public Branch {
     int64_t kv_heads = 0;  // KV, divides H
     int64_t head_size = 0;
     int64_t window = 0;    // tokens that a query sees, itself included; 0: all before it
+    double scale = 0;      // of scores; 0: 1 / sqrt(head_size)
   };
   struct Saved : Branch::Saved {
     Linear::Saved qkv;
     at::Tensor projected;     // [B, S, (H + 2 KV) K]: q | k | v, rotated. Backward overwrites it with its gradient.
-    HeadNorm::Saved head_norm;
+    QueryKeyNorm::Saved norm;
     AttentionCoreSaved core;  // views of `projected`, and the output that `out` keeps as its x
     std::unique_ptr<ContextAttention::Saved> context;  // in the place of `core` where others have tokens of the sequences
     const TokenPlaces* places = nullptr;
+    at::Tensor dsinks;  // [H] fp32: from backward_input, for W
     Linear::Saved out;
   };
 
-  // qkv: [D] -> [(H + 2 KV) K]; out: [H K] -> [D]; no rotary: positions enter elsewhere; head_norm: null = none. context: who
-  // brings tokens of the same sequences together; null: all are here.
+  // qkv: [D] -> [(H + 2 KV) K]; out: [H K] -> [D]; no rotary: positions enter elsewhere; norm: null = none. context: who
+  // brings tokens of the same sequences together; null: all are here. sinks [H]: a score that every query sees; undefined: none.
   Attention(Shape shape, std::unique_ptr<Linear> qkv, std::optional<Rotary> rotary, std::unique_ptr<Linear> out,
-            std::unique_ptr<HeadNorm> head_norm = nullptr, std::unique_ptr<ContextAttention> context = nullptr);
+            std::unique_ptr<QueryKeyNorm> norm = nullptr, std::unique_ptr<ContextAttention> context = nullptr, Parameter sinks = {});
 
   std::unique_ptr<Branch::Saved> new_saved() const override { return std::make_unique<Saved>(); }
   using Branch::forward;
@@ -64,6 +66,7 @@ class Attention : public Branch {
   Heads split(const at::Tensor& projected) const;
   at::Tensor project(const at::Tensor& x, Saved* saved, const Sequences& sequences);
   at::Tensor mix(const at::Tensor& projected, Saved* saved, const Sequences& sequences);  // what `out` takes
+  ContextAttention::Options options() const { return {.scale = shape_.scale, .window = shape_.window, .sinks = sinks_.value}; }
   at::Tensor core_forward(const Heads& heads, const TokenPlaces* places, Saved* saved);
   at::Tensor rotated(const at::Tensor& projected) const;  // the part rotary positions act on: q | k as one view
   // Of query and key heads, in place: their norms, then the rotation, each where the model has it.
@@ -75,8 +78,9 @@ class Attention : public Branch {
   std::unique_ptr<Linear> qkv_;
   std::optional<Rotary> rotary_;
   std::unique_ptr<Linear> out_;
-  std::unique_ptr<HeadNorm> head_norm_;
+  std::unique_ptr<QueryKeyNorm> norm_;
   std::unique_ptr<ContextAttention> context_;
+  Parameter sinks_;
 };
 
 }  // namespace lockstep::nn

@@ -12,6 +12,7 @@
 #include "lockstep/nn/attention_cpu.h"
 #include "lockstep/nn/attention_cpu_spans.h"
 #include "lockstep/nn/attention_heads.h"
+#include "lockstep/nn/attention_sinks.h"
 #include "lockstep/nn/attention_spans_device.h"
 
 namespace lockstep::nn {
@@ -42,14 +43,18 @@ void spans_backward(const at::Tensor& dout, const AttentionCoreSaved& s, const A
   grads.dv.copy_(made.dv.transpose(1, 2));
 }
 
+// Kernels of a GPU pad logsumexp.
+at::Tensor logsumexp_of(const AttentionCoreSaved& s) { return s.logsumexp.narrow(2, 0, s.q.size(2)); }
+
 }  // namespace
 
 at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                                  AttentionCoreSaved* saved, double scale) {
+                                  AttentionCoreSaved* saved, double scale, const at::Tensor& sinks) {
   LOCKSTEP_CHECK(causal || (scale == 0 && v.size(3) == q.size(3)), "values of ", v.size(3), " or scores scaled by ", scale);
   LOCKSTEP_CHECK(!causal || q.size(2) == k.size(2), "causal attention of ", q.size(2), " queries to ", k.size(2),
                  " keys");
-  AttentionCoreSaved kept{.q = q, .k = k, .v = v, .out = {}, .logsumexp = {}, .rng_state = {}, .rng_unused = {}, .scale = scale};
+  AttentionCoreSaved kept{.q = q, .k = k, .v = v, .out = {}, .logsumexp = {}, .rng_state = {}, .rng_unused = {}, .scale = scale,
+                          .spans = {}, .sinks = sinks};
   const Padded padded = padding_of(q, v);
   switch (kernel_for(q, causal)) {
     case Kernel::kCpuCausal: {
@@ -73,30 +78,35 @@ at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, cons
     case Kernel::kCudaEfficient:  // repeated heads are made again in backward rather than kept
       std::tie(kept.out, kept.logsumexp, kept.rng_state, kept.rng_unused) = at::_scaled_dot_product_efficient_attention(
           padded(q), padded(repeat_heads(k, q.size(1))), padded(repeat_heads(v, q.size(1))), std::nullopt,
-          /*compute_log_sumexp=*/saved != nullptr, 0.0, causal, scale_of(q, scale));
+          /*compute_log_sumexp=*/saved != nullptr || sinks.defined(), 0.0, causal, scale_of(q, scale));
       kept.out = kept.out.narrow(-1, 0, v.size(-1));
       break;
   }
   // The kernels lay their output out as [B, S, H, K]: a view. Of widened heads it is a copy, which alone is kept.
   const at::Tensor out = kept.out.transpose(1, 2).reshape({q.size(0), q.size(2), -1});
-  kept.out = out.view({q.size(0), q.size(2), q.size(1), v.size(3)}).transpose(1, 2);
+  const at::Tensor by_head = out.view({q.size(0), q.size(2), q.size(1), v.size(3)});
+  kept.out = by_head.transpose(1, 2);
+  if (sinks.defined()) apply_sinks(sinks, by_head, logsumexp_of(kept));
   if (saved) *saved = std::move(kept);
   return out;
 }
 
 at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpans& spans,
-                                  AttentionCoreSaved* saved, double scale) {
+                                  AttentionCoreSaved* saved, double scale, const at::Tensor& sinks) {
   const AttentionRectangle rectangle{.q = q, .k = k, .v = v, .spans = spans, .scale = scale};
   const AttentionResult result = q.is_cuda() ? attend_alone_device(rectangle) : attend_alone_cpu(rectangle);
+  if (sinks.defined()) apply_sinks(sinks, result.out, result.logsumexp);
   if (saved)
     *saved = {.q = q, .k = k, .v = v, .out = result.out.transpose(1, 2), .logsumexp = result.logsumexp, .rng_state = {}, .rng_unused = {},
-              .scale = scale, .spans = spans};
+              .scale = scale, .spans = spans, .sinks = sinks};
   return result.out.view({q.size(0), q.size(2), q.size(1) * v.size(3)});
 }
 
 void attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved, const AttentionCoreGrads& grads) {
   const AttentionCoreSaved s = std::exchange(saved, {});
   const at::Tensor by_head = dout.view({s.q.size(0), s.q.size(2), s.q.size(1), s.v.size(3)});
+  LOCKSTEP_CHECK(s.sinks.defined() == grads.dsinks.defined(), "sinks without their gradient, or that of none");
+  if (s.sinks.defined()) add_sinks_gradient(s.sinks, by_head, s.out.transpose(1, 2), logsumexp_of(s), grads.dsinks);
   if (s.spans.first.defined()) return spans_backward(by_head, s, grads);
   const at::Tensor d = by_head.transpose(1, 2);
   const Padded padded = padding_of(s.q, s.v);

@@ -20,20 +20,23 @@ struct AttentionCoreSaved {
   at::Tensor rng_unused;
   double scale = 0;      // as given
   KeySpans spans{};      // what each query sees; undefined: causal
+  at::Tensor sinks{};    // as given; `out` and `logsumexp` are with them
 };
 
 // [B, S, heads, K] each. May be views of the memory of q, k and v.
 struct AttentionCoreGrads {
   at::Tensor dq, dk, dv;
+  at::Tensor dsinks{};  // [H] fp32, added to; where there are sinks
 };
 
 // q [B, H, Sq, K], k [B, KV, Skv, K], v [B, KV, Skv, V] -> [B, Sq, H * V] contiguous. Causal attention requires Sq = Skv, and what is
-// not causal V = K. `scale`: of scores; 0: 1 / sqrt(K).
+// not causal V = K. `scale`: of scores; 0: 1 / sqrt(K). `sinks` [H], in fp32 or the dtype of q: a further score of every query, which has no
+// value (attention_sinks.h); undefined: none.
 at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                                  AttentionCoreSaved* saved, double scale = 0);
+                                  AttentionCoreSaved* saved, double scale = 0, const at::Tensor& sinks = {});
 // The same where each query sees an interval of the keys: documents, windows, any Sq and Skv. A query that sees none gets zeros.
 at::Tensor attention_core_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const KeySpans& spans,
-                                  AttentionCoreSaved* saved, double scale = 0);
+                                  AttentionCoreSaved* saved, double scale = 0, const at::Tensor& sinks = {});
 
 // Backward of the causal form and of that with spans: dout [B, Sq, H * V] contiguous; writes to `grads`. Releases everything in `saved`.
 void attention_core_backward(const at::Tensor& dout, AttentionCoreSaved& saved, const AttentionCoreGrads& grads);

@@ -1,9 +1,12 @@
 #include "lockstep/nn/attention_decode.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/logaddexp.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
@@ -38,6 +41,7 @@ struct Group {
   float scale;
   float* logsumexp = nullptr;  // of scores, [heads] at distances of `stride`; null: not wanted
   int64_t stride = 0;
+  const float* sinks = nullptr;  // [heads]; null: none
 };
 
 template <typename T>
@@ -72,6 +76,11 @@ LOCKSTEP_INLINE Weights softmax_weights(float* scores, int64_t length) {
   return {.largest = most, .total = vec::sum(total)};
 }
 
+LOCKSTEP_INLINE float with_sink(float logsumexp, float sink) {
+  const float most = std::max(logsumexp, sink);
+  return most + std::log1p(std::exp(std::min(logsumexp, sink) - most));
+}
+
 template <typename T, typename Out>
 LOCKSTEP_INLINE void attend(const Group<T, Out>& g) {
   const float scale = g.scale;
@@ -81,7 +90,13 @@ LOCKSTEP_INLINE void attend(const Group<T, Out>& g) {
   for (int64_t head = 0; head < g.heads; ++head) {
     float* const weights = g.scores + head * g.length;
     const auto [largest, total] = softmax_weights(weights, g.length);
-    if (g.logsumexp) g.logsumexp[head * g.stride] = largest + std::log(total);
+    float share = 1.0f / total, sum = largest + std::log(total);
+    if (g.sinks) {
+      const float before = sum;
+      sum = with_sink(before, g.sinks[head]);
+      share *= std::exp(before - sum);
+    }
+    if (g.logsumexp) g.logsumexp[head * g.stride] = sum;
     constexpr int64_t kStrip = 4 * kLanes;
     for (int64_t first = 0; first < g.size; first += kStrip) {
       Floats sums[4]{};
@@ -95,7 +110,7 @@ LOCKSTEP_INLINE void attend(const Group<T, Out>& g) {
       }
       for (int64_t i = 0; i < 4 && first + i * kLanes < g.size; ++i) {
         const int64_t at = first + i * kLanes;
-        vec::store(g.out + head * g.size + at, g.size - at, sums[i] * (1.0f / total));
+        vec::store(g.out + head * g.size + at, g.size - at, sums[i] * share);
       }
     }
   }
@@ -118,19 +133,28 @@ Seen seen_by(const CacheSpan& span, int64_t t, int64_t window) {
   return {.first = first, .count = before(own + 1) - first};
 }
 
+// Whether the first token of the sequence is here, and so its sinks are.
+bool holds_first(const CacheSpan& span) { return !span.part || (!span.part->here->empty() && span.part->here->front() == 0); }
+
 // `logsumexp` undefined: not wanted.
 template <typename T, typename Out>
 void attention_decode_cpu(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans, const DecodeOptions& options,
                           const at::Tensor& out, const at::Tensor& logsumexp) {
   const int64_t seq = q.size(1), size = q.size(3), kv_heads = cache.k.size(1), group = q.size(2) / kv_heads;
   const float scale = options.scale > 0 ? static_cast<float>(options.scale) : 1.0f / std::sqrt(static_cast<float>(size));
+  const at::Tensor sinks = options.sinks.defined() ? options.sinks.to(at::kFloat) : at::Tensor();
   at::parallel_for(0, q.size(0) * seq * kv_heads, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> scores;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t head = i % kv_heads, t = i / kv_heads % seq, b = i / kv_heads / seq;
       const CacheSpan& span = spans[static_cast<size_t>(b)];
       const auto [first, length] = seen_by(span, t, options.window);
-      if (length == 0) continue;
+      const float* const sink = sinks.defined() && holds_first(span) ? sinks.const_data_ptr<float>() + head * group : nullptr;
+      float* const sums = logsumexp.defined() ? logsumexp.data_ptr<float>() + (b * q.size(2) + head * group) * seq + t : nullptr;
+      if (length == 0) {
+        for (int64_t h = 0; sink && sums && h < group; ++h) sums[h * seq] = sink[h];
+        continue;
+      }
       if (static_cast<int64_t>(scores.size()) < group * length) scores.resize(static_cast<size_t>(group * length));
       const int64_t offset = span.slot * cache.k.stride(0) + head * cache.k.stride(1) + first * size;
       attend_to(Group<T, Out>{
@@ -143,8 +167,9 @@ void attention_decode_cpu(const at::Tensor& q, const KvCacheLayer& cache, std::s
                  .length = length,
                  .size = size,
                  .scale = scale,
-                 .logsumexp = logsumexp.defined() ? logsumexp.data_ptr<float>() + (b * q.size(2) + head * group) * seq + t : nullptr,
-                 .stride = seq});
+                 .logsumexp = sums,
+                 .stride = seq,
+                 .sinks = sink});
     }
   });
 }
@@ -173,12 +198,15 @@ void attention_here_by_token(const at::Tensor& q, const KvCacheLayer& cache, std
     const int64_t b = i / q.size(1), t = i % q.size(1);
     const CacheSpan& span = spans[static_cast<size_t>(b)];
     const auto [first, count] = seen_by(span, t, options.window);
+    if (options.sinks.defined() && holds_first(span)) sums.logsumexp[b].select(1, t).copy_(options.sinks);
     if (count == 0) continue;
     const auto seen = [&, first = first, count = count](const at::Tensor& x) { return x[span.slot].narrow(1, first, count); };  // [KV, L, K]
     const at::Tensor query = q[b][t].reshape({kv_heads, -1, q.size(3)});
     const at::Tensor scores = at::matmul(query, seen(cache.k).transpose(1, 2)).to(at::kFloat).mul_(scale);  // [KV, H / KV, L]
-    sums.logsumexp[b].select(1, t).copy_(at::logsumexp(scores, -1).view({-1}));
-    sums.out[b][t].copy_(at::matmul(at::softmax(scores, -1).to(q.scalar_type()), seen(cache.v)).flatten(0, 1));
+    const at::Tensor all = at::logaddexp(sums.logsumexp[b].select(1, t).view(scores.sizes().slice(0, 2)), at::logsumexp(scores, -1));
+    sums.logsumexp[b].select(1, t).copy_(all.view({-1}));
+    const at::Tensor weights = options.sinks.defined() ? at::exp(scores - all.unsqueeze(-1)) : at::softmax(scores, -1);
+    sums.out[b][t].copy_(at::matmul(weights.to(q.scalar_type()), seen(cache.v)).flatten(0, 1));
   }
 }
 
@@ -192,10 +220,9 @@ void check_layout(const at::Tensor& q, const KvCacheLayer& cache, std::span<cons
 at::Tensor attention_decode(const at::Tensor& q, const KvCacheLayer& cache, std::span<const CacheSpan> spans, const DecodeOptions& options) {
   if (cache.context) return cache.context->merge(attention_decode_here(q, cache, spans, options)).to(q.scalar_type());
   check_layout(q, cache, spans);
-  if (!q.is_cpu()) {
-    LOCKSTEP_CHECK(options.scale == 0, "scores scaled by ", options.scale);
-    return attention_decode_by_token(q, cache, spans, options.window);
-  }
+  if (!q.is_cpu() && (options.scale > 0 || options.sinks.defined()))
+    return attention_decode_here(q, cache, spans, options).out.to(q.scalar_type()).view({q.size(0), q.size(1), -1});
+  if (!q.is_cpu()) return attention_decode_by_token(q, cache, spans, options.window);
   at::Tensor out = at::empty({q.size(0), q.size(1), q.size(2) * q.size(3)}, q.options());
   if (q.scalar_type() == at::kFloat)
     attention_decode_cpu<float, float>(q, cache, spans, options, out, {});

@@ -49,12 +49,14 @@ struct Case {
   int64_t size;
   double scale = 0;
   int64_t window = 0;
+  bool sinks = false;
 };
 
 class DecodeHere : public ::testing::TestWithParam<Case> {};
 
 TEST_P(DecodeHere, PartsMakeTheWhole) {
-  const auto [dtype, size, scale, window] = GetParam();
+  const auto [dtype, size, scale, window, with_sinks] = GetParam();
+  const at::Tensor sinks = with_sinks ? testing::random("sinks", {kHeads}).to(dtype) : at::Tensor();
   int made = 0;
   const auto random = [&made, size = size, dtype = dtype](int64_t heads, int64_t tokens) {
     return testing::random(cat("tensor ", ++made), {1, tokens, heads, size}).to(dtype);
@@ -85,7 +87,7 @@ TEST_P(DecodeHere, PartsMakeTheWhole) {
       return at::cat({of[0].narrow(1, kStarts[0], kNew), of[1].narrow(1, kStarts[1], kNew)});
     };
     append_to_cache(new_ones(keys), new_ones(values), cache, spans);
-    const SeenSums sums = attention_decode_here(at::cat(queries), cache, spans, {.scale = scale, .window = window});
+    const SeenSums sums = attention_decode_here(at::cat(queries), cache, spans, {.scale = scale, .window = window, .sinks = sinks});
     EXPECT_EQ(sums.out.scalar_type(), at::kFloat);
     outs.push_back(sums.out.to(at::kDouble));
     logsumexps.push_back(sums.logsumexp.to(at::kDouble).transpose(1, 2).unsqueeze(3));
@@ -98,16 +100,18 @@ TEST_P(DecodeHere, PartsMakeTheWhole) {
     };
     for (int64_t t = 0; t < kNew; ++t) {
       const int64_t last = kStarts[b] + t + 1, seen = window > 0 ? std::min(window, last) : last, first = last - seen;
-      const at::Tensor scores = at::matmul(of_heads(queries).narrow(1, t, 1), of_heads(keys).narrow(1, first, seen).transpose(1, 2))
+      at::Tensor scores = at::matmul(of_heads(queries).narrow(1, t, 1), of_heads(keys).narrow(1, first, seen).transpose(1, 2))
                                     .mul(scale > 0 ? scale : 1 / std::sqrt(static_cast<double>(size)));  // [H, 1, seen]
-      expect_close(out[b][t], at::matmul(at::softmax(scores, -1), of_heads(values).narrow(1, first, seen)).squeeze(1), "out");
+      if (with_sinks) scores = at::cat({scores, sinks.to(at::kDouble).view({kHeads, 1, 1})}, -1);
+      expect_close(out[b][t], at::matmul(at::softmax(scores, -1).narrow(-1, 0, seen), of_heads(values).narrow(1, first, seen)).squeeze(1), "out");
       expect_close(logsumexp[b][t].squeeze(1), at::logsumexp(scores, -1).squeeze(1), "logsumexp");
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DecodeHere,
-                         ::testing::Values(Case{at::kFloat, 6}, Case{at::kFloat, 40, 0.3}, Case{at::kBFloat16, 16}, Case{at::kFloat, 8, 0, 4}));
+                         ::testing::Values(Case{at::kFloat, 6}, Case{at::kFloat, 40, 0.3}, Case{at::kBFloat16, 16}, Case{at::kFloat, 8, 0, 4},
+                                           Case{at::kFloat, 8, 0, 0, true}, Case{at::kFloat, 8, 0.3, 3, true}));
 
 }  // namespace
 }  // namespace lockstep::nn

@@ -34,17 +34,23 @@ struct Case {
   at::ScalarType dtype = at::kFloat;
   double bound = 1e-5;
   int64_t window = 0;
+  int64_t turned = 0;  // elements of a head; 0: all
+  double scale = 0;
+  bool sinks = false;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "B" << c.batch << " S" << c.seq << " D" << c.hidden << " H" << c.heads << " KV" << c.kv_heads << " K"
-             << c.head_size << (c.rotary ? " rotary " : " ") << c.dtype << " window " << c.window;
+             << c.head_size << (c.rotary ? " rotary " : " ") << c.dtype << " window " << c.window << " turned "
+             << c.turned << " scale " << c.scale << (c.sinks ? " sinks" : "");
 }
 
 constexpr double kTheta = 1000;
 
-// x [B, S, heads, K], rotate-half, out of place.
-at::Tensor rotate(const at::Tensor& x) {
+// x [B, S, heads, K], rotate-half of the first `turned` elements, out of place.
+at::Tensor rotate(const at::Tensor& x, int64_t turned) {
+  if (turned > 0 && turned < x.size(-1))
+    return at::cat({rotate(x.narrow(-1, 0, turned), 0), x.narrow(-1, turned, x.size(-1) - turned)}, -1);
   const int64_t half = x.size(-1) / 2;
   at::Tensor cos = at::empty({x.size(1), 1, half});
   at::Tensor sin = at::empty({x.size(1), 1, half});
@@ -66,14 +72,15 @@ at::Tensor reference(const at::Tensor& x, const std::vector<at::Tensor>& p, cons
   at::Tensor q = projected.narrow(2, 0, c.heads);
   at::Tensor k = projected.narrow(2, c.heads, c.kv_heads);
   at::Tensor v = projected.narrow(2, c.heads + c.kv_heads, c.kv_heads);
-  if (c.rotary) q = rotate(q), k = rotate(k);
+  if (c.rotary) q = rotate(q, c.turned), k = rotate(k, c.turned);
   k = k.repeat_interleave(c.heads / c.kv_heads, 2);
   v = v.repeat_interleave(c.heads / c.kv_heads, 2);
   at::Tensor scores =
-      at::matmul(q.transpose(1, 2), k.permute({0, 2, 3, 1})) / std::sqrt(static_cast<double>(c.head_size));
+      at::matmul(q.transpose(1, 2), k.permute({0, 2, 3, 1})) * (c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.head_size)));
   scores = scores + at::full({c.seq, c.seq}, -1e30).triu(1);
   if (c.window > 0) scores = scores + at::full({c.seq, c.seq}, -1e30).tril(-c.window);
-  const at::Tensor mixed = at::matmul(at::softmax(scores, -1), v.transpose(1, 2)).transpose(1, 2);
+  if (c.sinks) scores = at::cat({scores, p[4].view({1, -1, 1, 1}).expand({c.batch, c.heads, c.seq, 1})}, -1);
+  const at::Tensor mixed = at::matmul(at::softmax(scores, -1).narrow(-1, 0, c.seq), v.transpose(1, 2)).transpose(1, 2);
   return at::linear(mixed.reshape({c.batch, c.seq, -1}), p[2], p[3]);
 }
 
@@ -83,12 +90,13 @@ struct Twin {
     parameters = {parameter("wqkv", {width, c.hidden}, 0.4, c.dtype), parameter("bqkv", {width}, 0.4, c.dtype),
                   parameter("wo", {c.hidden, c.heads * c.head_size}, 0.4, c.dtype),
                   parameter("bo", {c.hidden}, 0.4, c.dtype)};
+    if (c.sinks) parameters.push_back(parameter("sinks", {c.heads}, 1, c.dtype));
     std::optional<Rotary> rotary;
-    if (c.rotary) rotary.emplace(256, c.head_size, kTheta, parameters[0].value.options());
+    if (c.rotary) rotary.emplace(256, c.turned > 0 ? c.turned : c.head_size, kTheta, parameters[0].value.options());
     attention = std::make_unique<Attention>(
-        Attention::Shape{.heads = c.heads, .kv_heads = c.kv_heads, .head_size = c.head_size, .window = c.window},
+        Attention::Shape{.heads = c.heads, .kv_heads = c.kv_heads, .head_size = c.head_size, .window = c.window, .scale = c.scale},
         std::make_unique<Linear>(parameters[0], parameters[1]), rotary,
-        std::make_unique<Linear>(parameters[2], parameters[3]));
+        std::make_unique<Linear>(parameters[2], parameters[3]), nullptr, nullptr, c.sinks ? parameters[4] : Parameter());
     for (const Parameter& p : parameters) leaves.push_back(leaf(p.value));
   }
   std::vector<Parameter> parameters;
@@ -127,12 +135,28 @@ const std::vector<Case> kCases = {
      .bound = 0.03},
 };
 
+// Heads of which a part is turned, another scale, sinks: over all tokens and in a window.
+std::vector<Case> further_cases() {
+  std::vector<Case> cases;
+  for (const int64_t window : {0, 5}) {
+    cases.push_back({.batch = 2, .seq = 51, .hidden = 12, .heads = 4, .kv_heads = 2, .head_size = 8, .rotary = true, .window = window, .turned = 2});
+    cases.push_back({.batch = 2, .seq = 51, .hidden = 12, .heads = 4, .kv_heads = 2, .head_size = 8, .window = window, .scale = 0.6});
+    cases.push_back({.batch = 2, .seq = 51, .hidden = 12, .heads = 4, .kv_heads = 2, .head_size = 8, .rotary = true, .window = window,
+                     .turned = 6, .scale = 0.2, .sinks = true});
+    cases.push_back({.batch = 2, .seq = 51, .hidden = 12, .heads = 4, .kv_heads = 1, .head_size = 8, .dtype = at::kBFloat16, .bound = 0.03,
+                     .window = window, .sinks = true});
+  }
+  cases.push_back({.batch = 3, .seq = 1, .heads = 2, .kv_heads = 1, .sinks = true});
+  return cases;
+}
+
 // A window as long as the sequence, and shorter ones.
 std::vector<Case> cases_with_windows() {
   std::vector<Case> cases = kCases;
   for (const int64_t window : {1, 5, 64, 97}) {
     cases.push_back({.batch = 2, .seq = 97, .hidden = 12, .heads = 4, .kv_heads = 2, .head_size = 8, .rotary = true, .window = window});
   }
+  for (const Case& c : further_cases()) cases.push_back(c);
   return cases;
 }
 
@@ -160,7 +184,7 @@ TEST(Attention, MatchesAutograd) {
 }
 
 TEST(Attention, DecodingGivesWhatForwardGives) {
-  for (const Case& c : kCases) {
+  for (const Case& c : cases_with_windows()) {
     SCOPED_TRACE(::testing::PrintToString(c));
     Twin twin(c);
     const at::Tensor x = random("x", {c.batch, c.seq, c.hidden}).to(c.dtype);

@@ -40,13 +40,15 @@ class ContextAttention {
   struct Options {
     double scale = 0;    // of scores; 0: 1 / sqrt(K)
     int64_t window = 0;  // tokens that a query sees, itself included; 0: all before it
+    at::Tensor sinks{};  // [H], a further score of every query (attention_sinks.h); undefined: none
   };
   virtual ~ContextAttention() = default;
 
   // T tokens of each sequence are here -> [B, T, H V] contiguous, in the dtype of q. `saved` null: nothing is kept. Every rank of cp
   // makes the same calls.
   virtual at::Tensor forward(const Heads& heads, const TokenPlaces& places, const Options& options, std::unique_ptr<Saved>* saved) = 0;
-  // dout [B, T, H V] contiguous. Writes to `grads`, which may be the memory of q, k and v. Releases what was kept.
+  // dout [B, T, H V] contiguous. Writes to `grads`, which may be the memory of q, k and v; dsinks is that of the queries here. Releases what
+  // was kept.
   virtual void backward(const at::Tensor& dout, std::unique_ptr<Saved> saved, const AttentionCoreGrads& grads) = 0;
 
   // Whether what keys and values are made of travels in their place. Then forward_of and backward_of are called, and not the above.

@@ -9,11 +9,22 @@
 #include "lockstep/nn/linear.h"
 
 namespace lockstep::nn {
+namespace {
 
-Embedding::Embedding(Parameter tokens, Parameter positions, Dropout dropout)
-    : tokens_(std::move(tokens)), positions_(std::move(positions)), dropout_(std::move(dropout)) {}
+double rounded(double scale, at::ScalarType type) {
+  if (type == at::kBFloat16) return static_cast<float>(c10::BFloat16(static_cast<float>(scale)));
+  return static_cast<float>(scale);
+}
 
-at::Tensor Embedding::words(const at::Tensor& tokens) const { return at::embedding(tokens_.value, tokens); }
+}  // namespace
+
+Embedding::Embedding(Parameter tokens, Parameter positions, Dropout dropout, double scale)
+    : tokens_(std::move(tokens)),
+      positions_(std::move(positions)),
+      dropout_(std::move(dropout)),
+      scale_(rounded(scale, tokens_.value.scalar_type())) {}
+
+at::Tensor Embedding::words(const at::Tensor& tokens) const { return scaled(at::embedding(tokens_.value, tokens)); }
 
 at::Tensor Embedding::embed(const at::Tensor& tokens, int64_t start) const {
   at::Tensor y = words(tokens);
@@ -48,7 +59,8 @@ at::Tensor Embedding::backward_input(const at::Tensor& dy, Saved& saved) {
 
 void Embedding::backward_weight(Saved& saved) {
   auto& kept = static_cast<Kept&>(saved);
-  accumulate_rows(tokens_.grad, kept.tokens.reshape({-1}), flatten_rows(kept.dy));
+  const at::Tensor dy = flatten_rows(kept.dy);
+  accumulate_rows(tokens_.grad, kept.tokens.reshape({-1}), scale_ == 1 ? dy : dy.mul(scale_));
   if (positions_.defined() && kept.places) {
     accumulate_rows(positions_.grad, kept.places->positions.reshape({-1}), flatten_rows(kept.dy));
   } else if (positions_.defined()) {

@@ -12,8 +12,9 @@ namespace lockstep::nn {
 
 class Embedding : public Layer {
  public:
-  // tokens [V, D]; positions [max_seq_len, D] or undefined.
-  Embedding(Parameter tokens, Parameter positions, Dropout dropout);
+  // tokens [V, D]; positions [max_seq_len, D] or undefined. Rows of tokens, not of positions, are multiplied by `scale`, which is rounded
+  // to the dtype of `tokens` first (Gemma).
+  Embedding(Parameter tokens, Parameter positions, Dropout dropout, double scale = 1);
 
   at::Tensor forward(const at::Tensor& x, const Microbatch& microbatch, std::unique_ptr<Saved>* saved) override;
   at::Tensor backward_input(const at::Tensor& dy, Saved& saved) override;
@@ -35,9 +36,13 @@ class Embedding : public Layer {
   // What dropout acts on.
   virtual at::Tensor rows_of(const Microbatch& microbatch) const;
 
+  // In place.
+  at::Tensor scaled(at::Tensor rows) const { return scale_ == 1 ? rows : rows.mul_(scale_); }
+
   Parameter tokens_;
   Parameter positions_;
   Dropout dropout_;
+  double scale_;
 };
 
 }  // namespace lockstep::nn

@@ -7,6 +7,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "lockstep/nn/embedding.h"
 #include "lockstep/nn/head.h"
 #include "support/tensors.h"
@@ -31,6 +33,26 @@ Microbatch microbatch(int64_t batch, int64_t seq, bool ignore = false) {
         ignore && i % 3 == 1 ? -100 : static_cast<int64_t>(stream.bits(static_cast<uint64_t>(1000 + i)) % kVocab);
   }
   return m;
+}
+
+// The scale is that of the dtype: in bf16 sqrt(42) = 6.4807 is 6.46875.
+TEST(Embedding, ScalesTokensAndNotPositions) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const double scale = std::sqrt(42.0), rounded = dtype == at::kFloat ? static_cast<double>(static_cast<float>(scale)) : 6.46875;
+    const Parameter tokens = parameter("tokens", {kVocab, 6}, 1, dtype), positions = parameter("positions", {9, 6}, 1, dtype);
+    Embedding layer(tokens, positions, Dropout({}), scale);
+    const Microbatch m = microbatch(3, 7);
+    const at::Tensor expected_tokens = leaf(tokens.value), expected_positions = leaf(positions.value);
+    const at::Tensor rows = (at::embedding(expected_tokens, m.tokens) * rounded).to(dtype).to(at::kFloat);
+    const at::Tensor expected = rows + expected_positions.narrow(0, 0, 7), dy = random("dy", expected.sizes()).to(dtype);
+    expected.backward(dy.to(at::kFloat));
+    std::unique_ptr<Saved> saved;
+    expect_close(layer.forward({}, m, &saved), expected.to(dtype), "y", 1e-7);
+    layer.backward_input(dy, *saved);
+    layer.backward_weight(*saved);
+    expect_close(tokens.grad, expected_tokens.grad(), "tokens", dtype == at::kFloat ? 1e-6 : 0.01);
+    expect_close(positions.grad, expected_positions.grad(), "positions", 1e-6);
+  }
 }
 
 TEST(Embedding, MatchesAutogradWithAndWithoutPositions) {

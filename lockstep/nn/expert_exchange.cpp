@@ -17,6 +17,8 @@ Pending ready(at::Tensor tensor) {
 
 mesh::Range ExpertExchange::own_rows(int64_t rows) const { return {.begin = 0, .end = rows}; }
 
+mesh::Range ExpertExchange::own_columns(int64_t width) const { return {.begin = 0, .end = width}; }
+
 at::Tensor ExpertExchange::take_own(const at::Tensor& x, int64_t rows) { return x.view({rows, x.size(-1)}); }
 
 Pending ExpertExchange::give_all(const at::Tensor& own, const at::Tensor& like, int64_t, ExchangePhase) {

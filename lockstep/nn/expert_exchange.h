@@ -54,6 +54,9 @@ class ExpertExchange {
   virtual Pending give_all(const at::Tensor& own, const at::Tensor& like, int64_t rows, ExchangePhase phase);
   // own [T, E] fp32 -> [B S, E] of whole sequences, in their order, also where a rank has a part of each.
   virtual at::Tensor gather_scores(const at::Tensor& own, const Sequences& sequences);
+  // Which columns of the experts' outputs [R, D] get their bias here: the ranks that share an expert, whose outputs are added, have each its
+  // own. All ranks' parts make up `width`.
+  virtual mesh::Range own_columns(int64_t width) const;
   // Of ranks that know the same sums over a microbatch, one tells them.
   virtual bool tells_sums() const { return true; }
 

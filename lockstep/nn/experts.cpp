@@ -9,6 +9,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/nn/accumulate.h"
+#include "lockstep/nn/clamped_glu.h"
 #include "lockstep/nn/device_router.h"
 #include "lockstep/nn/gemm.h"
 #include "lockstep/nn/grouped.h"
@@ -28,12 +29,17 @@ RoutingRules rules_of(const ExpertShape& shape) {
           .drop = shape.moe.drop};
 }
 
+std::unique_ptr<const Activation> activation_of(const arch::ExpertSizes& sizes) {
+  if (sizes.clamp > 0) return std::make_unique<ClampedGlu>(sizes.clamp);
+  return std::make_unique<SwiGlu>();
+}
+
 }  // namespace
 
 Experts::Experts(ExpertShape shape, ExpertParameters parameters, std::unique_ptr<Mlp> shared,
                  std::shared_ptr<ExpertExchange> exchange)
-    : shape_(std::move(shape)), rules_(rules_of(shape_)), parameters_(std::move(parameters)), shared_(std::move(shared)),
-      exchange_(std::move(exchange)) {
+    : shape_(std::move(shape)), rules_(rules_of(shape_)), parameters_(std::move(parameters)), activation_(activation_of(shape_.sizes)),
+      shared_(std::move(shared)), exchange_(std::move(exchange)) {
   const int64_t width = parameters_.router_weight.value.size(1), inner = parameters_.down.value.size(1);
   local_experts_ = parameters_.down.value.size(0) / width;
   LOCKSTEP_CHECK(exchange_ != nullptr);
@@ -41,7 +47,24 @@ Experts::Experts(ExpertShape shape, ExpertParameters parameters, std::unique_ptr
   LOCKSTEP_CHECK_EQ(parameters_.down.value.size(0), local_experts_ * width, "rows of down");
   LOCKSTEP_CHECK_EQ(parameters_.gate_up.value.size(0), local_experts_ * 2 * inner, "rows of gate and up");
   LOCKSTEP_CHECK(local_experts_ >= 1 && rules_.experts % local_experts_ == 0, local_experts_, " of ", rules_.experts, " experts");
+  check_biases();
   Experts::set_last_loads({});
+}
+
+void Experts::check_biases() {
+  const mesh::Range columns = exchange_->own_columns(parameters_.router_weight.value.size(1));
+  first_biased_ = columns.begin;
+  const auto check = [&](const Parameter& bias, bool there, int64_t numbers, const char* what) {
+    LOCKSTEP_CHECK_EQ(bias.defined(), there, "a bias of ", what);
+    if (there) LOCKSTEP_CHECK_EQ(bias.value.numel(), numbers, "numbers of the bias of ", what);
+  };
+  check(parameters_.logit_bias, shape_.sizes.logit_bias, rules_.experts, "logits");
+  check(parameters_.gate_up_bias, shape_.sizes.biases, parameters_.gate_up.value.size(0), "gate and up");
+  check(parameters_.down_bias, shape_.sizes.biases, local_experts_ * columns.size(), "down");
+}
+
+GroupedBias Experts::bias_of(const Parameter& bias, int64_t first) const {
+  return bias.defined() ? GroupedBias{.values = bias_by_expert(bias.value), .first = first} : GroupedBias();
 }
 
 std::unique_ptr<Branch::Saved> Experts::new_saved() const {
@@ -134,15 +157,15 @@ at::Tensor Experts::sum_outputs(const at::Tensor& outputs, const Routing& routin
 }
 
 at::Tensor Experts::multiply_experts(const at::Tensor& received, const Plan& plan, Saved* kept) const {
-  at::Tensor h = grouped_multiply(received, by_expert(parameters_.gate_up.value), plan.here);
-  const at::Tensor inner = activation_.forward(h);
+  at::Tensor h = grouped_multiply(received, by_expert(parameters_.gate_up.value), plan.here, bias_of(parameters_.gate_up_bias, 0));
+  const at::Tensor inner = activation_->forward(h);
   if (kept) {
     kept->received = received;
     kept->h = h;
     kept->inner = inner;
   }
   h.reset();
-  return grouped_multiply(inner, by_expert(parameters_.down.value), plan.here);
+  return grouped_multiply(inner, by_expert(parameters_.down.value), plan.here, bias_of(parameters_.down_bias, first_biased_));
 }
 
 OwnRows Experts::own_rows(const Pass& pass, at::Device device) const {
@@ -166,7 +189,8 @@ void Experts::locate(Routing& routing, const Pass& pass) const {
 // x [T, D]
 std::shared_ptr<const Routing> Experts::route(const at::Tensor& x, Saved* kept, const Pass& pass) {
   const int64_t length = pass.length();
-  at::Tensor logits = multiply(x.to(at::kFloat), router_weight().t());
+  const at::Tensor bias_of_logits = parameters_.logit_bias.defined() ? parameters_.logit_bias.value.to(at::kFloat) : at::Tensor();
+  at::Tensor logits = multiply(x.to(at::kFloat), router_weight().t(), bias_of_logits);
   if (wants_all_rows(pass)) logits = exchange_->gather_scores(logits, pass.sequences);
   if (routes_on_device(logits, pass)) return route_on_device(logits, kept, pass);
   logits = logits.to(at::kCPU);
@@ -273,7 +297,7 @@ at::Tensor Experts::backward_experts(const at::Tensor& dy, Saved& kept) const {
   const std::vector<int64_t>& sizes = kept.plan->here;
   kept.dy = dy;
   const at::Tensor dinner = grouped_multiply_input(dy, by_expert(parameters_.down.value), sizes);
-  kept.h = activation_.backward(dinner, std::exchange(kept.h, {}));
+  kept.h = activation_->backward(dinner, std::exchange(kept.h, {}));
   return grouped_multiply_input(kept.h, by_expert(parameters_.gate_up.value), sizes);
 }
 
@@ -289,8 +313,11 @@ void Experts::backward_weight(Branch::Saved& saved) {
   auto& kept = static_cast<Saved&>(saved);
   if (shared_) shared_->backward_weight(*kept.shared);
   accumulate_experts(kept);
-  if (kept.x.size(0) > 0)
-    accumulate_matmul(parameters_.router_weight.grad, kept.logits.to(kept.x.device()).t(), kept.x.to(at::kFloat));
+  if (kept.x.size(0) > 0) {
+    const at::Tensor dlogits = kept.logits.to(kept.x.device());
+    accumulate_matmul(parameters_.router_weight.grad, dlogits.t(), kept.x.to(at::kFloat));
+    if (parameters_.logit_bias.defined()) accumulate_row_sum(parameters_.logit_bias.grad, dlogits);
+  }
   if (parameters_.router_bias.defined() && shape_.moe.balance == config::Balance::kBias) add_bias_gradient(*kept.routing);
   kept = Saved();
 }

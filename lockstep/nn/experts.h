@@ -1,6 +1,8 @@
 // A feed-forward branch of many gated MLPs, the experts, of which each token passes a few (Shazeer et al. 2017; Fedus et al., Switch
 // Transformer, 2021; Dai et al., DeepSeekMoE, 2024, for shared experts):
 //   y_t = sum over the experts e chosen for t of weight_te W_down,e (silu(W_gate,e x_t) * W_up,e x_t)  + shared(x_t)
+// arch::ExpertSizes says whether the router's logits and an expert's products have biases, and whether an expert's nonlinearity is another
+// (ClampedGlu). The shared expert has neither.
 //
 // Shapes: T own rows of a microbatch of B S, or of its part of every sequence where several ranks have parts; E experts of all ranks, G
 // here, F inner width here, N assignments of own rows that were not dropped, R rows that come to the experts here. The router is fp32 and
@@ -20,6 +22,7 @@
 #include "lockstep/nn/activation.h"
 #include "lockstep/nn/branch.h"
 #include "lockstep/nn/expert_exchange.h"
+#include "lockstep/nn/grouped_bias.h"
 #include "lockstep/nn/layer.h"
 #include "lockstep/nn/mlp.h"
 #include "lockstep/nn/own_rows.h"
@@ -43,6 +46,10 @@ struct ExpertParameters {
   Parameter router_bias;    // [E], or undefined; only its sign is used: the gradient is E count_e - sum of counts
   Parameter gate_up;        // [G 2F, D]: gate, then up of each expert
   Parameter down;           // [G D, F]
+  // Undefined where ExpertSizes says so.
+  Parameter logit_bias{};    // [E], trained as the router's weight is: with rows of this rank alone
+  Parameter gate_up_bias{};  // [G 2F], in the order of gate_up
+  Parameter down_bias{};     // [G C], of each expert the C columns that ExpertExchange::own_columns says
 };
 
 class Experts : public Branch {
@@ -175,13 +182,18 @@ class Experts : public Branch {
   size_t load_numbers() const { return static_cast<size_t>(rules_.experts + arch::load_extras(shape_.moe)); }
 
   at::Tensor by_expert(const at::Tensor& fused) const { return fused.view({local_experts_, -1, fused.size(1)}); }
+  // Of a bias [G n]: [G, n].
+  at::Tensor bias_by_expert(const at::Tensor& fused) const { return fused.view({local_experts_, fused.numel() / local_experts_}); }
+  GroupedBias bias_of(const Parameter& bias, int64_t first) const;
+  void check_biases();
   at::Tensor router_weight() const { return parameters_.router_weight.value.to(at::kFloat); }
 
   ExpertShape shape_;
   RoutingRules rules_;
   ExpertParameters parameters_;
   int64_t local_experts_ = 0;  // G
-  SwiGlu activation_;
+  int64_t first_biased_ = 0;    // column of outputs that down_bias begins with
+  std::unique_ptr<const Activation> activation_;
   std::unique_ptr<Mlp> shared_;
   std::shared_ptr<ExpertExchange> exchange_;
   std::vector<double> loads_;

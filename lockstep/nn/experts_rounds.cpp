@@ -90,6 +90,9 @@ void Experts::accumulate_experts(const Saved& kept) {
   if (plan.rounds.empty()) {
     accumulate_grouped(kept.dy, kept.inner, plan.here, by_expert(parameters_.down.grad));
     accumulate_grouped(kept.h, kept.received, plan.here, by_expert(parameters_.gate_up.grad));
+    if (parameters_.down_bias.defined())
+      accumulate_grouped_bias(kept.dy, plan.here, bias_by_expert(parameters_.down_bias.grad), first_biased_);
+    if (parameters_.gate_up_bias.defined()) accumulate_grouped_bias(kept.h, plan.here, bias_by_expert(parameters_.gate_up_bias.grad));
     return;
   }
   if (!kept.own_dy.defined()) return;  // done with the gradient of x

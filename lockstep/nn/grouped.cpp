@@ -108,19 +108,37 @@ void check_operands(const at::Tensor& rows, const at::Tensor& weight, std::span<
   LOCKSTEP_CHECK_EQ(static_cast<int64_t>(sizes.size()), weight.size(0), "groups");
 }
 
+void check_bias(const GroupedBias& bias, const at::Tensor& weight) {
+  LOCKSTEP_CHECK(bias.values.is_contiguous() && bias.values.scalar_type() == weight.scalar_type());
+  LOCKSTEP_CHECK_EQ(bias.values.size(0), weight.size(0), "groups of the bias");
+  LOCKSTEP_CHECK(bias.first >= 0 && bias.first + bias.values.size(1) <= weight.size(1), "columns ", bias.first, " to ",
+                 bias.first + bias.values.size(1), " of ", weight.size(1));
+}
+
 }  // namespace
 
-at::Tensor grouped_multiply(const at::Tensor& rows, const at::Tensor& weight, std::span<const int64_t> sizes) {
+at::Tensor grouped_multiply(const at::Tensor& rows, const at::Tensor& weight, std::span<const int64_t> sizes, const GroupedBias& bias) {
   check_operands(rows, weight, sizes, weight.size(2));
-  if (!rows.is_cpu()) return multiply_groups(rows, weight.transpose(1, 2), sizes, group_form(rows, weight));
+  if (bias.defined()) check_bias(bias, weight);
+  if (!rows.is_cpu()) {
+    at::Tensor out = multiply_groups(rows, weight.transpose(1, 2), sizes, group_form(rows, weight));
+    if (bias.defined()) add_grouped_bias(out, bias, sizes);
+    return out;
+  }
   const std::vector<Span> groups = group_rows(sizes, rows.size(0));
   const at::Tensor out = at::empty({rows.size(0), weight.size(1)}, rows.options());
   const bool is_float = rows.scalar_type() == at::kFloat;
   run_tiles(result_tiles(groups, out.size(1), compiles_shapes(rows)), [&](const Tile& tile) {
-    if (is_float && groups[static_cast<size_t>(tile.group)].size <= kFewRows) return multiply_few(rows, weight, out, tile);
-    at::Tensor target = part(out, tile.rows, tile.columns);
-    at::mm_out(target, rows.narrow(0, tile.rows.begin, tile.rows.size),
-               weight.select(0, tile.group).narrow(0, tile.columns.begin, tile.columns.size).t());
+    if (is_float && groups[static_cast<size_t>(tile.group)].size <= kFewRows) {
+      multiply_few(rows, weight, out, tile);
+    } else {
+      at::Tensor target = part(out, tile.rows, tile.columns);
+      at::mm_out(target, rows.narrow(0, tile.rows.begin, tile.rows.size),
+                 weight.select(0, tile.group).narrow(0, tile.columns.begin, tile.columns.size).t());
+    }
+    if (bias.defined())
+      add_bias_part_cpu(out, bias, {.group = tile.group, .row = tile.rows.begin, .rows = tile.rows.size, .begin = tile.columns.begin,
+                                    .end = tile.columns.begin + tile.columns.size});
   });
   return out;
 }

@@ -10,10 +10,12 @@
 #include <cstdint>
 #include <span>
 
+#include "lockstep/nn/grouped_bias.h"
+
 namespace lockstep::nn {
 
-// rows [R, K], weight [G, N, K] -> [R, N]: rows of group g times weight[g]^T.
-at::Tensor grouped_multiply(const at::Tensor& rows, const at::Tensor& weight, std::span<const int64_t> sizes);
+// rows [R, K], weight [G, N, K] -> [R, N]: rows of group g times weight[g]^T, and its bias. bf16: the product is rounded before that.
+at::Tensor grouped_multiply(const at::Tensor& rows, const at::Tensor& weight, std::span<const int64_t> sizes, const GroupedBias& bias = {});
 
 // Its gradient by rows: dy [R, N], weight [G, N, K] -> [R, K].
 at::Tensor grouped_multiply_input(const at::Tensor& dy, const at::Tensor& weight, std::span<const int64_t> sizes);

@@ -24,7 +24,8 @@ namespace lockstep::nn {
 class Head : public Layer {
  public:
   // weight [V, D]: "head.weight", or the token embedding when tied. chunk_rows: rows of logits at a time.
-  Head(std::unique_ptr<Norm> norm, Parameter weight, int64_t chunk_rows);
+  // factor: of all logits (nn/multiplied_linear.h).
+  Head(std::unique_ptr<Norm> norm, Parameter weight, int64_t chunk_rows, double factor = 1);
 
   at::Tensor forward(const at::Tensor& x, const Microbatch& microbatch, std::unique_ptr<Saved>* saved) override;
   at::Tensor backward_input(const at::Tensor& dy, Saved& saved) override;
@@ -42,6 +43,7 @@ class Head : public Layer {
   std::unique_ptr<Norm> norm_;
   Parameter weight_;
   int64_t chunk_rows_;
+  double factor_;
 
  private:
   struct Kept : Saved {
@@ -50,6 +52,7 @@ class Head : public Layer {
     Norm::Saved norm;    // from backward_input
   };
   enum class Gradients { kNone, kAdd };
+  at::Tensor normed(const at::Tensor& x, Norm::Saved* saved);  // and multiplied, as D is less than V
   // rows [M, D]. With gradients W's are added, and `rows` become their own.
   at::Tensor loss(const at::Tensor& rows, const at::Tensor& targets, Gradients gradients);
 };

@@ -10,8 +10,8 @@ at::Tensor copy_of(const at::Tensor& x) { return x.clone(at::MemoryFormat::Conti
 
 }  // namespace
 
-HeadNorm::HeadNorm(Parameter q_weight, Parameter k_weight, double eps)
-    : q_(std::move(q_weight), eps), k_(std::move(k_weight), eps) {}
+HeadNorm::HeadNorm(Parameter q_weight, Parameter k_weight, double eps, bool plus_one)
+    : q_(std::move(q_weight), eps, plus_one), k_(std::move(k_weight), eps, plus_one) {}
 
 void HeadNorm::forward(const at::Tensor& q, const at::Tensor& k, Saved* saved) {
   q.copy_(q_.forward(copy_of(q), saved ? &saved->q : nullptr));

@@ -1,4 +1,4 @@
-// The keys and values that generation keeps of a layer, and which tokens a call appends to them.
+// What generation keeps of a layer, keys and values of tokens or a state, and which tokens a call appends to it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,11 +13,19 @@
 
 namespace lockstep::nn {
 
-// Keys and values of one attention layer: `slots` sequences, each with room for `capacity` tokens. Latent attention keeps latents
+class PieceExchange;  // piece_exchange.h
+
+// Of one layer. Keys and values of attention: `slots` sequences, each with room for `capacity` tokens. Latent attention keeps latents
 // and rotated keys, [slots, 1, capacity, C + R], and k and v are one tensor.
 struct KvCacheLayer {
   at::Tensor k;  // [slots, KV, capacity, K]
   at::Tensor v;  // [slots, KV, capacity, K]
+  // Of a state space, which keeps no tokens; undefined elsewhere, and there k and v are. A slot that begins anew begins with zeros. Where
+  // tokens are held in parts, each has all of these.
+  at::Tensor columns{};  // [slots, W - 1, x | B | C]: of the last tokens, what the convolution takes, the newest last
+  at::Tensor state{};    // [slots, H, P, N] fp32: behind the last token
+  // Who passes on the states of a prompt that is cut. Null: no prompt is.
+  std::shared_ptr<PieceExchange> pieces{};
   // Who brings together what is seen of tokens here and elsewhere. Null: all tokens of a slot are here.
   std::shared_ptr<DecodeContext> context{};
 };

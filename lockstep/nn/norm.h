@@ -9,7 +9,8 @@
 
 namespace lockstep::nn {
 
-// y = (x - mean) * rstd * weight + bias; without a bias y = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps).
+// y = (x - mean) * rstd * weight + bias; without a bias y = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps), or with plus_one
+// y = x * rstd * (1 + weight).
 // Statistics and products in fp32.
 class Norm {
  public:
@@ -20,8 +21,8 @@ class Norm {
     at::Tensor dy;    // [..., D]: from backward_input, for W
   };
 
-  // weight, bias [D]; bias undefined: RMSNorm.
-  Norm(Parameter weight, Parameter bias, double eps);
+  // weight, bias [D]; bias undefined: RMSNorm. plus_one: of RMSNorm alone.
+  Norm(Parameter weight, Parameter bias, double eps, bool plus_one = false);
 
   at::Tensor forward(const at::Tensor& x, Saved* saved);  // [..., D] contiguous -> [..., D]
   // The end of a branch and the norm behind it: `branch` becomes branch + x and is what is normalised.
@@ -34,6 +35,7 @@ class Norm {
   Parameter weight_;
   Parameter bias_;
   double eps_;
+  bool plus_one_;
 };
 
 struct LayerNorm : Norm {
@@ -41,7 +43,7 @@ struct LayerNorm : Norm {
 };
 
 struct RmsNorm : Norm {
-  RmsNorm(Parameter weight, double eps) : Norm(std::move(weight), {}, eps) {}
+  RmsNorm(Parameter weight, double eps, bool plus_one = false) : Norm(std::move(weight), {}, eps, plus_one) {}
 };
 
 }  // namespace lockstep::nn

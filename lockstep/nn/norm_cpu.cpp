@@ -34,6 +34,7 @@ struct Row {
   float* rstd;
   int64_t size;
   float eps;
+  float added;  // to each weight
 };
 
 template <typename T>
@@ -71,6 +72,7 @@ LOCKSTEP_INLINE void forward_row(const Row<T>& row) {
     Floats a{}, w{}, b{};
     vec::load(x + i, row.size - i, a);
     vec::load(row.weight + i, row.size - i, w);
+    w += row.added;
     if (row.bias) vec::load(row.bias + i, row.size - i, b);
     vec::store(row.y + i, row.size - i, (a - mean) * rstd * w + b);
   }
@@ -89,6 +91,7 @@ struct BackwardRow {
   float mean;
   float rstd;
   int64_t size;
+  float added;  // to each weight
 };
 
 // With g = dy * weight and h = (x - mean) * rstd: dx = rstd * (g - mean(g) - h * mean(g * h)); RMSNorm without mean(g).
@@ -100,7 +103,7 @@ LOCKSTEP_INLINE void backward_row(const BackwardRow<T>& row) {
     vec::load(row.dy + i, row.size - i, d);
     vec::load(row.x + i, row.size - i, a);
     vec::load(row.weight + i, row.size - i, w);
-    const Floats g = d * w;
+    const Floats g = d * (w + row.added);
     sum += g;
     along += g * (a - row.mean);
   }
@@ -113,7 +116,7 @@ LOCKSTEP_INLINE void backward_row(const BackwardRow<T>& row) {
     vec::load(row.x + i, row.size - i, a);
     vec::load(row.weight + i, row.size - i, w);
     if (row.residual) vec::load(row.residual + i, row.size - i, r);
-    vec::store(row.dx + i, row.size - i, r + row.rstd * (d * w - mean_g - (a - row.mean) * row.rstd * mean_gh));
+    vec::store(row.dx + i, row.size - i, r + row.rstd * (d * (w + row.added) - mean_g - (a - row.mean) * row.rstd * mean_gh));
   }
 }
 
@@ -173,8 +176,11 @@ BackwardRow<T> row_of(const at::Tensor& dy, const at::Tensor& x, const NormStati
           .centered = mean != nullptr,
           .mean = mean ? mean[i] : 0.0f,
           .rstd = statistics.rstd.const_data_ptr<float>()[i],
-          .size = size};
+          .size = size,
+          .added = 0};
 }
+
+float added_by(const NormWeights& weights) { return weights.plus_one ? 1.0f : 0.0f; }
 
 }  // namespace
 
@@ -197,7 +203,8 @@ at::Tensor norm_cpu(const at::Tensor& x, const at::Tensor& branch, const NormWei
                     .mean = weights.bias.defined() ? statistics.mean.data_ptr<float>() + i : nullptr,
                     .rstd = statistics.rstd.data_ptr<float>() + i,
                     .size = size,
-                    .eps = static_cast<float>(weights.eps)});
+                    .eps = static_cast<float>(weights.eps),
+                    .added = added_by(weights)});
     });
   });
   return y;
@@ -215,6 +222,7 @@ at::Tensor norm_backward_cpu(const at::Tensor& dy, const at::Tensor& x, const at
         row.residual = residual.defined() ? residual.const_data_ptr<T>() + i * size : nullptr;
         row.weight = weights.weight.const_data_ptr<T>();
         row.dx = dx.data_ptr<T>() + i * size;
+        row.added = added_by(weights);
         backward_of(row);
       }
     });

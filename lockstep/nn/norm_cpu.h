@@ -10,6 +10,7 @@ struct NormWeights {
   at::Tensor weight;  // [D]
   at::Tensor bias;    // [D]
   double eps;
+  bool plus_one = false;  // RMSNorm alone: multiplies by 1 + weight
 };
 
 struct NormStatistics {

@@ -65,12 +65,12 @@ struct TableRows {
 
 // The rows of angles of what is rotated.
 struct Turn {
-  at::Tensor cosine, sine;  // [rows, 1, K/2]
+  at::Tensor cosine, sine;  // [rows, 1, R/2]
   TableRows row;
   float direction;
 };
 
-// x [B, S, heads, K]
+// x [B, S, heads, R]
 template <typename T>
 void rotate_cpu(const at::Tensor& x, const Turn& turn) {
   const int64_t seq = x.size(1), half = x.size(3) / 2;
@@ -93,19 +93,20 @@ void rotate_on_cpu(const at::Tensor& x, const Turn& turn) {
   rotate_cpu<BFloat16>(x, turn);
 }
 
-// Of frequencies theta^(-2j/K) the index j that makes so many turns in `tokens`.
-double index_of_turns(double turns, int64_t head_size, double theta, double tokens) {
-  return static_cast<double>(head_size) * std::log(tokens / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
+// Of frequencies theta^(-2j/R) the index j that makes so many turns in `tokens`.
+double index_of_turns(double turns, int64_t size, double theta, double tokens) {
+  return static_cast<double>(size) * std::log(tokens / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
 }
 
-// Frequencies theta^(-2j/K) of YaRN, from their reciprocals; by the operations that transformers takes, in their order.
-void stretch_yarn(const arch::RopeScaling& scaling, int64_t head_size, double theta, const float* reciprocal, float* f) {
+// Frequencies theta^(-2j/R) of YaRN, from their reciprocals; by the operations that transformers takes, in their order.
+void stretch_yarn(const arch::RopeScaling& scaling, int64_t size, double theta, const float* reciprocal, float* f) {
   const auto tokens = static_cast<double>(scaling.original_max_position_embeddings);
-  const double low = std::max(std::floor(index_of_turns(scaling.beta_fast, head_size, theta, tokens)), 0.0);
-  double high = std::min(std::ceil(index_of_turns(scaling.beta_slow, head_size, theta, tokens)), static_cast<double>(head_size - 1));
+  double low = index_of_turns(scaling.beta_fast, size, theta, tokens), high = index_of_turns(scaling.beta_slow, size, theta, tokens);
+  if (scaling.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, static_cast<double>(size - 1));
   if (high == low) high += 0.001;
   const auto first = static_cast<float>(low), width = static_cast<float>(high - low), factor = static_cast<float>(scaling.factor);
-  for (int64_t j = 0; j < head_size / 2; ++j) {
+  for (int64_t j = 0; j < size / 2; ++j) {
     const float ramp = std::clamp((static_cast<float>(j) - first) / width, 0.0f, 1.0f), kept = 1.0f - ramp;
     f[j] = 1.0f / (factor * reciprocal[j]) * (1.0f - kept) + 1.0f / reciprocal[j] * kept;
   }
@@ -128,27 +129,35 @@ float scaled(const arch::RopeScaling& scaling, float frequency) {
 
 }  // namespace
 
-Rotary::Rotary(int64_t positions, int64_t head_size, double theta, const at::TensorOptions& options,
+Rotary::Rotary(int64_t positions, int64_t size, double theta, const at::TensorOptions& options,
                const arch::RopeScaling& scaling) {
+  LOCKSTEP_CHECK(size > 0 && size % 2 == 0, "rotation of ", size, " elements");
   const auto fp32 = at::TensorOptions().dtype(at::kFloat);
-  const at::Tensor exponent = at::arange(0, head_size, 2, fp32).div_(head_size);
+  const at::Tensor exponent = at::arange(0, size, 2, fp32).div_(size);
   const at::Tensor reciprocal = at::pow(theta, exponent), frequency = reciprocal.reciprocal();
   float* f = frequency.data_ptr<float>();
   if (scaling.kind == arch::RopeScaling::Kind::kYarn)
-    stretch_yarn(scaling, head_size, theta, reciprocal.const_data_ptr<float>(), f);
+    stretch_yarn(scaling, size, theta, reciprocal.const_data_ptr<float>(), f);
   else
-    for (int64_t j = 0; j < head_size / 2; ++j) f[j] = scaled(scaling, f[j]);
-  const at::Tensor angle = at::outer(at::arange(positions, fp32), frequency);  // [positions, K/2]
+    for (int64_t j = 0; j < size / 2; ++j) f[j] = scaled(scaling, f[j]);
+  const at::Tensor angle = at::outer(at::arange(positions, fp32), frequency);  // [positions, R/2]
   const double factor = arch::rope_attention_factor(scaling);
   const auto table = [&](at::Tensor values) {
     if (factor != 1) values.mul_(factor);
-    return values.to(options).unsqueeze(1);  // [positions, 1, K/2]: over heads
+    return values.to(options).unsqueeze(1);  // [positions, 1, R/2]: over heads
   };
   cos_ = table(angle.cos());
   sin_ = table(angle.sin());
 }
 
-void Rotary::rotate(const at::Tensor& x, int64_t start, double direction) const {
+at::Tensor Rotary::turned(const at::Tensor& x) const {
+  const int64_t size = 2 * cos_.size(2);
+  LOCKSTEP_CHECK(x.size(3) >= size, "rotation of ", size, " elements of a head of ", x.size(3));
+  return x.size(3) == size ? x : x.narrow(3, 0, size);
+}
+
+void Rotary::rotate(const at::Tensor& heads, int64_t start, double direction) const {
+  const at::Tensor x = turned(heads);
   const at::Tensor cos = cos_.narrow(0, start, x.size(1));
   const at::Tensor sin = sin_.narrow(0, start, x.size(1));
   if (x.is_cpu())
@@ -156,7 +165,8 @@ void Rotary::rotate(const at::Tensor& x, int64_t start, double direction) const 
   cuda::rotate(x, cos, sin, direction);
 }
 
-void Rotary::rotate(const at::Tensor& x, const at::Tensor& positions, double direction) const {
+void Rotary::rotate(const at::Tensor& heads, const at::Tensor& positions, double direction) const {
+  const at::Tensor x = turned(heads);
   LOCKSTEP_CHECK(positions.is_contiguous() && positions.sizes() == x.sizes().slice(0, 2), "positions ", positions.sizes(), " of ",
                  x.sizes());
   if (x.is_cpu()) {

@@ -5,7 +5,9 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <utility>
 #include <vector>
 
@@ -64,6 +66,37 @@ TEST(RopeScaling, Yarn) {
   x.select(3, 2).fill_(1);
   other.apply(x, 1);
   EXPECT_NEAR(x.norm().item<double>(), 1.0648216253695715, 1e-6);  // of cosines and sines
+}
+
+// Where the range between is not rounded to whole indices: the formula of the paper (Peng et al. 2023, section 3.2).
+TEST(RopeScaling, YarnWithoutRounding) {
+  const arch::RopeScaling scaling{.kind = arch::RopeScaling::Kind::kYarn, .factor = 32, .original_max_position_embeddings = 4096, .truncate = false};
+  constexpr int64_t kSize = 64;
+  constexpr double kTheta = 150000;
+  const Rotary rotary(2, kSize, kTheta, at::TensorOptions(at::kFloat), scaling);
+  const auto index = [](double turns) { return kSize * std::log(4096 / (turns * 2 * std::numbers::pi)) / (2 * std::log(kTheta)); };
+  const double low = index(32), high = index(1);
+  EXPECT_NE(low, std::floor(low));
+  for (int64_t j = 0; j < kSize / 2; ++j) {
+    const double f = std::pow(kTheta, -2.0 * static_cast<double>(j) / kSize), beyond = std::clamp((static_cast<double>(j) - low) / (high - low), 0.0, 1.0);
+    const double expected = f * (1 - beyond) + f / 32 * beyond;
+    EXPECT_NEAR(frequency(rotary, kSize, j), expected, 2e-5 * expected) << j;
+  }
+}
+
+TEST(Rotary, TurnsTheFirstElementsOfAHead) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Rotary rotary(/*positions=*/40, /*size=*/4, /*theta=*/100, at::TensorOptions(type));
+    const at::Tensor x = testing::random("x", {2, 5, 3, 10}).to(type), before = x.clone(), expected = x.narrow(3, 0, 4).contiguous();
+    rotary.apply(expected, 7);
+    rotary.apply(x, 7);
+    EXPECT_TRUE(x.narrow(3, 0, 4).equal(expected));
+    EXPECT_TRUE(x.narrow(3, 4, 6).equal(before.narrow(3, 4, 6)));
+    const at::Tensor positions = at::arange(7, 12, at::kLong).repeat({2, 1}), again = before.clone();
+    rotary.apply(again, positions);
+    EXPECT_TRUE(again.equal(x));
+    EXPECT_THROW(rotary.apply(x.narrow(3, 0, 2)), InternalError);
+  }
 }
 
 // The heads of packed projections, in the middle of a row, of one sequence or several that lie apart.

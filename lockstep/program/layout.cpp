@@ -192,7 +192,7 @@ bool Layout::counts_in_norm(int rank, arch::ParameterGroup group) const {
 }
 
 bool Layout::is_expert_block(int layer) const {
-  return model.has_experts() && layer >= 1 && layer <= model.layers && !model.experts.is_dense(layer - 1);
+  return arch::is_expert_block(model, layer);
 }
 
 int64_t Layout::load_numbers() const { return model.has_experts() ? load_offset(num_layers()) : 0; }

@@ -78,8 +78,10 @@ struct Layout {
 
   arch::ContextShard context_shard() const {
     return {.ranks = mesh.degree(mesh::Axis::kCp), .kind = context, .inner = context_inner, .split = context_split,
-            .documents = document_mask};
+            .documents = document_mask && !whole_pieces()};
   }
+  // Every rank of cp holds whole pieces of every sequence, whatever its documents are (data::TokenSplit).
+  bool whole_pieces() const { return model.has_state_space(); }
   int64_t tokens_here() const { return context_shard().tokens_here(seq_len); }  // of each sequence, on a rank of cp
   // What a layer must be told of where its tokens stand (nn::TokenPlaces).
   bool has_places() const { return mesh.degree(mesh::Axis::kCp) > 1 || document_mask || reset_positions || pack == config::Pack::kDocuments; }

@@ -87,6 +87,9 @@ PartialGradients partial_gradients(const Layout& layout, int rank);
 //     all_gather  F: all_gather [n M KV (K + V)] e; I: the same again, and reduce_scatter of the gradients, 4 bytes
 //     all_to_all  F: all_to_all [n M (qh K + kvh (K + V))] e, qh and kvh the most heads that a rank gets; [n M qh V] e back; I: the mirror
 //     2d          all_to_all over the inner ranks around a ring of the outer ones with these heads and the tokens of all inner ranks
+//   a state space over cp, p pieces of a rank, convolution W, states P x N of H heads    F: all_gather "columns" [n p B (W - 1) C] e, "states"
+//                 [n p B H (P N + 1)] 4 bytes; I: "states" [n p B H P N] 4 bytes, "columns" 4 bytes; over tp, where that cuts a group of its
+//                 norm, all_reduce [M] 4 bytes in F and I
 //   full recomputation: those of F again but for the one after mlp.down, whose output nobody needs; selective: none
 std::vector<PlannedCall> tensor_calls(const Layout& layout, const Action& action);
 // The same of any phase: kEvaluate is an evaluation's F.

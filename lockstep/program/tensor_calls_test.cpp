@@ -39,7 +39,7 @@ class Calls {
         break;
       case arch::LayerKind::kBlock:
         half(layer.name + ".attention.qkv", layer.name + ".attention.out", /*output_again=*/true);
-        half(cat(layer.name, ".mlp.", layout_.model.traits().gated_mlp ? "gate_up" : "up"), layer.name + ".mlp.down",
+        half(cat(layer.name, ".mlp.", layout_.model.gated_mlp() ? "gate_up" : "up"), layer.name + ".mlp.down",
              /*output_again=*/false);
         break;
       case arch::LayerKind::kHead:

@@ -110,7 +110,7 @@ data::Sampler open_validation_data(const config::RunConfig& config, const progra
 
 MicrobatchPart part_of(const program::Layout& layout, int rank) {
   const arch::ContextShard context = layout.context_shard();
-  return {.split = {.ranks = context.ranks, .split = context.split},
+  return {.split = {.ranks = context.ranks, .split = context.split, .whole_pieces = layout.whole_pieces()},
           .rank = layout.mesh.coordinates(rank)[mesh::Axis::kCp],
           .places = layout.has_places(),
           .sequence_targets = layout.model.has_experts()};

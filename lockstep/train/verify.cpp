@@ -62,7 +62,7 @@ void judge_loads(const engine::StepResult& result, const engine::StepResult& exp
   if (experts == 0 || result.loads.size() != expected.loads.size()) return;
   const double *found = result.loads.data(), *reference = expected.loads.data();
   for (int block = 0; block < static_cast<int>(layout.model.layers); ++block) {
-    if (layout.model.experts.is_dense(block)) continue;
+    if (!arch::is_expert_block(layout.model, block + 1)) continue;
     for (int64_t i = 0; i <= experts && layout.precision == config::Precision::kFp32; ++i)
       if (found[i] != reference[i])
         step.failures.push_back(cat("block ", block, i < experts ? cat(", tokens of expert ", i) : std::string(", dropped"), ": ",

@@ -17,6 +17,7 @@ from transformers import (AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForC
 
 from transformers.utils import logging
 
+import families_test
 import support
 
 logging.disable_progress_bar()
@@ -46,6 +47,7 @@ MODELS = {
         **{**SIZES, "num_key_value_heads": 4}, q_lora_rank=10, kv_lora_rank=12, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=6,
         n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=20, first_k_dense_replace=1,
         num_nextn_predict_layers=0)),
+    **{name: lambda config=config: AutoModelForCausalLM.from_config(config()).float() for name, config in families_test.CONFIGS.items()},
 }
 
 

@@ -22,11 +22,11 @@ namespace fs = std::filesystem;
 
 // The config.json that the run's model came from: the run's copy, or else that of the directory it was started from.
 std::optional<Json> original_config(const fs::path& run) {
-  if (fs::exists(run / train::kHfConfigFile)) return read_json(run / train::kHfConfigFile);
+  if (fs::exists(run / train::kHfConfigFile)) return arch::read_hf_json(run / train::kHfConfigFile);
   if (!fs::exists(run / "config.resolved.toml")) return std::nullopt;
   const std::string from = config::load_config({run / "config.resolved.toml"}, {}).config.model.from;
   if (from.empty() || !fs::exists(source_folder(from) / "config.json")) return std::nullopt;
-  return read_json(source_folder(from) / "config.json");
+  return arch::read_hf_json(source_folder(from) / "config.json");
 }
 
 std::optional<at::ScalarType> dtype_of(const CommandLine& command_line) {

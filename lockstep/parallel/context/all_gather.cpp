@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "lockstep/nn/attention_sinks.h"
 #include "lockstep/parallel/context/blocks.h"
 
 namespace lockstep::parallel {
@@ -32,6 +33,7 @@ class AllGatherAttention : public nn::ContextAttention {
     nn::SeenSums seen;
     for_blocks(blocks.own(0, queries.tokens()), CallPhase::kForward,
                [&](int rank, const at::Tensor& block) { queries.attend(queries.all_of(rank), block, blocks, seen); });
+    if (options.sinks.defined()) nn::apply_sinks(options.sinks, seen.out, seen.logsumexp);
     const at::Tensor out = seen.out.to(heads.q.scalar_type());
     if (saved) {
       auto kept = std::make_unique<AllGatherSaved>();
@@ -44,6 +46,8 @@ class AllGatherAttention : public nn::ContextAttention {
 
   void backward(const at::Tensor& dout, std::unique_ptr<Saved> saved, const nn::AttentionCoreGrads& grads) override {
     const auto& kept = static_cast<const AllGatherSaved&>(*saved);
+    if (kept.options.sinks.defined())
+      nn::add_sinks_gradient(kept.options.sinks, dout.view(kept.out.sizes()), kept.out, kept.logsumexp, grads.dsinks);
     const QueriesHere queries(kept.heads.q, *kept.places, kept.options);
     DenseBlocks blocks(kept.heads.k, kept.heads.v);
     const QueriesHere::Backward pass = queries.begin_backward(dout, kept.out, kept.logsumexp);

@@ -1,8 +1,10 @@
 // Every way of attention over parts of sequences against softmax(q k^T) v of the whole ones, written out for autograd; and what it
 // communicates against formulas.
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/stack.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -47,6 +49,7 @@ struct Case {
   at::ScalarType dtype = at::kFloat;
   double bound = 2e-5;
   bool overlap = true;
+  bool sinks = false;
 };
 
 TestSequences sequences_of(const Case& c) {
@@ -62,11 +65,16 @@ struct Whole {
     q = leaf(of("q", s.heads, s.key)), k = leaf(of("k", s.kv_heads, s.key)), v = leaf(of("v", s.kv_heads, s.value));
     dout = of("dout", s.heads, s.value).to(at::kFloat);
     const at::Tensor keys = k.repeat_interleave(s.heads / s.kv_heads, 2), values = v.repeat_interleave(s.heads / s.kv_heads, 2);
-    const at::Tensor scores = at::matmul(q.transpose(1, 2), keys.permute({0, 2, 3, 1})) / std::sqrt(static_cast<double>(s.key));
-    out = at::matmul(at::softmax(scores + testing::bias_of(sequences_of(c), s.window).unsqueeze(1), -1), values.transpose(1, 2)).transpose(1, 2);
+    at::Tensor scores = at::matmul(q.transpose(1, 2), keys.permute({0, 2, 3, 1})) / std::sqrt(static_cast<double>(s.key));
+    scores = scores + testing::bias_of(sequences_of(c), s.window).unsqueeze(1);
+    if (c.sinks) {
+      sinks = leaf(random("sinks", {s.heads}).to(c.dtype));
+      scores = at::cat({scores, sinks.view({1, -1, 1, 1}).expand({2, s.heads, s.length, 1})}, -1);
+    }
+    out = at::matmul(at::softmax(scores, -1).narrow(-1, 0, s.length), values.transpose(1, 2)).transpose(1, 2);
     out.backward(dout);
   }
-  at::Tensor q, k, v, out, dout;
+  at::Tensor q, k, v, sinks, out, dout;
 };
 
 // What a rank puts on the links, from the sizes of the case alone.
@@ -168,7 +176,8 @@ class Expected {
   program::Ledger ledger_;
 };
 
-void run_case(const Case& c, TestGroup& ranks, const Whole& whole) {
+// -> the gradient of the sinks that this rank makes.
+at::Tensor run_case(const Case& c, TestGroup& ranks, const Whole& whole) {
   ContextGroup& group = *ranks.group;
   SCOPED_TRACE(cat(config::choices_of(c.kind)[static_cast<size_t>(c.kind)], " inner ", c.inner, " of ", group.size(), " split ", static_cast<int>(c.split),
                    " length ", c.shape.length, " heads ", c.shape.heads, " documents ", c.documents, " rank ", group.rank()));
@@ -177,7 +186,9 @@ void run_case(const Case& c, TestGroup& ranks, const Whole& whole) {
   // Views of one memory, which gradients overwrite; tokens behind the end have values too.
   const auto mine = [&](const at::Tensor& x) { return part_of(x, places, 0.5).to(c.dtype); };
   const nn::ContextAttention::Heads heads{.q = mine(whole.q), .k = mine(whole.k), .v = mine(whole.v)};
-  const nn::ContextAttention::Options options{.scale = 0, .window = c.shape.window};
+  const at::Tensor sinks = c.sinks ? whole.sinks.detach().to(c.dtype) : at::Tensor();
+  const at::Tensor dsinks = c.sinks ? at::zeros(sinks.sizes(), at::kFloat) : at::Tensor();
+  const nn::ContextAttention::Options options{.scale = 0, .window = c.shape.window, .sinks = sinks};
   const at::Tensor unkept = attention->forward(heads, places, options, nullptr);
   ranks.all->take_ledger();
   if (ranks.inner) ranks.inner->take_ledger(), ranks.outer->take_ledger();
@@ -186,7 +197,7 @@ void run_case(const Case& c, TestGroup& ranks, const Whole& whole) {
   const at::Tensor out = attention->forward(heads, places, options, &saved);
   EXPECT_TRUE(out.is_contiguous() && out.equal(unkept));
   const at::Tensor dout = part_of(whole.dout, places).to(c.dtype);
-  attention->backward(dout.view({2, dout.size(1), -1}), std::move(saved), {.dq = heads.q, .dk = heads.k, .dv = heads.v});
+  attention->backward(dout.view({2, dout.size(1), -1}), std::move(saved), {.dq = heads.q, .dk = heads.k, .dv = heads.v, .dsinks = dsinks});
   const auto compare = [&](const at::Tensor& found, const at::Tensor& expected, const char* what) {
     expect_close(testing::without_filler(found.to(at::kFloat), places), part_of(expected, places), what, c.bound);
   };
@@ -200,11 +211,13 @@ void run_case(const Case& c, TestGroup& ranks, const Whole& whole) {
   const auto lines =
       program::Ledger::difference(Expected(c, group.rank(), group.size(), dout.size(1)).ledger(c.dtype == at::kFloat ? 4 : 2), recorded);
   EXPECT_TRUE(lines.empty()) << join(lines, "\n");
+  return dsinks;
 }
 
 void run_cases(int ranks, const std::vector<Case>& cases) {
   std::vector<Whole> wholes;
   for (const Case& c : cases) wholes.emplace_back(c);
+  std::vector<std::vector<at::Tensor>> dsinks(cases.size(), std::vector<at::Tensor>(static_cast<size_t>(ranks)));
   run_ranks(ranks, [&](comm::World& world) {
     std::map<TestGroup::Options, std::unique_ptr<TestGroup>> groups;
     for (size_t i = 0; i < cases.size(); ++i) {
@@ -212,9 +225,11 @@ void run_cases(int ranks, const std::vector<Case>& cases) {
                                        .documents = cases[i].documents, .overlap = cases[i].overlap};
       std::unique_ptr<TestGroup>& group = groups[options];
       if (!group) group = std::make_unique<TestGroup>(world, ranks, options);
-      run_case(cases[i], *group, wholes[i]);
+      dsinks[i][static_cast<size_t>(world.rank())] = run_case(cases[i], *group, wholes[i]);
     }
   });
+  for (size_t i = 0; i < cases.size(); ++i)
+    if (cases[i].sinks) expect_close(at::stack(dsinks[i]).sum(0), wholes[i].sinks.grad(), cat("dsinks of case ", i), cases[i].bound);
 }
 
 std::vector<Case> cases_of(ContextKind kind, int inner) {
@@ -234,6 +249,15 @@ TEST_P(ContextAttention, AllGatherIsThatOfOneRank) { run_cases(GetParam(), cases
 TEST_P(ContextAttention, AllToAllIsThatOfOneRank) { run_cases(GetParam(), cases_of(ContextKind::kAllToAll, 1)); }
 TEST_P(ContextAttention, HeadsInsideAndARingAcrossAreThatOfOneRank) {
   run_cases(GetParam(), cases_of(ContextKind::k2d, GetParam() == 3 ? 3 : 2));
+}
+
+// One more score that every query sees, whatever keys it sees and where these are.
+TEST_P(ContextAttention, SinksAreThoseOfOneRank) {
+  std::vector<Case> cases;
+  for (const ContextKind kind : {ContextKind::kRing, ContextKind::kAllGather, ContextKind::kAllToAll, ContextKind::k2d})
+    for (const Shape& shape : kShapes)
+      cases.push_back({.kind = kind, .inner = GetParam() == 3 ? 3 : 2, .shape = shape, .documents = shape.window == 0, .sinks = true});
+  run_cases(GetParam(), cases);
 }
 
 TEST(ContextAttentionKinds, OfBf16AreThatOfOneRankRoundedOnce) {

@@ -8,6 +8,7 @@
 
 #include "lockstep/nn/attention.h"
 #include "lockstep/nn/latent_attention.h"
+#include "lockstep/nn/whole_norm.h"
 #include "lockstep/parallel/context/test_context.h"
 #include "support/run_ranks.h"
 #include "support/tensors.h"
@@ -48,6 +49,18 @@ Built attention(ContextGroup* group) {
   built.branch = std::make_unique<nn::Attention>(shape, std::make_unique<nn::Linear>(p[0]), nn::Rotary(32, 4, 100, p[0].value.options()),
                                                  std::make_unique<nn::Linear>(p[1]), std::make_unique<nn::HeadNorm>(p[2], p[3], 1e-6),
                                                  context_of(group));
+  return built;
+}
+
+Built attention_with_sinks(ContextGroup* group) {
+  const nn::Attention::Shape shape{.heads = 4, .kv_heads = 2, .head_size = 4, .scale = 0.4};
+  Built built;
+  built.parameters = {parameter("qkv", {8 * 4, kWidth}, 0.4), parameter("out", {kWidth, 16}, 0.4), parameter("q_norm", {16}), parameter("k_norm", {8}),
+                      parameter("sinks", {4})};
+  const std::vector<nn::Parameter>& p = built.parameters;
+  auto norm = std::make_unique<nn::WholeNorm>(p[2], p[3], nn::WholeNorm::Options{.q_width = 16, .k_width = 8, .eps = 1e-6}, nullptr);
+  built.branch = std::make_unique<nn::Attention>(shape, std::make_unique<nn::Linear>(p[0]), nn::Rotary(32, 2, 100, p[0].value.options()),
+                                                 std::make_unique<nn::Linear>(p[1]), std::move(norm), context_of(group), p[4]);
   return built;
 }
 
@@ -137,6 +150,11 @@ constexpr ContextKind kKinds[] = {ContextKind::kRing, ContextKind::kAllToAll, Co
 
 TEST(ContextLayers, AttentionIsThatOfOneRank) {
   for (const ContextKind kind : kKinds) check(attention, kind, 2, ContextSplit::kZigzag), check(attention, kind, 4, ContextSplit::kContiguous);
+}
+
+TEST(ContextLayers, AttentionWithSinksIsThatOfOneRank) {
+  for (const ContextKind kind : kKinds)
+    check(attention_with_sinks, kind, 2, ContextSplit::kZigzag), check(attention_with_sinks, kind, 4, ContextSplit::kContiguous);
 }
 
 TEST(ContextLayers, LatentAttentionIsThatOfOneRank) {

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "lockstep/arch/cost.h"
+#include "lockstep/base/check.h"
+#include "lockstep/nn/attention_sinks.h"
 
 namespace lockstep::parallel {
 
@@ -78,6 +80,8 @@ class RingAttention : public nn::ContextAttention {
   void backward(const at::Tensor& dout, std::unique_ptr<Saved> saved, const nn::AttentionCoreGrads& grads) override {
     const auto& kept = static_cast<const RingSaved&>(*saved);
     DenseBlocks blocks(kept.k, kept.v);
+    if (kept.options.sinks.defined())
+      nn::add_sinks_gradient(kept.options.sinks, dout.view(kept.out.sizes()), kept.out, kept.logsumexp, grads.dsinks);
     const KeyBlocks::Made sums = blocks.split(run_backward(dout, kept, blocks, grads.dq));
     grads.dk.copy_(sums.k);
     grads.dv.copy_(sums.v);
@@ -87,6 +91,7 @@ class RingAttention : public nn::ContextAttention {
 
   at::Tensor forward_of(nn::KeySource& source, const at::Tensor& q, const at::Tensor& own, const nn::TokenPlaces& places,
                         const Options& options, std::unique_ptr<Saved>* saved) override {
+    LOCKSTEP_CHECK(!options.sinks.defined(), "sinks beside keys that are made here");
     SourceBlocks blocks(source, own);
     return run({.q = q, .k = own, .v = {}}, blocks, places, options, saved);
   }
@@ -102,6 +107,7 @@ class RingAttention : public nn::ContextAttention {
                  std::unique_ptr<Saved>* saved) const {
     group_.check(places);
     const nn::SeenSums seen = ring_.forward(QueriesHere(heads.q, places, options), blocks);
+    if (options.sinks.defined()) nn::apply_sinks(options.sinks, seen.out, seen.logsumexp);
     const at::Tensor out = seen.out.to(heads.q.scalar_type());
     if (saved) {
       auto kept = std::make_unique<RingSaved>();

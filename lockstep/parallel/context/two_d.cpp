@@ -1,7 +1,10 @@
 #include "lockstep/parallel/context/two_d.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <utility>
 
+#include "lockstep/nn/attention_sinks.h"
 #include "lockstep/parallel/context/head_exchange.h"
 #include "lockstep/parallel/context/ring.h"
 
@@ -36,6 +39,7 @@ class TwoDAttention : public nn::ContextAttention {
     {
       DenseBlocks blocks = blocks_of(here, exchange);
       nn::SeenSums seen = ring_.forward(QueriesHere(here.q, tokens.places, options), blocks);
+      if (options.sinks.defined()) nn::apply_sinks(of_heads_here(options.sinks, exchange), seen.out, seen.logsumexp);
       kept->out = seen.out.to(heads.q.scalar_type());
       kept->logsumexp = std::move(seen.logsumexp);
     }
@@ -53,6 +57,7 @@ class TwoDAttention : public nn::ContextAttention {
     const QueriesHere queries(here.q, tokens.places, kept.options);
     const QueriesHere::Backward pass =
         queries.begin_backward(exchange.outputs_to_heads(dout, CallPhase::kBackward), kept.out, kept.logsumexp);
+    if (kept.options.sinks.defined()) add_sinks(kept, exchange, pass.dout, grads.dsinks);
     const KeyBlocks::Made sums = blocks.split(ring_.backward(queries, blocks, pass));
     // In the place of what was kept.
     here.q.copy_(pass.dq);
@@ -68,6 +73,21 @@ class TwoDAttention : public nn::ContextAttention {
   }
   static DenseBlocks blocks_of(const Heads& here, const HeadExchange& exchange) {
     return {here.k, here.v, exchange.parts().reads_of(exchange.rank())};
+  }
+
+  // [heads of this rank, empty ones included] of [H].
+  static at::Tensor of_heads_here(const at::Tensor& sinks, const HeadExchange& exchange) {
+    const mesh::Range heads = exchange.parts().heads_of(exchange.rank());
+    const at::Tensor here = at::zeros({exchange.parts().heads_each()}, sinks.options());
+    here.narrow(0, 0, heads.size()).copy_(sinks.narrow(0, heads.begin, heads.size()));
+    return here;
+  }
+  // Of the tokens here: those of other heads are with the ranks that have them.
+  static void add_sinks(const TwoDSaved& kept, const HeadExchange& exchange, const at::Tensor& dout, const at::Tensor& dsinks) {
+    const mesh::Range heads = exchange.parts().heads_of(exchange.rank());
+    const at::Tensor of_heads = at::zeros({exchange.parts().heads_each()}, dsinks.options());
+    nn::add_sinks_gradient(of_heads_here(kept.options.sinks, exchange), dout, kept.out, kept.logsumexp, of_heads);
+    dsinks.narrow(0, heads.begin, heads.size()).add_(of_heads.narrow(0, 0, heads.size()));
   }
 
   ContextGroup& group_;

@@ -94,6 +94,11 @@ mesh::Range ShardedExchange::own_rows(int64_t rows) const {
   return tensor_ ? tensor_->local_rows(rows) : ExpertExchange::own_rows(rows);
 }
 
+// The part that the rank's table has of a bias over etp.
+mesh::Range ShardedExchange::own_columns(int64_t width) const {
+  return experts_ ? mesh::shard_range(width, experts_->etp(), experts_->etp_rank()) : ExpertExchange::own_columns(width);
+}
+
 at::Tensor ShardedExchange::take_own(const at::Tensor& x, int64_t rows) {
   if (!tensor_) return ExpertExchange::take_own(x, rows);
   const mesh::Range own = own_rows(rows);

@@ -36,6 +36,7 @@ class ShardedExchange : public nn::ExpertExchange {
   ShardedExchange(ExpertGroup* experts, TensorGroup* tensor, ContextGroup* context, program::CallId block, std::string part);
 
   mesh::Range own_rows(int64_t rows) const override;
+  mesh::Range own_columns(int64_t width) const override;
   at::Tensor take_own(const at::Tensor& x, int64_t rows) override;
   nn::Pending give_all(const at::Tensor& own, const at::Tensor& like, int64_t rows, nn::ExchangePhase phase) override;
   // InternalError where sequences lie on several ranks and their places are not told.

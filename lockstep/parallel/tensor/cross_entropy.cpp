@@ -1,4 +1,6 @@
 // The softmax cross-entropy of a vocabulary in parts.
+#include "lockstep/parallel/tensor/cross_entropy.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/empty.h>
@@ -182,6 +184,23 @@ at::Tensor cross_entropy_whole_(at::Tensor logits, const at::Tensor& targets, in
                  "parts of ", logits.size(0), " rows");
   if (!logits.is_cpu()) return whole_device(logits, targets, first_token, parts);
   return whole_cpu(logits, {targets.const_data_ptr<int64_t>(), logits.size(1), first_token}, parts, rank);
+}
+
+VocabParallelCrossEntropy::VocabParallelCrossEntropy(TensorGroup& group, int64_t vocab_size, std::string_view name)
+    : group_(group),
+      tokens_(mesh::shard_range(vocab_size, group.size(), group.rank())),
+      call_(program::named_call(name).with(program::CallPhase::kSoftmax)) {
+  LOCKSTEP_CHECK(vocab_size >= group.size(), "a vocabulary of ", vocab_size, " for ", group.size(), " ranks");
+}
+
+at::Tensor VocabParallelCrossEntropy::loss_(at::Tensor logits, const at::Tensor& targets) {
+  LOCKSTEP_CHECK(logits.dim() == 2 && targets.dim() == 1, "logits of ", logits.dim(), " dims, targets of ", targets.dim());
+  LOCKSTEP_CHECK_EQ(logits.size(0), targets.size(0), "rows of logits and targets");
+  LOCKSTEP_CHECK_EQ(logits.size(1), tokens_.size(), "columns of logits on rank ", group_.rank(), " of ", group_.size());
+  const int64_t ranks = group_.size(), rows = targets.size(0);
+  const at::Tensor part = cross_entropy_part_(logits, targets, tokens_.begin);
+  const at::Tensor parts = group_.gather_rows(part, ranks * rows, call_)().view({ranks, rows, 3});
+  return cross_entropy_whole_(logits, targets, tokens_.begin, parts, group_.rank());
 }
 
 }  // namespace lockstep::parallel

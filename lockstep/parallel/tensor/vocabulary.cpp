@@ -21,8 +21,8 @@ using nn::flatten_rows;
 using program::CallPhase;
 
 VocabParallelEmbedding::VocabParallelEmbedding(nn::Parameter tokens, nn::Parameter positions, nn::Dropout dropout,
-                                               TensorGroup& group, int64_t vocab_size)
-    : Embedding(std::move(tokens), std::move(positions), std::move(dropout)),
+                                               TensorGroup& group, int64_t vocab_size, double scale)
+    : Embedding(std::move(tokens), std::move(positions), std::move(dropout), scale),
       group_(group),
       first_token_(mesh::shard_range(vocab_size, group.size(), group.rank()).begin) {}
 
@@ -31,7 +31,7 @@ at::Tensor VocabParallelEmbedding::look_up(const at::Tensor& tokens) const {
   const int64_t here = tokens_.value.size(0);
   const at::Tensor local = tokens.sub(first_token_);
   const at::Tensor elsewhere = at::logical_or(local.lt(0), local.ge(here));
-  return at::embedding(tokens_.value, local.clamp(0, here - 1)).masked_fill_(elsewhere.unsqueeze(-1), 0);
+  return scaled(at::embedding(tokens_.value, local.clamp(0, here - 1)).masked_fill_(elsewhere.unsqueeze(-1), 0));
 }
 
 at::Tensor VocabParallelEmbedding::words(const at::Tensor& tokens) const {
@@ -79,15 +79,15 @@ void VocabParallelEmbedding::accumulate_here(const at::Tensor& local, const at::
   const at::Tensor lives_here = local.ge(0).logical_and_(local.lt(rows));
   if (local.is_cpu()) {
     const at::Tensor here = at::nonzero(lives_here).squeeze(1);
-    return nn::accumulate_rows(tokens_.grad, at::index_select(local, 0, here), at::index_select(dy, 0, here));
+    return nn::accumulate_rows(tokens_.grad, at::index_select(local, 0, here), scaled(at::index_select(dy, 0, here)));
   }
   // How many they are a device would have to tell the host. So other ranks' tokens add zeros, to rows spread as theirs are.
-  nn::accumulate_rows(tokens_.grad, at::remainder(local, rows), dy.masked_fill(lives_here.logical_not().unsqueeze(1), 0));
+  nn::accumulate_rows(tokens_.grad, at::remainder(local, rows), scaled(dy.masked_fill(lives_here.logical_not().unsqueeze(1), 0)));
 }
 
 VocabParallelHead::VocabParallelHead(std::unique_ptr<nn::Norm> norm, nn::Parameter weight, int64_t chunk_rows,
-                                     TensorGroup& group, int64_t vocab_size)
-    : Head(std::move(norm), std::move(weight), chunk_rows),
+                                     TensorGroup& group, int64_t vocab_size, double factor)
+    : Head(std::move(norm), std::move(weight), chunk_rows, factor),
       group_(group),
       vocab_size_(vocab_size),
       tokens_(mesh::shard_range(vocab_size, group.size(), group.rank())) {}

@@ -15,7 +15,7 @@ namespace lockstep::parallel {
 class VocabParallelEmbedding : public nn::Embedding {
  public:
   VocabParallelEmbedding(nn::Parameter tokens, nn::Parameter positions, nn::Dropout dropout, TensorGroup& group,
-                         int64_t vocab_size);
+                         int64_t vocab_size, double scale = 1);
 
   void backward_weight(nn::Saved& saved) override;
 
@@ -45,7 +45,7 @@ class VocabParallelEmbedding : public nn::Embedding {
 class VocabParallelHead : public nn::Head {
  public:
   VocabParallelHead(std::unique_ptr<nn::Norm> norm, nn::Parameter weight, int64_t chunk_rows, TensorGroup& group,
-                    int64_t vocab_size);
+                    int64_t vocab_size, double factor = 1);
 
   // For generation, where nothing is cut by rows: [..., D] -> all logits [..., V] on every rank.
   at::Tensor logits(const at::Tensor& x) override;

@@ -50,18 +50,13 @@ void settle_global_batch(config::LoadedConfig& loaded, int world_size) {
 }
 
 config::LayoutProblem too_long(const config::RunConfig& config, const arch::ModelConfig& model) {
-  const bool window = arch::bounded_by_window(model);
   const bool learned = model.traits().learned_positions && !config.model.from.empty();
   const std::string now = cat(config.train.seq_len), most = cat(model.max_seq_len);
   config::LayoutProblem problem{.key = "train.seq_len",
-                                .what = cat("train.seq_len = ", now, " is longer than model.max_seq_len = ", most,
-                                            window ? ", which is the sliding window of some layers" : ""),
+                                .what = cat("train.seq_len = ", now, " is longer than model.max_seq_len = ", most),
                                 .ways = {{.changes = {{"train.seq_len", most}},
-                                          .text = cat("use seq_len <= ", most,
-                                                      window    ? "; a window shorter than a sequence is that of all layers"
-                                                      : learned ? "; the model has learned so many positions"
-                                                                : "")}}};
-  if (!window && !learned) problem.ways.push_back({.changes = {{"model.max_seq_len", now}}, .text = "raise model.max_seq_len"});
+                                          .text = cat("use seq_len <= ", most, learned ? "; the model has learned so many positions" : "")}}};
+  if (!learned) problem.ways.push_back({.changes = {{"model.max_seq_len", now}}, .text = "raise model.max_seq_len"});
   return problem;
 }
 

@@ -4,9 +4,12 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
+#include "lockstep/arch/branch_kind.h"
+#include "lockstep/arch/layer_letters.h"
 #include "lockstep/base/checked.h"
 #include "lockstep/base/units.h"
 #include "lockstep/config/check_parts.h"
@@ -44,7 +47,12 @@ double bytes_of(const RunConfig& config, const arch::ModelConfig& model, int wor
   const bool of_all = config.moe.static_buffers || experts.router == config::Router::kExpertChoice;  // every expert may get every row
   const double expert = number(experts.ffn), copies = number(of_all ? experts.count : experts.per_token) * config.parallel.ep * config.parallel.etp;
   const double routed = model.has_experts() ? 8 * (copies * (3 * expert + 3 * hidden) + 3 * number(experts.shared) * expert + 4 * number(experts.count)) : 0;
-  const double width = 24 * hidden + 24 * number(model.latent.projected()) + 8 * heads * (number(model.head_size) + 1) + 8 * number(model.ffn) + routed;
+  const arch::StateSpaceSizes& scan = model.state_space;
+  // What the scan keeps of a token: a state for each chunk, and where a GPU has no kernel for it a row of each chunk's products.
+  const double chunk = number(std::max<int64_t>(1, scan.chunk)), inner = number(scan.heads) * number(scan.head_size);
+  const double projected = 3 * inner + 4 * number(scan.groups) * number(scan.state) + number(scan.heads);
+  const double scanned = model.has_state_space() ? 24 * projected + 16 * (inner * (number(scan.state) / chunk + 1) + number(scan.heads) * chunk) : 0;
+  const double width = 24 * hidden + 24 * number(model.latent.projected()) + 8 * heads * (number(model.head_size) + 1) + 8 * number(model.ffn) + routed + scanned;
   const arch::LatentSizes& latent = model.latent;
   const double of_latent = number(latent.projected()) * (hidden + number(model.heads) * number(latent.head() + latent.value));
   const double layers = number(model.layers) + 2, vocabulary = number(model.vocab_size);
@@ -52,7 +60,8 @@ double bytes_of(const RunConfig& config, const arch::ModelConfig& model, int wor
   const double scratch = number(std::max(1, config.train.threads)) * 64 * (number(config.train.seq_len) + 500) *
                          (number(model.head_size) + 64);
   const double of_experts = model.has_experts() ? (number(experts.count) + number(experts.shared)) * (3 * expert + 1) : 0;
-  const double parameters = layers * of_latent + layers * hidden * (heads * number(model.head_size) + hidden + 3 * number(model.ffn) + of_experts + 16) +
+  const double of_scan = model.has_state_space() ? projected * (2 * hidden + number(scan.convolution) + 1) : 0;
+  const double parameters = layers * (of_latent + of_scan) + layers * hidden * (heads * number(model.head_size) + hidden + 3 * number(model.ffn) + of_experts + 16) +
                             hidden * (2 * vocabulary + number(model.max_seq_len));
   const double logits = 1024 * vocabulary;
   const bool server = config.parallel.data_parallel == config::DataParallel::kParameterServer;  // sends to all ranks
@@ -181,6 +190,7 @@ std::vector<LayoutProblem> head_problems_of(const RunConfig& config, const arch:
                      .ways = config::values_of("train.precision", {"fp32"}) + config::values_of("train.device", {"cpu"})});
   };
   const arch::LatentSizes& latent = model.latent;
+  if (!arch::has_attention(model)) return found;
   if (!model.has_latent()) {
     at_most(model.head_size, cat("head_size(", model.head_size, ")"));
     return found;
@@ -216,6 +226,41 @@ std::vector<LayoutProblem> rule_problems_of(const RunConfig& config, const arch:
   return found;
 }
 
+// The RMSNorm of a state space's output over groups of its heads: whole ones on each rank, or one over all ranks.
+std::vector<LayoutProblem> scan_problems_of(const RunConfig& config, const arch::ModelConfig& model) {
+  const int64_t tp = config.parallel.tp, groups = model.state_space.norm_groups;
+  if (!model.has_state_space() || groups <= 1 || groups % tp == 0) return {};
+  return {{.key = "parallel.tp",
+           .what = cat("norm_groups(", groups, ") of the model's state spaces % tp(", tp, ") = ", groups % tp),
+           .ways = config::divisors_near("parallel.tp", groups, tp)}};
+}
+
+// Kinds of branches of a program's own that no layout cuts.
+std::vector<LayoutProblem> kind_problems_of(const RunConfig& config, const arch::ModelConfig& model) {
+  std::vector<LayoutProblem> found;
+  std::set<std::string> kinds;
+  for (const arch::BlockSpec& block : model.blocks)
+    for (const arch::Branch& branch : block) kinds.insert(branch.kind);
+  const auto refuse = [&](bool refused, const char* key, std::string what, std::vector<Suggestion> ways) {
+    if (refused) found.push_back({.key = key, .what = std::move(what), .ways = std::move(ways)});
+  };
+  for (const std::string& id : kinds) {
+    const arch::BranchKind& kind = arch::branch_kind(id);
+    const config::ParallelSection& parallel = config.parallel;
+    refuse(kind.whole_only && parallel.tp > 1, "parallel.tp", cat("tp(", parallel.tp, ") ranks would share branches \"", id, "\", which are not cut"),
+           config::values_of("parallel.tp", {"1"}));
+    refuse(kind.whole_sequences && parallel.cp > 1, "parallel.cp",
+           cat("cp(", parallel.cp, ") ranks would hold parts of sequences, which branches \"", id, "\" take whole"),
+           config::values_of("parallel.cp", {"1"}));
+    const bool packs = config.data.pack == config::Pack::kDocuments;
+    refuse(kind.whole_sequences && (packs || config.data.masks_documents() || config.data.resets_positions()),
+           packs ? "data.pack" : "data.document_mask",
+           cat(packs ? "pack = \"documents\"" : "documents are told apart", ", but branches \"", id, "\" know none"),
+           config::values_of("data.pack", {"stream"}) + config::values_of("data.document_mask", {"false"}));
+  }
+  return found;
+}
+
 }  // namespace
 
 int64_t actions_of(const RunConfig& config, const arch::ModelConfig& model, int world_size) {
@@ -230,8 +275,10 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, const arch::
   RunConfig resolved = config;
   resolved.model.max_seq_len = model.max_seq_len;
   resolved.model.layers = model.layers;
-  resolved.model.heads = model.heads;
+  resolved.model.heads = arch::has_attention(model) ? model.heads : 0;
   resolved.model.kv_heads = model.kv_heads;
+  resolved.model.state_heads = model.state_space.heads;
+  resolved.model.state_groups = model.state_space.groups;
   resolved.model.experts = model.experts.count;
   resolved.model.expert_ffn = model.experts.ffn;
   resolved.model.router = model.experts.router;
@@ -248,7 +295,8 @@ std::vector<LayoutProblem> layout_problems(const RunConfig& config, const arch::
     depth = kScheduleDepth;
   }
   for (std::vector<LayoutProblem>& beyond : std::array{schedule_problems_of(config, world_size, problems), rule_problems_of(config, model),
-                                                       head_problems_of(config, model)})
+                                                       head_problems_of(config, model), scan_problems_of(config, model),
+                                                       kind_problems_of(config, model)})
     for (LayoutProblem& problem : beyond) {
       problem.depth = depth;
       problems.push_back(std::move(problem));

@@ -98,15 +98,10 @@ class Files {
         R"({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_size": 16, "intermediate_size": 32,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300,
             "max_position_embeddings": 64, "sliding_window": 32, "rms_norm_eps": 1e-05})";
-    constexpr const char* kQwen2 =
-        R"({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 16, "intermediate_size": 32,
-            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 64,
-            "use_sliding_window": true, "max_window_layers": 1, "sliding_window": 32, "rms_norm_eps": 1e-06})";
     constexpr const char* kGpt2 =
         R"({"model_type": "gpt2", "n_embd": 16, "n_head": 4, "n_layer": 2, "n_positions": 32, "vocab_size": 300})";
     write("mistral/config.json", kMistral);
     write("mistral/tokenizer.json", data::trained_json(280));
-    write("qwen2/config.json", kQwen2);
     write("gpt2/config.json", kGpt2);
     write("lacks/config.json", R"({"model_type": "gpt2"})");
     write("relu/config.json", cat(R"({"activation_function": "relu", )", std::string(kGpt2).substr(1)));
@@ -197,7 +192,6 @@ std::vector<Case> model_cases(const Files& files) {
       {"LS1114", {{"model.layers", "2"}, {"model.hidden", "64"}, {"model.heads", "4"}}},
       {"LS1115", {{"model.from", files.at("none")}}, 1, Mended::kInAFile},
       {"LS1116", {{"model.from", mistral}, {"model.preset", "gpt2-test"}, {"model.layers", "3"}}},
-      {"LS1116", {{"model.from", files.at("qwen2")}, {"model.max_seq_len", "64"}}},
       {"LS1116", {{"model.from", gpt2}, {"model.max_seq_len", "16"}}},
       {"LS1116", {{"model.from", files.at("relu")}, {"model.layers", "3"}}},
       {"LS1117", {{"model.from", files.at("lacks")}}, 1, Mended::kInAFile},
@@ -208,7 +202,6 @@ std::vector<Case> model_cases(const Files& files) {
       {"LS1120", {{"model.from", gpt2}, {"data.tokenizer", files.at("600.json")}}, 1, Mended::kElsewhere},
       {"LS1121", {{"model.preset", "gpt2-test"}, {"train.seq_len", "65"}}},
       {"LS1121", {{"model.from", mistral}, {"train.seq_len", "65"}}},
-      {"LS1121", {{"model.from", files.at("qwen2")}, {"train.seq_len", "33"}}},
       {"LS1121", {{"model.from", gpt2}, {"train.seq_len", "33"}}},
   };
 }

@@ -1,7 +1,9 @@
 // Who holds which tokens, how many pairs of a query and a key that gives each rank, and what each mode sends.
 #include <algorithm>
 #include <numeric>
+#include <set>
 
+#include "lockstep/arch/layer_description.h"
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 #include "lockstep/config/fields.h"
@@ -49,9 +51,14 @@ int64_t pairs_between(const std::vector<int32_t>& queries, const std::vector<int
   return pairs;
 }
 
-// Of the same attention; experts beside it communicate over cp too.
-Layout with_mode(Layout layout, ContextKind kind, int inner) {
-  layout.model.experts = {};
+// Of the same attention; what is beside it communicates over cp too.
+Layout first_attention(const Layout& layout) {
+  const std::vector<int> layers = attention_layers(layout.model);
+  return layers.empty() ? layout : of_layer(layout, layers.front());
+}
+
+Layout with_mode(const Layout& all, ContextKind kind, int inner) {
+  Layout layout = first_attention(all);
   layout.context = kind;
   layout.context_inner = inner;
   return layout;
@@ -90,10 +97,37 @@ int ring_inner(const Layout& layout) { return layout.context == ContextKind::k2d
 
 }  // namespace
 
+std::vector<int> attention_layers(const arch::ModelConfig& model) {
+  std::vector<int> layers;
+  std::set<int64_t> windows;
+  for (int layer = 1; layer <= static_cast<int>(model.layers); ++layer) {
+    const auto attends = [](const arch::Branch& branch) { return branch.kind.ends_with("attention"); };
+    if (!std::ranges::any_of(arch::block_branches(model, layer), attends)) continue;
+    if (windows.insert(arch::window_of_layer(model, layer)).second) layers.push_back(layer);
+  }
+  return layers;
+}
+
+Layout of_layer(const Layout& all, int layer) {
+  Layout layout = all;
+  arch::ModelConfig& model = layout.model;
+  const arch::BlockSpec branches = arch::block_branches(model, layer);
+  const auto mixes = [](const arch::Branch& branch) { return branch.kind == arch::kStateSpace || branch.kind.ends_with("attention"); };
+  const auto mixer = std::ranges::find_if(branches, mixes);
+  LOCKSTEP_CHECK(mixer != branches.end(), "layer ", layer, " mixes no tokens");
+  arch::Branch alone = *mixer;
+  if (alone.kind != arch::kStateSpace) alone.kind = "attention";  // latent attention stands for it
+  alone.beside = false;
+  model.sliding_window = arch::window_of_layer(model, layer);
+  model.blocks = {{alone}};
+  model.experts = {};
+  return layout;
+}
+
 std::vector<int> context_ranks(const Layout& layout) { return layout.mesh.group(0, mesh::Axis::kCp); }
 
 std::vector<std::vector<int32_t>> tokens_of_ranks(const Layout& layout, config::ContextSplit split, const std::vector<int32_t>& documents) {
-  auto places = data::split_tokens(layout.seq_len, {.ranks = cp_of(layout), .split = split}, documents);
+  auto places = data::split_tokens(layout.seq_len, {.ranks = cp_of(layout), .split = split, .whole_pieces = layout.whole_pieces()}, documents);
   for (std::vector<int32_t>& of_rank : places)
     std::erase_if(of_rank, [&](int32_t place) { return place >= layout.seq_len; });
   return places;
@@ -139,12 +173,13 @@ RingWork ring_work(const Layout& layout, config::ContextSplit split, const std::
     std::inplace_merge(member.begin(), middle, member.end());
   }
   const int members = static_cast<int>(tokens.size());
+  const int64_t window = first_attention(layout).model.sliding_window;
   RingWork work{.pairs = std::vector(tokens.size(), std::vector<int64_t>(tokens.size()))};
   for (int member = 0; member < members; ++member)
     for (int step = 0; step < members; ++step)
       work.pairs[static_cast<size_t>(member)][static_cast<size_t>(step)] =
           pairs_between(tokens[static_cast<size_t>(member)], tokens[static_cast<size_t>(RingWork::holder(member, step, members))],
-                        Sight(documents, layout.model.sliding_window));
+                        Sight(documents, window));
   return work;
 }
 
@@ -156,6 +191,7 @@ std::string text_of(const ContextBytes& bytes) {
 std::vector<ContextBytes> context_bytes(const Layout& layout) {
   const int cp = cp_of(layout);
   const int64_t heads = heads_here(layout);
+  if (attention_layers(layout.model).empty()) return {};
   std::vector<ContextBytes> modes = {{ContextKind::kRing}, {ContextKind::kAllGather}};
   if (cp <= heads) modes.push_back({ContextKind::kAllToAll});
   for (int inner = 2; inner < cp && inner <= heads; ++inner)
@@ -166,6 +202,14 @@ std::vector<ContextBytes> context_bytes(const Layout& layout) {
     mode.backward = bytes_of_a_token(like_this, arch::Phase::kBackward);
   }
   return modes;
+}
+
+ContextBytes state_space_bytes(const Layout& layout) {
+  int layer = 1;
+  const auto scans = [](const arch::Branch& branch) { return branch.kind == arch::kStateSpace; };
+  while (!std::ranges::any_of(arch::block_branches(layout.model, layer), scans)) ++layer;
+  const Layout alone = of_layer(layout, layer);
+  return {.forward = bytes_of_a_token(alone, arch::Phase::kForward), .backward = bytes_of_a_token(alone, arch::Phase::kBackward)};
 }
 
 RingBalances ring_balances(const Layout& layout) {

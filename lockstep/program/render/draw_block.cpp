@@ -78,6 +78,7 @@ class BlockDrawing {
     std::vector<std::string> names;
     for (const auto& piece : linears.pieces) names.push_back(branch.part(piece.name) + ".weight");
     matrices(names);
+    communication(branch.part("qk_norm"));
     between_tokens(branch);
     line(cat("| ", kind.between(layout_.model, branch, specs_)));
     matrices({last + ".weight"});
@@ -161,6 +162,8 @@ class BlockDrawing {
     if (part == "dispatch" || part == "combine" || part == "rows")  // backward the gradients go the same way
       return cat(" (", part, ")", call.phase == CallPhase::kForward ? "" : part == "dispatch" ? " of dy" : " of dx");
     if (part == "counts" || part == "scores" || part == "tokens" || part == "weights") return cat(" of ", part);
+    if (part == "columns" || part == "states") return cat(call.phase == CallPhase::kForward ? " of " : " of d ", part, " over cp");  // of pieces
+    if (part == "norm" || part == "qk_norm") return call.phase == CallPhase::kForward ? " of squares of rows" : " of sums over rows";
     if (call.phase == CallPhase::kForward) return "";
     if (call.phase == CallPhase::kGather) return " of x, for the weight gradient";
     return call.collective == Collective::kAllGather ? " of dy" : " of dx";

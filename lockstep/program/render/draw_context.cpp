@@ -42,16 +42,47 @@ class ContextDrawing {
   ContextDrawing(const Layout& layout, const ContextQuestion& question)
       : layout_(layout), question_(question), ranks_(context_ranks(layout)), members_(std::ssize(ranks_) / inner()) {}
 
-  std::string text() const {
-    std::string text = holders() + "\n";
+  // What there is to say of one kind of attention.
+  std::string attention() const {
+    std::string text;
     if (layout_.context == ContextKind::kAllToAll)
       text += heads();
     else if (layout_.context == ContextKind::kAllGather)
       text += gathered();
     else
-      text += ends() > 0 ? window_ends() : steps() + "\n" + work(ContextSplit::kZigzag) + "\n" + work(ContextSplit::kContiguous) + "\n" + balances();
+      text += ends() > 0 ? ends_text() : steps() + "\n" + work(ContextSplit::kZigzag) + "\n" + work(ContextSplit::kContiguous) + "\n" + balances();
     if (!question_.sequences.empty()) text += "\n" + sequences();
     return text + "\n" + modes();
+  }
+
+  std::string holders() const {
+    const auto places = tokens_of_ranks(layout_, layout_.context_split, question_.documents);
+    const int64_t each = layout_.tokens_here();
+    const bool filled = each * std::ssize(ranks_) > layout_.seq_len;
+    std::vector<Row> rows = {{"rank", "tokens"}};
+    if (filled) rows[0].emplace_back("behind the end");
+    for (int i = 0; i < shown(); ++i) {
+      const std::vector<int32_t>& here = places.at(static_cast<size_t>(i));
+      rows.push_back({cat(ranks_[static_cast<size_t>(i)]), ranges_text(here)});
+      if (filled) rows.back().push_back(cat(each - std::ssize(here)));
+    }
+    const char* whole = question_.documents.size() > 1 && layout_.whole_pieces() ? ", in pieces of the whole sequence, for state spaces" : "";
+    std::string text = cat("who holds which tokens of a sequence of ", layout_.seq_len, ", ", each, " each: ", config::name_of(layout_.context_split), whole, "\n");
+    if (question_.documents.size() > 1) text += cat("documents begin at ", join(starts(), ", "), "\n");
+    text += "\n" + table(rows, 2, 1) + left_out(shown(), std::ssize(ranks_), "ranks of cp");
+    const int64_t groups = layout_.mesh.world_size() / std::ssize(ranks_);
+    return groups == 1 ? text : text + cat("and so on in each of ", groups, " groups of cp\n");
+  }
+
+  // Pieces of consecutive tokens, one behind the other.
+  std::string state_spaces() const {
+    const ContextBytes bytes = state_space_bytes(layout_);
+    const int64_t pieces = layout_.context_split == ContextSplit::kZigzag ? 2 : 1;
+    return cat("state spaces take ", pieces * std::ssize(ranks_), " pieces of ", layout_.tokens_here() / pieces,
+               " tokens: every rank gets the last ", layout_.model.state_space.convolution - 1,
+               " columns of each for its convolution, and the state behind each, of which it makes that before its own\n",
+               "what a rank sends for it in a block for each of its tokens: ", decimal_bytes(bytes.forward), " forward, ", decimal_bytes(bytes.backward),
+               " backward\n");
   }
 
  private:
@@ -69,24 +100,6 @@ class ContextDrawing {
   }
   std::string member_text(int member) const { return cat(inner() == 1 ? "rank " : "ranks ", of_member(member)); }
 
-  std::string holders() const {
-    const auto places = tokens_of_ranks(layout_, layout_.context_split, question_.documents);
-    const int64_t each = layout_.tokens_here();
-    const bool filled = each * std::ssize(ranks_) > layout_.seq_len;
-    std::vector<Row> rows = {{"rank", "tokens"}};
-    if (filled) rows[0].emplace_back("behind the end");
-    for (int i = 0; i < shown(); ++i) {
-      const std::vector<int32_t>& here = places.at(static_cast<size_t>(i));
-      rows.push_back({cat(ranks_[static_cast<size_t>(i)]), ranges_text(here)});
-      if (filled) rows.back().push_back(cat(each - std::ssize(here)));
-    }
-    std::string text = cat("who holds which tokens of a sequence of ", layout_.seq_len, ", ", each, " each: ", config::name_of(layout_.context_split), "\n");
-    if (question_.documents.size() > 1) text += cat("documents begin at ", join(starts(), ", "), "\n");
-    text += "\n" + table(rows, 2, 1) + left_out(shown(), std::ssize(ranks_), "ranks of cp");
-    const int64_t groups = layout_.mesh.world_size() / std::ssize(ranks_);
-    return groups == 1 ? text : text + cat("and so on in each of ", groups, " groups of cp\n");
-  }
-
   std::vector<std::string> starts() const {
     std::vector<std::string> texts;
     for (const int32_t begin : question_.documents) {
@@ -99,10 +112,8 @@ class ContextDrawing {
     return texts;
   }
 
-  int64_t ends() const {
-    return layout_.context_shard().window_ends(static_cast<int>(members_), inner() * layout_.tokens_here(), layout_.model.sliding_window);
-  }
-  std::string window_ends() const {
+  int64_t ends() const { return window_ends(layout_); }
+  std::string ends_text() const {
     return cat("nothing goes round: a token sees ", layout_.model.sliding_window, " tokens, so the last ", ends(),
                " of each piece go to who has the next piece, and to no other\n");
   }
@@ -232,9 +243,25 @@ class ContextDrawing {
 
 }  // namespace
 
+int64_t window_ends(const Layout& layout) {
+  if (layout.context != ContextKind::kRing && layout.context != ContextKind::k2d) return 0;
+  const int64_t inner = layout.context == ContextKind::k2d ? layout.context_inner : 1;
+  return layout.context_shard().window_ends(static_cast<int>(layout.mesh.degree(mesh::Axis::kCp) / inner), static_cast<int>(inner) * layout.tokens_here(),
+                                            layout.model.sliding_window);
+}
+
 std::string draw_context(const Layout& layout, const ContextQuestion& question) {
   if (layout.mesh.degree(mesh::Axis::kCp) == 1) return "every rank holds whole sequences: parallel.cp = 1\n";
-  return ContextDrawing(layout, question).text();
+  const ContextDrawing all(layout, question);
+  std::string text = all.holders();
+  const std::vector<int> layers = attention_layers(layout.model);
+  for (const int layer : layers) {
+    const Layout alone = of_layer(layout, layer);
+    const int64_t window = alone.model.sliding_window;
+    if (layers.size() > 1) text += cat("\nattention ", window > 0 ? cat("within ", window, " tokens") : std::string("to all tokens before"), ", as in block ", layer - 1, "\n");
+    text += "\n" + ContextDrawing(alone, question).attention();
+  }
+  return layout.model.has_state_space() ? text + "\n" + all.state_spaces() : text;
 }
 
 }  // namespace lockstep::program

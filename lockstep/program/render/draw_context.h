@@ -19,6 +19,12 @@ struct ContextQuestion {
   std::string about_sequences{};
 };
 
+// Of layers with attention the first of each window, ascending; none where no layer has any. Of a model in which layers differ what
+// follows is that of the first of them, and with of_layer() that of each.
+std::vector<int> attention_layers(const arch::ModelConfig& model);
+// The layout of a model whose blocks are all that layer's attention, or its state space.
+Layout of_layer(const Layout& layout, int layer);
+
 // The ranks of cp that rank 0 shares sequences with, in their order.
 std::vector<int> context_ranks(const Layout& layout);
 
@@ -48,8 +54,15 @@ struct ContextBytes {
   double all() const { return forward + backward; }
 };
 std::string text_of(const ContextBytes& bytes);  // "2d, inner 2"
-// Of every mode that these ranks could have, 2d with each divisor of cp: no more ranks exchange heads than there are.
+// Of every mode that these ranks could have, 2d with each divisor of cp: no more ranks exchange heads than there are. Empty without attention.
 std::vector<ContextBytes> context_bytes(const Layout& layout);
+
+// The same of a state space, which passes the ends of pieces on in one way. Of a model that has some.
+ContextBytes state_space_bytes(const Layout& layout);
+
+// Tokens of the end of each piece that go to who has the next one, where the ring sends no more than these (arch::ContextShard::window_ends);
+// 0: keys and values go round, or are no ring's.
+int64_t window_ends(const Layout& layout);
 
 // When a step's messages of the ring take as long as its products: causal attention within one document.
 struct RingBalance {
@@ -66,7 +79,7 @@ struct RingBalances {
 // Of the layout's ring, or of that across the groups of 2d. Empty bytes where its ranks are no ring.
 RingBalances ring_balances(const Layout& layout);
 
-// All of it as a page. With one rank of cp a line that says so.
+// All of it as a page, of attention for every window that layers have, and of state spaces. With one rank of cp a line that says so.
 std::string draw_context(const Layout& layout, const ContextQuestion& question);
 
 }  // namespace lockstep::program

@@ -254,6 +254,39 @@ TEST(DrawContext, DrawsTheFirstOfManyRanks) {
   EXPECT_THAT(text, Not(HasSubstr("step 8")));
 }
 
+// A page for every window, and what state spaces pass on.
+TEST(DrawContext, OfLayersThatDiffer) {
+  const Layout layout = layout_of({.cp = 2, .seq_len = 64, .preset = "hybrid-test"});
+  EXPECT_THAT(attention_layers(layout.model), ElementsAre(2, 4));
+  const std::string text = draw_context(layout, {.documents = {0, 9}});
+  EXPECT_THAT(text, HasSubstr("16..47\n")) << "whole pieces, whatever the documents are";
+  EXPECT_THAT(text, HasSubstr("zigzag, in pieces of the whole sequence, for state spaces\n"));
+  EXPECT_THAT(text, HasSubstr("\nattention within 24 tokens, as in block 1\n"));
+  EXPECT_THAT(text, HasSubstr("\nattention to all tokens before, as in block 3\n"));
+  EXPECT_THAT(text, HasSubstr("state spaces take 4 pieces of 16 tokens: every rank gets the last 3 columns of each"));
+  const RingWork windowed = ring_work(of_layer(layout, 2), ContextSplit::kContiguous, {0});
+  EXPECT_EQ(windowed.all(), 24 * 25 / 2 + 40 * 24);
+  EXPECT_EQ(ring_work(of_layer(layout, 4), ContextSplit::kContiguous, {0}).all(), 64 * 65 / 2);
+  // The attention of a block is that of the model which has it alone.
+  const Layout llama = layout_of({.cp = 2, .seq_len = 64});
+  const std::vector<ContextBytes> bytes = context_bytes(of_layer(layout, 4)), alone = context_bytes(llama);
+  ASSERT_EQ(bytes.size(), alone.size());
+  for (size_t i = 0; i < bytes.size(); ++i) EXPECT_EQ(bytes[i].all(), alone[i].all()) << text_of(bytes[i]);
+}
+
+// Of 32 tokens on a rank: columns of 2 pieces, 3 tokens each, as wide as x | B | C, and forward and backward a state of fp32 a piece, to
+// one other rank.
+TEST(DrawContext, OfStateSpacesAlone) {
+  const Layout layout = layout_of({.cp = 2, .seq_len = 64, .preset = "mamba2-test"});
+  EXPECT_TRUE(attention_layers(layout.model).empty());
+  EXPECT_TRUE(context_bytes(layout).empty());
+  const std::string text = draw_context(layout, {});
+  EXPECT_THAT(text, Not(HasSubstr("keys and values")));
+  const ContextBytes bytes = state_space_bytes(layout);
+  EXPECT_GE(bytes.forward * 32, 2 * (3 * (96 + 2 * 16) * 4 + 12 * 8 * 16 * 4));
+  EXPECT_GT(bytes.backward, 0);
+}
+
 TEST(DrawContext, WithoutCp) { EXPECT_EQ(draw_context(layout_of({.cp = 1}), {}), "every rank holds whole sequences: parallel.cp = 1\n"); }
 
 }  // namespace

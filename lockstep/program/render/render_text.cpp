@@ -82,12 +82,23 @@ std::string ranges_text(const std::vector<int>& numbers) {
 }
 
 std::vector<int> blocks_shown(const arch::ModelConfig& model) {
-  return model.has_experts() ? arch::first_blocks(model) : std::vector<int>{1};
+  return arch::first_blocks(model);
 }
 
 std::string block_word(const arch::ModelConfig& model, int layer) {
-  const arch::BlockSpec branches = arch::block_branches(model, layer);
-  return std::ranges::any_of(branches, [](const arch::Branch& branch) { return branch.kind == arch::kExperts; }) ? "with experts" : "without experts";
+  std::vector<std::string> words;
+  std::string feed_forward;
+  for (const arch::Branch& branch : arch::block_branches(model, layer)) {
+    if (branch.kind == arch::kExperts) feed_forward = "with experts";
+    if (model.blocks.size() < 2 || branch.kind == arch::kExperts || branch.kind == "mlp") continue;
+    const int64_t window = model.window_of(branch);
+    if (branch.kind == arch::kStateSpace)
+      words.emplace_back("state space");
+    else
+      words.push_back(cat("attention", window > 0 ? cat(", window ", window) : "", branch.rotation == arch::Rotation::kNone ? ", no rotation" : ""));
+  }
+  if (model.has_experts()) words.push_back(feed_forward.empty() ? "without experts" : feed_forward);
+  return words.empty() ? "MLP" : join(words, ", ");
 }
 
 }  // namespace lockstep::program

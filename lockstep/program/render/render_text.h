@@ -28,9 +28,9 @@ std::vector<std::string> stretches(const std::vector<int>& numbers, const std::f
 std::string ranges_text(const std::vector<int>& numbers);
 
 
-// Layers of blocks that stand for all on the pages of a block: the first, and with experts the first of each list of branches.
+// Layers of blocks that stand for all on the pages of a block: the first of each list of branches.
 std::vector<int> blocks_shown(const arch::ModelConfig& model);
-// "with experts", "without experts".
+// What sets it apart from the others of the model: "without experts"; of mixers "state space, with experts", "attention, window 24".
 std::string block_word(const arch::ModelConfig& model, int layer);
 
 }  // namespace lockstep::program
