@@ -86,6 +86,7 @@ class Case:
     ep: int = 1  # ranks that share out the experts
     cp: int = 1  # ranks that each hold a part of every sequence
     context: str = ""  # lockstep: parallel.context
+    contiguous: bool = False  # lockstep: one piece of each sequence a rank, not two (parallel.context_split)
     waits: bool = False  # lockstep: the update waits for the gradient norm (parallel.post_validation off)
 
     def layout(self):
@@ -93,6 +94,7 @@ class Case:
         split += f" ep{self.ep}" if self.ep > 1 else ""
         split += f" cp{self.cp}" if self.cp > 1 else ""
         split += f" {self.context}" if self.context else ""
+        split += " contiguous" if self.contiguous else ""
         again = f" {self.recompute}" if self.recompute != "none" else ""
         stages = f" pp{self.pp} {self.schedule}{' waits' if self.waits else ''}" if self.pp > 1 else ""
         return f"{self.ranks}x{self.threads}{split}{' sp' if self.sequence_parallel else ''}{stages}{again}"
@@ -237,7 +239,7 @@ def state_space_rows(quick):
     """A step of a Mamba-2 on one rank beside PyTorch and over two ranks of one thread; one layer on ever longer sequences, beside attention."""
     one = Case("lockstep", "ring", Work("mamba2-130m", 1, 64 if quick else 1024, 1 if quick else 2))
     peers = tuple(replace(one, program="pytorch", how=how) for how in STATE_SPACE_PEERS if not (quick and how == "compile"))
-    halves = [replace(one, ranks=2, threads=1, **split) for split in ({"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"cp": 2, "context": "ring"})]
+    halves = [replace(one, ranks=2, threads=1, **split) for split in ({"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"cp": 2, "context": "ring", "contiguous": True})]
     rows = [Row(one, peers), *(Row(half, (), (one,), mark=STATE_SPACE_MARKS["share"]) for half in halves)]
     for tokens, steps in {128: (1, 1), 512: (1, 1)}.items() if quick else GROWTH_STEPS.items():
         rows += [Row(Case("lockstep", "ring", Work(model, 1, tokens, *steps)), limit=False) for model in GROWTH]

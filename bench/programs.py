@@ -112,6 +112,7 @@ def lockstep_options(case, setting):
         *(split if case.tp > 1 else []),
         *([f"--parallel.ep={case.ep}"] if case.ep > 1 else []),
         *([f"--parallel.cp={case.cp}", f"--parallel.context={case.context}"] if case.cp > 1 else []),
+        *(["--parallel.context_split=contiguous"] if case.contiguous else []),
         *stages,
         f"--memory.recompute={case.recompute}",
         f"--model.vocab_size={VOCABULARY[work.model]}",
