@@ -18,8 +18,8 @@ function(lockstep_emulated_kernels target type)
                                    PRIVATE ${LOCKSTEP_TRAP_MISALIGNED})
 endfunction()
 
-# A library for the tests of the kernels, emulation_tests (tests/emulation); room_nn has the functions of tensors.cu too.
-lockstep_emulated_kernels(emulated_kernels STATIC tensors.cu)
+# A library for the tests of the kernels, emulation_tests (tests/emulation); room_nn has the functions of those two too.
+lockstep_emulated_kernels(emulated_kernels STATIC tensors.cu state_space_tensors.cu)
 target_link_libraries(emulated_kernels PUBLIC room_nn)
 # Few blocks: that a block does several rows or pieces then takes no large tensors.
 target_compile_definitions(emulated_kernels PRIVATE LOCKSTEP_MOST_BLOCKS=3)

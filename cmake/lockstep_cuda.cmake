@@ -1,4 +1,4 @@
-# The preset cuda: the kernels of lockstep/nn/cuda in place of cuda_kernels_aten.cpp, and liblockstep_nccl.so. Wants a CUDA
+# The preset cuda: the kernels of lockstep/nn/cuda in place of *_kernels_aten.cpp, and liblockstep_nccl.so. Wants a CUDA
 # build of PyTorch in LOCKSTEP_TORCH and nvcc of its major version. Where there is no NCCL (beside that PyTorch, in the system or
 # where LOCKSTEP_NCCL says) its library is not built, and the backend is refused by name.
 if(NOT EXISTS "${LOCKSTEP_TORCH}/lib/libc10_cuda.so")
@@ -24,7 +24,7 @@ set_target_properties(lockstep_kernels PROPERTIES
   COMPILE_OPTIONS "-lineinfo")   # in place of the options of the folder, which are g++'s
 
 get_target_property(sources room_nn SOURCES)
-list(FILTER sources EXCLUDE REGEX "/cuda_kernels_aten\\.cpp$")
+list(FILTER sources EXCLUDE REGEX "/(cuda|state_space)_kernels_aten\\.cpp$")
 set_property(TARGET room_nn PROPERTY SOURCES ${sources})
 foreach(target room_nn runtime)   # of a room the library takes what it compiles itself
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:lockstep_kernels>)

@@ -96,6 +96,18 @@ class Compile(unittest.TestCase):
     def test_kernels_tensors(self):
         self.kernels("tensors.cu")
 
+    def test_kernels_convolution(self):
+        self.kernels("convolution.cu")
+
+    def test_kernels_scan(self):
+        self.kernels("scan.cu")
+
+    def test_kernels_scan_backward(self):
+        self.kernels("scan_backward.cu")
+
+    def test_kernels_state_space_tensors(self):
+        self.kernels("state_space_tensors.cu")
+
     def test_nccl_plugin(self):
         output = self.compile(["g++"], "lockstep/comm/nccl_plugin.cpp", "-fPIC", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
         self.wanted(output, "nccl", self.libnccl)

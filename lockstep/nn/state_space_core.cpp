@@ -3,6 +3,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/nn/state_space_cpu.h"
 #include "lockstep/nn/state_space_device.h"
+#include "lockstep/nn/state_space_kernels.h"
 
 namespace lockstep::nn {
 namespace {
@@ -67,7 +68,7 @@ void check(const Convolution& of) {
 at::Tensor scan_forward(const Scan& scan, ScanStates* states) {
   check(scan);
   if (scan.x.is_cpu()) return scan_forward_cpu(scan, states);
-  return scan_forward_device(scan, states);
+  return cuda::scans(scan) ? cuda::scan_forward(scan, states) : scan_forward_device(scan, states);
 }
 
 void add_first_states(const Scan& scan, const at::Tensor& first, ScanStates& states, const at::Tensor& y) {
@@ -77,6 +78,8 @@ void add_first_states(const Scan& scan, const at::Tensor& first, ScanStates& sta
   check_dy(y, scan.x);
   if (scan.x.is_cpu())
     add_first_states_cpu(scan, first, states, y);
+  else if (cuda::scans(scan))
+    cuda::add_first_states(scan, first, states, y);
   else
     add_first_states_device(scan, first, states, y);
 }
@@ -84,7 +87,8 @@ void add_first_states(const Scan& scan, const at::Tensor& first, ScanStates& sta
 at::Tensor scan_backward_first(const Scan& scan, const at::Tensor& dy) {
   check(scan);
   check_dy(dy, scan.x);
-  return scan.x.is_cpu() ? scan_backward_first_cpu(scan, dy) : scan_backward_first_device(scan, dy);
+  if (scan.x.is_cpu()) return scan_backward_first_cpu(scan, dy);
+  return cuda::scans(scan) ? cuda::scan_backward_first(scan, dy) : scan_backward_first_device(scan, dy);
 }
 
 void scan_backward(const Scan& scan, const ScanStates& states, const at::Tensor& dy, const at::Tensor& dlast, const ScanGradients& gradients) {
@@ -98,6 +102,8 @@ void scan_backward(const Scan& scan, const ScanStates& states, const at::Tensor&
   LOCKSTEP_CHECK(gradients.da.is_contiguous() && gradients.dd.is_contiguous(), "da or dd ", gradients.da.sizes());
   if (scan.x.is_cpu())
     scan_backward_cpu(scan, states, dy, dlast, gradients);
+  else if (cuda::scans(scan))
+    cuda::scan_backward(scan, states, dy, dlast, gradients);
   else
     scan_backward_device(scan, states, dy, dlast, gradients);
 }
@@ -112,7 +118,8 @@ at::Tensor scan_step(const Scan& scan, const at::Tensor& state) {
 
 at::Tensor convolve(const Convolution& of) {
   check(of);
-  return of.x.is_cpu() ? convolve_cpu(of) : convolve_device(of);
+  if (of.x.is_cpu()) return convolve_cpu(of);
+  return cuda::convolves(of) ? cuda::convolve(of) : convolve_device(of);
 }
 
 void convolve_backward_input(const Convolution& of, const at::Tensor& dy, const ConvolutionGradients& gradients) {
@@ -122,6 +129,8 @@ void convolve_backward_input(const Convolution& of, const at::Tensor& dy, const 
   LOCKSTEP_CHECK(!gradients.dbefore.defined() || gradients.dbefore.is_contiguous());
   if (of.x.is_cpu())
     convolve_backward_input_cpu(of, dy, gradients);
+  else if (cuda::convolves(of))
+    cuda::convolve_backward_input(of, dy, gradients);
   else
     convolve_backward_input_device(of, dy, gradients);
 }
@@ -132,6 +141,8 @@ void convolve_backward_weight(const Convolution& of, const at::Tensor& dy, const
   LOCKSTEP_CHECK(dweight.is_contiguous() && dweight.sizes() == of.weight.sizes(), "dweight ", dweight.sizes());
   if (of.x.is_cpu())
     convolve_backward_weight_cpu(of, dy, dweight, dbias);
+  else if (cuda::convolves(of))
+    cuda::convolve_backward_weight(of, dy, dweight, dbias);
   else
     convolve_backward_weight_device(of, dy, dweight, dbias);
 }

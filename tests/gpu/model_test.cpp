@@ -101,5 +101,21 @@ TEST(Model, BlocksOfExpertsToo) {
   }
 }
 
+// A state space alone, with an MLP, and beside attention, with multipliers; groups, chunks and channels that kernels do not divide.
+TEST(Model, StateSpacesToo) {
+  const arch::Branch ssm{.kind = std::string(arch::kStateSpace), .name = "ssm"}, mlp{.kind = "mlp", .name = "mlp"};
+  arch::Branch attention{.kind = "attention", .name = "attention"};
+  attention.beside = true, attention.norm_before = false;
+  for (const int64_t norm_groups : {0, 2})
+    for (const Case& c : kCases) {
+      SCOPED_TRACE(cat("norm groups ", norm_groups, " ", c10::toString(c.dtype)));
+      arch::ModelConfig model = model_of(Family::kLlama, /*tied=*/true, /*dropout=*/0);
+      model.blocks = {{ssm}, {ssm, attention, mlp}};
+      model.state_space = {.heads = 4, .head_size = 5, .groups = 2, .state = 6, .chunk = 4, .norm_groups = norm_groups};
+      model.multipliers = {.key = 0.7, .state_in = 1.3, .state_out = 0.6, .dt = 0.8, .gate = 0.9, .logits = 0.5};
+      compare(model, c);
+    }
+}
+
 }  // namespace
 }  // namespace lockstep::model
