@@ -95,6 +95,32 @@ const std::vector<Verb>& verbs() {
                  {"claim", "NAME", "k8s: the volume claim that holds configuration, data and runs"}},
        .takes_config = true,
        .function = verb_launch},
+      {.name = "plan",
+       .help = "answer before anything runs: does it fit, how long is a step, what is on every link, which layout is better",
+       .usage = "run.toml... | --model.preset=NAME --cluster CLUSTER [-n N] [--json | --table] [--html FILE] [--fill[=FILE]]\n"
+                "         plan run.toml... --cluster CLUSTER [--why-not tp=8,pp=4] [--fixed tp=8] [--what-if] [--slow node=3:0.8]\n"
+                "         plan --runs FILE --json\n"
+                "         plan [--runs FILE] --evidence[=FILE.svg]",
+       .flags = {{"cluster", "CLUSTER", "8xh100, \"64 nodes of 8xh200, leaf-spine 400G, 2:1\", cluster.toml, or here: this machine; several: side by side"},
+                 {"table", "", "every stage, and all layouts that none beats in time, memory and devices at once"},
+                 {"html", "FILE", "write a page: memory, the step over time, the network, layouts, what-ifs"},
+                 {"fill", "[=FILE]", "write a run.toml with the layout (without =FILE: print it in the place of the page)"},
+                 {"why-not", "FIELDS", "what speaks against layouts with tp=8,pp=4; may be written several times"},
+                 {"fixed", "FIELDS", "search only layouts with tp=8,zero=1"},
+                 {"order", "ORDER", "how ranks fill devices: dp-pp, replicas of a stage side by side (default), or pp-dp, stages of a pipeline"},
+                 {"fp8", "", "linears in FP8"},
+                 {"imbalance", "X", "load of the busiest experts' rank over the mean (default 1)"},
+                 {"what-if", "", "the same step on other networks, other devices, with something slow"},
+                 {"slow", "WHAT", "node=3:0.8 or nic=3:0.5: a node, or its NICs, at a share of full speed; may be written several times"},
+                 {"tokens", "N", "of the whole run: its time, its money"},
+                 {"stack", "FILE", "constants of the software between hardware and step: a table [stack]"},
+                 {"calibrate", "RUN", "fit these constants to a traced run"},
+                 {"machine", "FILE", "write the cluster with its constants, as measured or fitted: a file for --cluster"},
+                 {"runs", "FILE", "published runs; with --json a prediction of each, a line of JSON"},
+                 {"evidence", "[=FILE]", "predicted against measured: errors by source, order of layouts; FILE.svg: a picture, FILE.md: as a page"}},
+       .has_json = true,
+       .takes_config = true,
+       .function = verb_plan},
       {.name = "show",
        .help = "print what will run: the program of a rank, who holds what, predicted memory and traffic",
        .usage = "program|layout|block|context|memory|traffic|schedules [run.toml...] [-n N] [--rank R]\n"
@@ -164,9 +190,11 @@ std::string help_text(const Verb& verb) {
     text += cat("    ", pad_right(flag, 28), help, "\n");
   };
   for (const Flag& flag : verb.flags) {
-    line(flag.value.empty() ? cat("--", flag.name) : cat("--", flag.name, " ", flag.value), flag.help);
+    const char* between = flag.value.empty() || flag.optional_value() ? "" : " ";
+    line(cat("--", flag.name, between, flag.value), flag.help);
   }
-  if (verb.takes_config) line("-n N", verb.name == "launch" ? "ranks of the job" : "ranks to start on this machine");
+  if (verb.takes_config)
+    line("-n N", verb.name == "launch" ? "ranks of the job" : verb.name == "plan" ? "devices (default: all of the cluster, or as parallel.dp says)" : "ranks to start on this machine");
   if (verb.on_ranks) {
     line("--rank R --world-size N", "this process is one rank of several that somebody starts,");
     line("--rendezvous HOST:PORT", "  which meet there; several hosts: --local-rank L --local-size M");
