@@ -22,6 +22,7 @@ import collectives
 import generate
 import imbalance
 import pages
+import planner
 import replicas
 import tokenizer
 from cases import DEFAULT_GROUPS, GROUPS, VOCABULARY, cases_of, training_rows
@@ -152,6 +153,7 @@ def measure_all(arguments, setting, write):
     report["imbalance"] = imbalance.measure(setting, rounds) if "imbalance" in arguments.groups else []
     report["replicas"] = replicas.measure(setting, rounds) if "replicas" in arguments.groups else []
     report["pages"] = pages.measure(setting, rounds) if "pages" in arguments.groups else []
+    report["planner"] = planner.measure(setting, rounds) if "planner" in arguments.groups else []
     found = generate.measure(setting, rounds) if "generate" in arguments.groups else None
     report["generate"] = generate.rows(found, setting) if found else []
 

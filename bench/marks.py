@@ -6,6 +6,8 @@ from typing import Callable
 from cases import CONTEXT_MARKED, CONTEXT_MARKS, PIPELINE_MARKS, STATE_SPACE_MARKS, STATE_SPACES
 from generate import OVER_ONE_RANK, OVER_PEER
 from pages import LIMITS as PAGE_LIMITS
+from planner import LIMIT as PLANNER_LIMIT
+from planner import off
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,10 @@ def replicas(report):
     return [of(f"{row['model']} on {row['ranks']} ranks", row["share"]) for row in report["replicas"]]
 
 
+def predicted_steps(report):
+    return [of(row["layout"], off(row)) for row in report["planner"]]
+
+
 def pages_ms(ranks):
     return lambda report: [of(f"show {row['page']}", row["ms"]) for row in report["pages"] if row["ranks"] == ranks]
 
@@ -279,6 +285,7 @@ MARKS = (
         for ranks in PAGE_LIMITS
         for what, unit, figures in (("ms", "ms", pages_ms), ("MB", "mb", pages_mb))
     ),
+    Mark("predicted steps off the measured ones by", PLANNER_LIMIT, predicted_steps, at_least=False),
     Mark("generation: times as fast as transformers", OVER_PEER, over_peer, share=False),
     Mark("generation over tp 2: of our own 1x2", OVER_ONE_RANK, over_one_rank,
          tried="The ranks meet 26 times a token in gpt2-124m: about 50 us a time, of which the exchange itself takes 2 to 12 us; the "

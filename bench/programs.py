@@ -15,7 +15,7 @@ from statistics import median
 from cases import CHANGES, PIPELINE_PEERS, STATE_SPACES, VOCABULARY
 
 PEERS = Path(__file__).parent / "peers"
-TRACED = 2  # steps, of a pipeline
+TRACED = 2  # steps
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
 
 
@@ -32,7 +32,8 @@ class Setting:
     warmup: int = 2  # steps
     deadline: float = 600  # seconds a process may take
     device: str = "cpu"  # cuda: both sides on the first GPU
-    trace: bool = False  # Lockstep: steps after the timed ones are traced
+    trace: bool = False  # Lockstep: steps after the timed ones are traced, of a pipeline anyway
+    traced: int = TRACED  # so many
     profile: bool = False  # the PyTorch twin's report has the time of each kernel
 
     def program(self, name):
@@ -216,7 +217,7 @@ def run_lockstep(case, setting):
     command += [f"--run.dir={directory}", f"--train.steps={steps + 100_000}", f"--train.log_every={every}"]
     command += ["--train.eval_every=0", "--checkpoint.every=0", "--checkpoint.resume=none"]
     traced = case.pp > 1 or setting.trace
-    command += [f"--trace.steps={steps + 1}-{steps + TRACED}"] if traced else []
+    command += [f"--trace.steps={steps + 1}-{steps + setting.traced}"] if traced else []
     metrics = directory / "metrics.jsonl"
     with tempfile.TemporaryFile("w+") as output:
         begin = time.time()

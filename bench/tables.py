@@ -1,5 +1,6 @@
 """The report as Markdown: what docs/benchmarks.md shows."""
 
+import planner
 from cases import GROWTH, PIPELINE_MARKS, STATE_SPACES
 
 
@@ -397,6 +398,10 @@ def pages(report):
     return table(["page", "ranks", "ms", "MB at most"], rows)
 
 
+def planner_steps(report):
+    return table(*planner.cells(report["planner"]))
+
+
 PARTS = (
     ("One rank, two threads", single),
     ("Several ranks of one thread on the same two cores", ranks),
@@ -416,6 +421,7 @@ PARTS = (
     ("AdamW", adamw),
     ("Comparing replicas", replicas),
     ("Pages of very many ranks", pages),
+    ("Predicted steps", planner_steps),
     ("Generation, greedy", generation),
     ("All-reduce between processes", collectives),
     ("Tokenizer, one thread", tokenizer),

@@ -90,8 +90,12 @@ ROWS = (
         "engine.executor_test", "engine.tensor_parallel_test", "e2e.resume_test"),
     row("proof", "`verify`: loss, gradient norm and every gradient against one rank; every update against its formula; both left alone", "",
         "e2e.verify_test", "train.verify_test"),
-    row("prediction", "`show`: program, layout, memory, traffic", "planned: time, clusters, search for a layout",
+    row("prediction", "`show`: program, layout, memory, traffic", "",
         "program_predict.predict_test", "engine.tensor_parallel_test", "model.cost_test"),
+    row("planner", "`plan`: fit, time of a step with a band, traffic on every link, the best layout and why, on clusters that are described; "
+        "machines calibrated on a run; published runs predicted", "how well: [planning.md](docs/planning.md#how-do-we-know)",
+        "plan_cluster.links_test", "plan_cluster.collective_time_test", "plan_time.step_estimate_test", "plan_time.published_rows_test",
+        "plan_search.search_test", "plan_evidence.replay_test", "plan.calibrate_run_test", "apps.verb_plan_test", "plan_page_test"),
     row("checkpoints", "any layout goes on from any other; PyTorch reads them", "",
         "e2e.resume_test", "checkpoint.zero_layouts_test", "checkpoint_dcp_test", "checkpoint_fsdp_test"),
     row("faults", "lost and hanging ranks are named and end the job; restarts; signals save; damaged checkpoints are skipped; one run in a directory at a time", "",

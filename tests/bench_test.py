@@ -13,6 +13,7 @@ import bench  # noqa: E402
 import imbalance  # noqa: E402
 import page  # noqa: E402
 import pages  # noqa: E402
+import planner  # noqa: E402
 import tables  # noqa: E402
 import training  # noqa: E402
 from cases import DEFAULT_GROUPS, Case, cases_of, training_rows, works  # noqa: E402
@@ -86,6 +87,23 @@ class ImbalanceTest(unittest.TestCase):
         self.assertEqual((all_to_one["what"], all_to_one["of_rank"], all_to_one["slower"]["ratio"]), ("all", 2, 2))
         self.assertIn("2.00 (2.00..2.00)", tables.imbalance({"imbalance": [even, all_to_one]}))
 
+    def test_predicted_steps_beside_measured_ones(self):
+        for quick in (True, False):
+            names = [planner.name_of(case) for case in planner.layouts(quick)]
+            self.assertEqual((len(names), len(set(names))), (20, 20))
+            self.assertNotIn(planner.name_of(planner.fitted(quick)), names)
+        step = {"seconds": 0.9, "low": 0.8, "high": 1.0}
+        # The second round ran while the machine was half as fast as when it was calibrated.
+        row = planner.row_of(planner.layouts()[0], [{"step": step, "seconds": 1.0, "speed": 1.0}, {"step": step, "seconds": 2.4, "speed": 0.5}])
+        self.assertAlmostEqual(row["ratio"]["smallest"], 0.9 / 1.2)
+        self.assertAlmostEqual(row["ratio"]["largest"], 0.9)
+        self.assertAlmostEqual(planner.off(row)["ratio"], 1 - (0.9 + 0.75) / 2)
+        self.assertAlmostEqual(planner.off(row)["smallest"], 0.1)
+        self.assertEqual((row["measured_ms"], row["in_band"]), (1700, 0.5))
+        heads, (line,) = planner.cells([row])
+        self.assertEqual(len(heads), len(line))
+        self.assertIn("17.5%", line)
+
 
 def whole_report(rounds):
     """Of every group, from made-up measurements: steps of 1 s for us and of 2 s for the others, which reaches every mark of a ratio."""
@@ -111,6 +129,9 @@ def whole_report(rounds):
     report["imbalance"] = [{"ranks": 2, "what": "rank 0's experts +1", "of_rank": 2.0, "of_expert": 2.5, "seconds": 0.5,
                             "slower": spread([1.4, 1.5, 1.7])}]
     report["pages"] = [{"page": "memory", "ranks": ranks, "ms": spread([80.0, 90.0, 120.0]), "mb": 50.0} for ranks in pages.LIMITS]
+    step = {"seconds": 1.05, "low": 0.9, "high": 1.2}
+    report["planner"] = [planner.row_of(case, [{"step": step, "seconds": seconds, "speed": 1 / seconds} for seconds in (1.0, 1.25, 2.0)])
+                         for case in planner.layouts()]
     report["tokenizer"] = [{"style": "gpt2", "direction": "encode", "megabytes": 1.0, "lockstep_mb_per_s": 2.0, "peer_mb_per_s": 1.0,
                             "peer": "gpt2: encode", "times_as_fast": twice}]
     report["generate"] = [{"model": "gpt2-124m", "batch": 1, "program": "lockstep", "layout": "1x2", "tp": 1, "prefill_ms": 1.0,

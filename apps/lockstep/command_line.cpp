@@ -57,7 +57,8 @@ class Parser {
 
     if (const auto flag = std::ranges::find(verb_.flags, std::string_view(name), &Flag::name); flag != verb_.flags.end()) {
       if (flag->value.empty() && has_value) reject("LS1005", cat(argument, ": --", name, " takes no value"));
-      result_.flags[name] = flag->value.empty() ? "" : value();
+      const bool bare = flag->value.empty() || (flag->optional_value() && !has_value);
+      result_.flags[name] = bare ? "" : value();
       result_.flags_in_order.emplace_back(name, result_.flags[name]);
       if (flag->may_differ.empty()) result_.common_flags.push_back(result_.flags_in_order.back());
     } else if (verb_.has_json && argument == "--json") {

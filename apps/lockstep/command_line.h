@@ -31,9 +31,10 @@ inline void print(std::string_view text, std::FILE* to = stdout) {
 // A flag of one verb: `--name`, or `--name VALUE` where it takes one.
 struct Flag {
   std::string_view name;
-  std::string_view value;  // what stands for the value in --help; empty = a switch
+  std::string_view value;  // what stands for the value in --help; empty = a switch; "[=FILE]" = optional, behind = alone
   std::string_view help;
   std::string_view may_differ{};  // why each rank may be given another value; empty: all are given the same
+  bool optional_value() const { return value.starts_with("[="); }
 };
 
 // What was written, taken apart by the verb's row in the table of verbs. Accessors are inline: the runtime library uses

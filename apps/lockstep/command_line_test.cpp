@@ -181,5 +181,13 @@ TEST(Runtime, ErrorsCrossTheBoundary) {
   EXPECT_THROW(call_runtime({.verb = "no-such-verb"}), InternalError);
 }
 
+TEST(ParseCommandLine, AnOptionalValueStandsBehindEquals) {
+  const Verb verb{.name = "plan", .help = "", .usage = "", .flags = {{"fill", "[=FILE]", ""}}, .takes_config = true};
+  const CommandLine bare = parse_command_line(verb, {"--fill", "run.toml"});
+  EXPECT_EQ(bare.value("fill", "none"), "");
+  EXPECT_EQ(bare.arguments, std::vector<std::string>{"run.toml"});
+  EXPECT_EQ(parse_command_line(verb, {"--fill=out.toml"}).value("fill"), "out.toml");
+}
+
 }  // namespace
 }  // namespace lockstep::apps

@@ -3,6 +3,8 @@
 #include "apps/lockstep/verbs.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/plan/predicted_step.h"
+#include "lockstep/program/passes/job.h"
 
 namespace lockstep::apps {
 
@@ -14,6 +16,13 @@ void check_stop_after(const CommandLine& command_line) {
     reject("LS1005", cat("--stop-after ", text, ": a duration with a unit is needed"), "write 3h50m, 90s or 30min");
 }
 
+// What a machine file says is told later; what is wrong with it, now.
+void check_machine(const CommandLine& command_line, config::LoadedConfig loaded, int ranks) {
+  const std::string file = command_line.value("machine");
+  if (!command_line.has("machine")) return;
+  plan::predicted_step(file, program::layout_of(loaded, ranks), loaded.config.train.device, loaded.config.train.threads);
+}
+
 }  // namespace
 
 int verb_train(const CommandLine& command_line) {
@@ -23,6 +32,7 @@ int verb_train(const CommandLine& command_line) {
   const int max_restarts = static_cast<int>(command_line.integer_within("max-restarts", 0, 0, 1000));
   check_stop_after(command_line);
   judge(command_line, loaded, ranks);
+  check_machine(command_line, loaded, ranks);
   return run_on_ranks(command_line, loaded.config,
                       {.ranks = ranks,
                        .log_dir = std::filesystem::path(loaded.config.run.dir) / "logs",

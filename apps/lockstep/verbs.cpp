@@ -95,6 +95,35 @@ const std::vector<Verb>& verbs() {
                  {"claim", "NAME", "k8s: the volume claim that holds configuration, data and runs"}},
        .takes_config = true,
        .function = verb_launch},
+      {.name = "plan",
+       .help = "answer before anything runs: does it fit, how long is a step, what is on every link, which layout is better",
+       .usage = "run.toml... | --model.preset=NAME --cluster CLUSTER [-n N] [--json | --table] [--html FILE] [--fill[=FILE]]\n"
+                "         plan run.toml... --cluster CLUSTER [--fixed tp=8] [--why-not tp=8,pp=4] [--what-if] [--slow node=3:0.8]\n"
+                "         plan run.toml... --cluster CLUSTER --cluster CLUSTER\n"
+                "         plan run.toml... --cluster here --calibrate RUN --machine FILE\n"
+                "         plan --runs FILE --json\n"
+                "         plan [--runs FILE] --evidence[=FILE.svg]",
+       .flags = {{"cluster", "CLUSTER", "8xh100, '64 nodes of 8xh200, leaf-spine 400G, 2:1, $2.5/h', cluster.toml, a preset, or here: this machine; several: "
+                                        "side by side"},
+                 {"table", "", "print every stage, and all layouts that none beats in time, memory and devices at once"},
+                 {"html", "FILE", "write a page as well: memory, the step over time, the network, layouts, what-ifs"},
+                 {"fill", "[=FILE]", "write a run.toml with the layout (without =FILE: print that alone)"},
+                 {"why-not", "FIELDS", "the best layout with tp=8,pp=4 beside the best of all; may be given several times"},
+                 {"fixed", "FIELDS", "search only layouts with tp=8,zero=1"},
+                 {"order", "ORDER", "neighbours among devices: dp-pp, replicas of a stage (default), or pp-dp, stages of a pipeline"},
+                 {"fp8", "", "matrix products of linears in FP8"},
+                 {"imbalance", "X", "of experts: load of the busiest rank over the mean (default 1)"},
+                 {"what-if", "", "this layout with one choice changed, on other networks and devices, with something slow"},
+                 {"slow", "WHAT", "node=3:0.8 or nic=3:0.5: a node, or its NICs, at a share of full speed; may be given several times"},
+                 {"tokens", "N", "tokens of the whole run, 15e12: how long it takes, what it costs"},
+                 {"stack", "FILE", "constants between hardware and step in the place of the usual ones: a table [stack]"},
+                 {"calibrate", "RUN", "fit these constants to a run with trace.steps; may be given several times"},
+                 {"machine", "FILE", "write the cluster with its constants, measured or fitted: a file for --cluster and for train --machine"},
+                 {"runs", "FILE", "published runs, or your own in that form: with --json a prediction of each, a line of JSON"},
+                 {"evidence", "[=FILE]", "these runs, predicted against measured: errors by source, order of layouts; FILE.svg: a picture, FILE.md: a page"}},
+       .has_json = true,
+       .takes_config = true,
+       .function = verb_plan},
       {.name = "show",
        .help = "print what will run: the program of a rank, who holds what, predicted memory and traffic",
        .usage = "program|layout|block|context|memory|traffic|schedules [run.toml...] [-n N] [--rank R]\n"
@@ -119,9 +148,10 @@ const std::vector<Verb>& verbs() {
        .function = verb_show},
       {.name = "train",
        .help = "train a model, alone or on several ranks; goes on where the run stopped",
-       .usage = "run.toml... [-n N] [--stop-after DURATION] [--max-restarts N]",
+       .usage = "run.toml... [-n N] [--stop-after DURATION] [--max-restarts N] [--machine FILE]",
        .flags = {{"stop-after", "DURATION", "save and leave with code 75 after this time: 3h50m", "only the clock of rank 0 counts"},
-                 {"max-restarts", "N", "start all ranks again when one is lost, N times at most (default 0)"}},
+                 {"max-restarts", "N", "start all ranks again when one is lost, N times at most (default 0)"},
+                 {"machine", "FILE", "this machine as `lockstep plan --machine` wrote it: tell its prediction beside the measured step"}},
        .takes_config = true,
        .on_ranks = true,
        .function = verb_train},
@@ -164,9 +194,11 @@ std::string help_text(const Verb& verb) {
     text += cat("    ", pad_right(flag, 28), help, "\n");
   };
   for (const Flag& flag : verb.flags) {
-    line(flag.value.empty() ? cat("--", flag.name) : cat("--", flag.name, " ", flag.value), flag.help);
+    const char* between = flag.value.empty() || flag.optional_value() ? "" : " ";
+    line(cat("--", flag.name, between, flag.value), flag.help);
   }
-  if (verb.takes_config) line("-n N", verb.name == "launch" ? "ranks of the job" : "ranks to start on this machine");
+  if (verb.takes_config)
+    line("-n N", verb.name == "launch" ? "ranks of the job" : verb.name == "plan" ? "devices (default: all of the cluster, or as parallel.dp says)" : "ranks to start on this machine");
   if (verb.on_ranks) {
     line("--rank R --world-size N", "this process is one rank of several that somebody starts,");
     line("--rendezvous HOST:PORT", "  which meet there; several hosts: --local-rank L --local-size M");

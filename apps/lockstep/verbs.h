@@ -35,6 +35,7 @@ int verb_data(const CommandLine& command_line);
 int verb_doctor(const CommandLine& command_line);
 int verb_generate(const CommandLine& command_line);
 int verb_launch(const CommandLine& command_line);
+int verb_plan(const CommandLine& command_line);
 int verb_show(const CommandLine& command_line);
 int verb_train(const CommandLine& command_line);
 int verb_verify(const CommandLine& command_line);

@@ -6,9 +6,9 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
+#include "lockstep/plan/action_prices.h"
 #include "lockstep/plan/cost_file.h"
 #include "lockstep/plan/simulate.h"
-#include "lockstep/plan/step_cost.h"
 
 namespace lockstep::plan {
 namespace {
@@ -29,7 +29,7 @@ ActionTimes times_of(const Program& program, const Function& seconds) {
   return times;
 }
 
-// Of what an action asks for (step_cost.h).
+// Of what an action asks for (action_prices.h).
 double seconds_of(const Action& action, const Price& price, const Layout& layout, const StepCosts& costs) {
   const auto work = [&](const WorkCost& cost) { return price.share * cost.of(layout, action.layer); };
   double sum = (price.norm ? costs.norm : 0) + costs.step * price.updated / price.parameters;
@@ -63,7 +63,7 @@ ActionTimes unit_times(const Program& program, const Layout& layout) {
     if (action.layer < 0) return whole;
     if (action.part >= 0) {
       if (!costs) costs = layer_costs(layout, 0);
-      whole *= work_of_part(action, costs->at(static_cast<size_t>(action.layer))).share;
+      whole *= part_share(action, costs->at(static_cast<size_t>(action.layer)));
     }
     const auto [begin, end] = layout.stage_layers(layout.pipeline.stage_of(action.layer));
     return whole * (1.0 / (end - begin));

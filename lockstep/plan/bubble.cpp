@@ -84,8 +84,6 @@ std::optional<BubbleShare> bubble_share(const ScheduleInput& input) {
   return BubbleShare{.value = idle / (idle + work_time(input)), .formula = forms.bubble};
 }
 
-double fill_share(const ScheduleInput& input) { return bubble_time(input) / work_time(input); }
-
 std::optional<int> most_in_flight(const ScheduleInput& input, int rank) {
   const ClosedForms& forms = forms_of(input.kind);
   if (!forms.held) return std::nullopt;

@@ -34,8 +34,6 @@ struct BubbleShare {
   std::string_view formula{};  // "(p-1)/(m+p-1)"
 };
 std::optional<BubbleShare> bubble_share(const program::ScheduleInput& input);
-// That time / (m v (F + I + W)) at F = I = W.
-double fill_share(const program::ScheduleInput& input);
 
 // The most stages x microbatches of a rank whose F has run and whose B, or W, has not: what it keeps activations of. The same
 // papers; a bound where m is small. Nothing for a file.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/json.h"
+#include "lockstep/plan/drawing_text.h"
 #include "lockstep/plan/simulate.h"
 #include "lockstep/plan/step_trace.h"
 #include "lockstep/program/predict/memory.h"
@@ -125,15 +126,6 @@ struct Box {
 // By rank, in the order of their lists; nothing that takes no time. Neighbours with at most `gap` of time between them are one.
 std::vector<std::vector<Box>> boxes(const program::Program& program, const program::Layout& layout, const Spans& spans, double gap,
                                     const std::vector<ActionRef>* critical_path = nullptr);
-
-// Numbers and texts as these show them.
-std::string escaped(std::string_view text);   // & < > "
-std::string decimal(double value, int digits = 1);  // fixed, without zeros at its end
-std::string percent_text(double share);       // "27.3 %"
-// "12.3 ms", or "12.3 units"; in the unit that fits `scale`, so that the marks of an axis agree, else that fits `seconds`.
-std::string time_text(double seconds, bool in_units, std::optional<double> scale = std::nullopt);
-// A round step that cuts `range` into at most `parts`.
-double round_step(double range, int parts);
 
 int64_t peak_bytes(const program::MemoryTimeline& timeline);  // of the device
 

@@ -56,7 +56,7 @@ struct WayOut {
   int64_t peak = 0;      // predicted, of the rank; with other stages or ranks of the rank that then needs most; of a host or
                          // a GPU what its ranks take together
   int64_t saved = 0;     // of that
-  double slower = 0;     // predicted time of a step: 0.04 = 4 % more (step_cost.h)
+  double slower = 0;     // predicted time of a step: 0.04 = 4 % more (usual_machine.h)
   bool fits = false;     // in the room; with memory.device_limit on every stage of a pipeline
   bool limits_experts = false;  // sets moe.imbalance_limit: `slower` leaves out the rounds of steps that pass it
   bool same_numbers() const { return note.empty(); }

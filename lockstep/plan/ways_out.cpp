@@ -11,7 +11,7 @@
 #include "lockstep/config/suggestion.h"
 #include "lockstep/plan/expert_limits.h"
 #include "lockstep/plan/room.h"
-#include "lockstep/plan/step_cost.h"
+#include "lockstep/plan/usual_machine.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/passes/passes.h"
 #include "lockstep/program/placement.h"
@@ -185,7 +185,7 @@ class Search {
   Search(const Plan& now, const Shortage& shortage) : now_(now), shortage_(shortage), steps_(judged_steps(now.layout)) {
     RankMemory memory(now_.layout, steps_);
     lowers(now_, memory);
-    seconds_ = seconds(now_, steps_);
+    seconds_ = seconds(now_);
   }
 
   std::vector<WayOut> best() const {
@@ -195,7 +195,7 @@ class Search {
       if (ways.size() == shortage_.most) break;
       raise_limit(one);
       ways.push_back(one.way);
-      if (!one.way.fits) ways.back().slower = slower(one, judged_steps(one.layout));
+      if (!one.way.fits) ways.back().slower = slower(one);
     }
     if (!ways.empty() && !ways.front().fits && steps_.sum_of_step(actions_in) < kLargeProgram)
       if (auto several = together(std::move(tried))) ways.insert(ways.begin(), *std::move(several));
@@ -204,11 +204,8 @@ class Search {
   }
 
  private:
-  double seconds(const Plan& plan, const JudgedSteps& steps) const {
-    const int rank = std::min(shortage_.rank, plan.layout.mesh.world_size() - 1);
-    return step_seconds(plan.layout, steps, rank, plan.config.train.device);
-  }
-  double slower(const Plan& plan, const JudgedSteps& steps) const { return seconds(plan, steps) / seconds_ - 1; }
+  static double seconds(const Plan& plan) { return usual_seconds(plan.layout, plan.config.train.device); }
+  double slower(const Plan& plan) const { return seconds(plan) / seconds_ - 1; }
 
   // Notes what the plan takes of what is to be lowered: of each rank by itself its peak, of a host or a GPU all that its ranks take.
   bool lowers(Plan& plan, RankMemory& memory) const {
@@ -251,7 +248,7 @@ class Search {
       RankMemory memory(one.layout, steps);
       if (!lowers(one, memory)) continue;
       one.way.change = text_of(now_.config, one.way);
-      if (one.way.fits) one.way.slower = slower(one, steps);
+      if (one.way.fits) one.way.slower = slower(one);
       tried.push_back(std::move(one));
     }
     std::ranges::sort(tried, {}, [](const Plan& one) {
@@ -272,7 +269,7 @@ class Search {
     RankMemory memory(other.layout, steps);
     if (!lowers(other, memory) || !other.way.fits) return false;
     other.way.change = text_of(now_.config, other.way);
-    other.way.slower = slower(other, steps);
+    other.way.slower = slower(other);
     plan = std::move(other);
     return true;
   }

@@ -9,7 +9,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/plan/expert_limits.h"
 #include "lockstep/plan/room.h"
-#include "lockstep/plan/step_cost.h"
+#include "lockstep/plan/usual_machine.h"
 #include "lockstep/program/passes/make_layout.h"
 #include "lockstep/program/passes/passes.h"
 #include "lockstep/program/verify/verify.h"
@@ -49,7 +49,7 @@ struct Planned {
     program::RankMemory bytes(layout, program);
     return need_of(loaded.config, layout, bytes, room);
   }
-  double seconds() const { return step_seconds(layout, program::judged_steps(layout), 0, loaded.config.train.device); }
+  double seconds() const { return usual_seconds(layout, loaded.config.train.device); }
   std::vector<WayOut> ways(const Room& room) const { return ways_out(loaded.config, layout, {.rank = need(room).worst, .room = room, .most = 100}); }
 
   config::LoadedConfig loaded;

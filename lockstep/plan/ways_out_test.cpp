@@ -228,13 +228,14 @@ TEST(HostRoom, RefusesWhatDoesNotFitAndNothingElse) {
   const int64_t needed = need_in(config, layout, host(0, 2)).total;
   EXPECT_NO_THROW(check_room(config, layout, host(needed, 2)));
   EXPECT_NO_THROW(check_room(config, layout, {}));
+  EXPECT_THAT(changes(ways_out(config, layout, {.room = host(needed - 1, 2), .most = 100})), ::testing::Contains("checkpoint.asynchronous = false"));
   try {
     check_room(config, layout, host(needed - 1, 2));
     FAIL() << "no error";
   } catch (const OutOfMemoryError& error) {
     EXPECT_EQ(error.message().code, "LS4003");
     for (const char* word : {"2 ranks of this host would together need ", "copies of states to save ", " are left on this host (a test)",
-                             "nothing was started", "rank 0", "peak", "cheapest ways out", "checkpoint.asynchronous = false"})
+                             "nothing was started", "rank 0", "peak", "cheapest ways out", "parallel.zero = 1"})
       EXPECT_THAT(error.message().what, HasSubstr(word));
     EXPECT_THAT(error.message().way_out, HasSubstr("memory.device_limit"));
   }

@@ -87,6 +87,7 @@ HeaderTable run_header(const TrainJob& job, const engine::Executor& executor) {
   row("memory", cat("predicted per rank ",
                     memory_text(program::predict_memory(layout, executor.program(), job.world.rank()),
                                 layout.device_limit)));
+  if (job.predicted) row("step", cat("predicted ", predicted_text(*job.predicted)));
   return table;
 }
 

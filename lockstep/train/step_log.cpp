@@ -5,6 +5,7 @@
 #include <span>
 
 #include "lockstep/base/text.h"
+#include "lockstep/plan/spans.h"
 
 namespace lockstep::train {
 namespace {
@@ -34,6 +35,7 @@ void StepLog::known(const StepRecord& record, const RunPosition& at) {
   const engine::StepResult& result = record.result;
   last_loss_ = result.loss;
   exposed_.add(result, record.seconds);
+  if (options_.predicted && record.step > began_at_ + 1) step_seconds_.push_back(record.seconds);
   say_overload(record);
   const double memory_gib = due(record.step) ? options_.worst_memory_gib() : 0;
   since_line_.steps += 1;
@@ -103,6 +105,22 @@ void StepLog::write(const StepRecord& record, const RunPosition& at, const StepR
 void StepLog::sum_up() {
   for (const std::string& text : {exposed_.text(), exposed_.copies_text()})
     if (!text.empty()) output_.note(text);
+  say_predicted();
+}
+
+void StepLog::say_predicted() {
+  if (step_seconds_.empty() || !output_.console()) return;
+  const PredictedStep& predicted = options_.predicted.value();
+  const double measured = plan::median(step_seconds_);
+  const auto steps = static_cast<int64_t>(step_seconds_.size());
+  output_.note(beside_measured(predicted, measured, steps));
+  output_.event("predicted_step", began_at_ + 1 + steps,
+                {{"machine", predicted.machine},
+                 {"predicted_ms", predicted.seconds * 1000},
+                 {"low_ms", predicted.low * 1000},
+                 {"high_ms", predicted.high * 1000},
+                 {"measured_ms", measured * 1000},
+                 {"steps", steps}});
 }
 
 }  // namespace lockstep::train

@@ -4,6 +4,7 @@
 #include "lockstep/engine/expert_loads.h"
 #include "lockstep/train/console.h"
 #include "lockstep/train/exposed.h"
+#include "lockstep/train/predicted_step.h"
 #include "lockstep/train/run_output.h"
 #include "lockstep/train/step_policy.h"
 
@@ -17,6 +18,7 @@ struct StepLogOptions {
       [](const engine::StepResult&) { return std::vector<engine::ExpertLoad>(); };
   std::function<double()> worst_memory_gib{};         // collective; asked for each line
   std::function<void(int64_t step)> behind_first{};  // the first line; on rank 0
+  std::optional<PredictedStep> predicted{};
 };
 
 class StepLog : public StepPolicy {
@@ -37,10 +39,12 @@ class StepLog : public StepPolicy {
   // Speed is that of all steps since the last line.
   void known(const StepRecord& record, const RunPosition& at) override;
   double last_loss() const { return last_loss_; }
-  // Notes what all steps have waited for, and what they have copied.
+  // Notes what all steps have waited for, and what they have copied; and where a step was predicted the median of those behind the first beside it,
+  // the same as event "predicted_step".
   void sum_up();
 
  private:
+  void say_predicted();
   void say_overload(const StepRecord& record);
   void write(const StepRecord& record, const RunPosition& at, const StepRow& row, const std::vector<engine::ExpertLoad>& loads);
 
@@ -55,6 +59,7 @@ class StepLog : public StepPolicy {
   SinceLine since_line_;
   LossStatistics statistics_;
   ExposedTotals exposed_;
+  std::vector<double> step_seconds_;  // behind the first, where they are predicted
   double last_loss_ = 0;
 };
 

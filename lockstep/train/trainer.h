@@ -17,6 +17,7 @@
 #include "lockstep/train/evaluate.h"
 #include "lockstep/train/expert_page.h"
 #include "lockstep/train/kept_files.h"
+#include "lockstep/train/predicted_step.h"
 #include "lockstep/train/replica_check.h"
 #include "lockstep/train/run_directory.h"
 #include "lockstep/train/run_lock.h"
@@ -37,6 +38,7 @@ struct TrainJob {
   std::string version{};   // of Lockstep
   std::optional<double> stop_after_seconds{};  // from the start of the ranks, by rank 0's clock
   bool second_signal_ends = true;              // see StopSignals
+  std::optional<PredictedStep> predicted{};    // of a step on this machine, told beside what steps take
   // Seams for tests, which break a rank there: every action before it runs, every sign of progress of a save beside
   // training.
   engine::ActionObserver before_action{};

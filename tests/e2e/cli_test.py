@@ -5,7 +5,7 @@ import subprocess
 
 import support
 
-VERBS = ("chat", "checkpoint", "config", "data", "doctor", "generate", "launch", "show", "train", "verify")
+VERBS = ("chat", "checkpoint", "config", "data", "doctor", "generate", "launch", "plan", "show", "train", "verify")
 FIELDS = ("--run.name", "--model.preset", "--data.train", "--train.global_batch", "--optimizer.max_grad_norm",
           "--parallel.data_parallel", "--checkpoint.resume")
 

@@ -1,0 +1,99 @@
+#include "apps/lockstep/plan_compare.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
+#include "lockstep/plan/what_if.h"
+#include "lockstep/program/render/render_text.h"
+
+namespace lockstep::apps {
+namespace {
+
+using program::Row;
+
+constexpr double kTokens = 1e9;   // that money is told for
+constexpr double kSame = 0.0005;  // of a step
+
+std::string letter(size_t index) { return std::string(1, static_cast<char>('A' + index)); }
+
+// Of the step, the busiest link of the class; "-" where the cluster has none.
+std::string busy(const PlanAnswer& answer, plan::LinkClass link) {
+  const auto& links = answer.estimate.traffic.links;
+  const auto found = std::ranges::find(links, link, &plan::LinkLoad::link);
+  if (found == links.end() || found->capacity <= 0) return "-";
+  return plan::tenths_text(found->busiest / (found->capacity * answer.estimate.seconds));
+}
+
+std::string price_text(const plan::Cluster& cluster) {
+  return cat(plan::describe(cluster), cluster.price > 0 ? cat(", ", plan::money_text(cluster.price), " for a device and hour") : "");
+}
+
+double money_of_tokens(const OnCluster& one) {
+  const plan::StepEstimate& estimate = one.answer.estimate;
+  return plan::step_money(one.question.cluster, one.question.devices, estimate.seconds) / estimate.tokens * kTokens;
+}
+
+Row row_of(const OnCluster& one, size_t index, bool priced, double scale) {
+  Row row = {letter(index)};
+  if (!one.answer.fits()) return row.emplace_back("does not fit"), row;
+  const plan::StepEstimate& estimate = one.answer.estimate;
+  row.push_back(plan::seconds_text(estimate.seconds, scale));
+  row.push_back(format_count(estimate.tokens_per_second()));
+  row.push_back(plan::tenths_text(estimate.mfu_causal));
+  double waits = 0;
+  for (const plan::Term& term : plan::terms())
+    if (term.kind == plan::Term::Kind::kWaits) waits += estimate.breakdown.*term.seconds;
+  row.push_back(plan::tenths_text(waits / estimate.seconds));
+  row.push_back(busy(one.answer, plan::LinkClass::kNic));
+  row.push_back(busy(one.answer, plan::LinkClass::kLeafUp));
+  if (priced) row.push_back(one.question.cluster.price > 0 ? plan::money_text(money_of_tokens(one)) : "-");
+  row.push_back(plan::describe(one.answer.candidate));
+  return row;
+}
+
+std::string best_text(const std::vector<OnCluster>& clusters, bool priced) {
+  std::string text;
+  const auto least = [&](const char* word, const auto& value) {
+    size_t best = clusters.size();
+    for (size_t i = 0; i < clusters.size(); ++i)
+      if (clusters[i].answer.fits() && value(clusters[i]) > 0 && (best == clusters.size() || value(clusters[i]) < value(clusters[best]))) best = i;
+    if (best < clusters.size()) text += cat(word, ": ", letter(best), "\n");
+  };
+  least("fastest", [](const OnCluster& one) { return one.answer.estimate.seconds / one.answer.estimate.tokens; });
+  if (priced) least("cheapest", money_of_tokens);
+  return text;
+}
+
+}  // namespace
+
+std::string compare_page(const std::vector<OnCluster>& clusters) {
+  std::vector<Row> names = {{"model", arch::describe(clusters[0].question.model)}};
+  for (size_t i = 0; i < clusters.size(); ++i) names.push_back({letter(i), price_text(clusters[i].question.cluster)});
+  for (size_t i = 0; i < clusters[0].question.assumed.size(); ++i) names.push_back({i == 0 ? "assumed" : "", clusters[0].question.assumed[i]});
+  const bool priced = std::ranges::any_of(clusters, [](const OnCluster& one) { return one.question.cluster.price > 0; });
+  std::vector<Row> rows = {{"", "step", "tokens/s", "MFU", "waits", "NICs", "leaf up-links"}};
+  if (priced) rows[0].emplace_back("1e9 tokens");
+  rows[0].emplace_back("layout");
+  std::string apart;
+  double scale = 0;  // of the first that fits
+  for (const OnCluster& one : clusters)
+    if (one.answer.fits() && scale == 0) scale = one.answer.estimate.seconds;
+  for (size_t i = 0; i < clusters.size(); ++i) {
+    rows.push_back(row_of(clusters[i], i, priced, scale));
+    if (i == 0 || !clusters[0].answer.fits() || !clusters[i].answer.fits()) continue;
+    const plan::StepEstimate &first = clusters[0].answer.estimate, &here = clusters[i].answer.estimate;
+    const double change = here.seconds / first.seconds - 1;
+    const std::string cause = plan::cause_of(first, here);
+    const std::string much = std::abs(change) < kSame ? "the same" : cat(plan::tenths_text(std::abs(change)), change < 0 ? " less" : " more");
+    apart += cat(letter(i), " beside A: the step takes ", much, cause.empty() ? "" : cat("; ", cause), "\n");
+  }
+  std::string text = cat(program::table(names, 2, 0), "\n", program::table(rows, 1, priced ? 7 : 6), apart, best_text(clusters, priced));
+  for (size_t i = 0; i < clusters.size(); ++i)
+    if (!clusters[i].answer.fits())
+      text += cat("\ndoes not fit: ", letter(i), ", none of ", plan::count_text(clusters[i].answer.search.candidates), " layouts is legal and fits\n");
+  return text;
+}
+
+}  // namespace lockstep::apps
