@@ -12,6 +12,9 @@ import tempfile
 import unittest
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+from chromium import chromium, found_by_probe, scheme, screenshot
+
 LOCKSTEP, CHROMIUM, KEPT = "", "", None
 MOST_BYTES = 400_000
 
@@ -84,17 +87,6 @@ addEventListener('load', () => {
 </script>"""
 
 
-def chromium(folder, page, *options):
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-               "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder}/profile", "--virtual-time-budget=5000",
-               "--enable-logging=stderr", *options, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180)
-
-
-def scheme(dark):
-    return f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-
-
 def told(seconds, scale):
     """As the page prints it beside `scale`: four digits of that, in its unit."""
     size, unit = next((size, unit) for size, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")) if scale >= size)
@@ -132,17 +124,14 @@ class Page(unittest.TestCase):
         """The script stands in front of the page's own, so that it sees what goes wrong in that."""
         probed = page.with_suffix(".probe.html")
         probed.write_text(page.read_text().replace("<main>", PROBE + "<main>"))
-        result = chromium(self.folder, probed, "--dump-dom", f"--window-size={width},1400", scheme(dark))
-        match = re.search(r'<pre id="probe">(.*?)</pre>', result.stdout, re.DOTALL)
-        self.assertTrue(match, result.stdout[-2000:])
+        result = chromium(CHROMIUM, probed, "--dump-dom", f"--window-size={width},1400", scheme(dark))
+        found = found_by_probe(result.stdout)
+        self.assertTrue(found, result.stdout[-2000:])
         self.assertEqual(re.findall(r".*:CONSOLE.*", result.stderr), [])
-        return json.loads(html.unescape(match[1]))
+        return found
 
     def screenshot(self, page, name, dark):
-        target = (KEPT or self.folder) / f"{name}.png"
-        target.unlink(missing_ok=True)
-        chromium(self.folder, page, f"--screenshot={target}", "--window-size=1320,3000", scheme(dark))
-        picture = target.read_bytes()
+        picture = screenshot(CHROMIUM, page, (KEPT or self.folder) / f"{name}.png", dark, "1320,3000")
         self.assertEqual(picture[:8], b"\x89PNG\r\n\x1a\n")
         self.assertGreater(len(picture), 100_000)  # there is something on it
         return picture

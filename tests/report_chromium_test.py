@@ -3,14 +3,14 @@
 Opens the page of every schedule in headless Chromium, light and dark, and asks it where every text lies: none runs out of its picture
 or over another one. With a FOLDER the screenshots stay there, for people to look at.
 """
-import html
-import json
-import re
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+from chromium import chromium, found_by_probe, scheme, screenshot
 
 LOCKSTEP, CHROMIUM, KEPT = "", "", None
 SCHEDULES = ["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"]
@@ -44,17 +44,6 @@ addEventListener('load', () => {
 </script>"""
 
 
-def chromium(folder, page, *options):
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-               "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder}/profile", "--virtual-time-budget=5000",
-               *options, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def scheme(dark):
-    return f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-
-
 class Report(unittest.TestCase):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
@@ -73,17 +62,13 @@ class Report(unittest.TestCase):
     def probe(self, page, dark=False):
         probed = page.with_suffix(".probe.html")
         probed.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
-        dom = chromium(self.folder, probed, "--dump-dom", "--window-size=1320,1400", scheme(dark)).stdout
-        match = re.search(r'<pre id="probe">(.*?)</pre>', dom, re.DOTALL)
-        self.assertTrue(match, dom[-2000:])
-        return json.loads(html.unescape(match[1]))
+        dom = chromium(CHROMIUM, probed, "--dump-dom", "--window-size=1320,1400", scheme(dark)).stdout
+        found = found_by_probe(dom)
+        self.assertTrue(found, dom[-2000:])
+        return found
 
     def screenshot(self, page, name, dark, size="1320,1400"):
-        target = (KEPT or self.folder) / f"{name}.png"
-        target.unlink(missing_ok=True)
-        chromium(self.folder, page, f"--screenshot={target}", f"--window-size={size}", scheme(dark))
-        self.assertTrue(target.exists())
-        return target.read_bytes()
+        return screenshot(CHROMIUM, page, (KEPT or self.folder) / f"{name}.png", dark, size)
 
     def test_every_schedule_can_be_read(self):
         for schedule in SCHEDULES:

@@ -1,11 +1,10 @@
 // lockstep plan as a person calls it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cmath>
-#include <cstdio>
 
+#include "apps/lockstep/test_program.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
@@ -18,19 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-struct Outcome {
-  int code;
-  std::string output;
-};
-
-Outcome run(const std::string& arguments) {
-  FILE* pipe = ::popen((LOCKSTEP_PROGRAM " plan " + arguments + " 2>&1").c_str(), "r");
-  std::string output;
-  char buffer[4096];
-  while (const size_t count = std::fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, count);
-  const int status = ::pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
-}
+Outcome run(const std::string& arguments) { return run_program("plan " + arguments); }
 
 Json object(const std::string& arguments) {
   const Outcome outcome = run(arguments + " --json");

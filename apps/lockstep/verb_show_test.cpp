@@ -1,14 +1,13 @@
 // lockstep show as a person calls it, and the pages under docs/ that quote it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <regex>
 #include <vector>
 
+#include "apps/lockstep/test_program.h"
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
@@ -21,19 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-struct Outcome {
-  int code;
-  std::string output;
-};
-
-Outcome show(const std::string& arguments) {
-  FILE* pipe = ::popen((LOCKSTEP_PROGRAM " show " + arguments + " 2>&1").c_str(), "r");
-  std::string output;
-  char buffer[4096];
-  while (const size_t count = std::fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, count);
-  const int status = ::pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
-}
+Outcome show(const std::string& arguments) { return run_program("show " + arguments); }
 
 TEST(Show, WorksWithAPresetAlone) {
   for (const char* what : {"program", "layout", "memory", "traffic"}) {

@@ -27,6 +27,7 @@ inline program::Layout pipeline_layout(const PipelineCase& of) {
   program::Layout layout{.model = arch::resolve_model(section), .mesh = mesh::Mesh(degrees)};
   layout.pipeline = pipeline;
   layout.global_batch = of.microbatches;
+  layout.micro_batch = 1;
   layout.seq_len = 16;
   return layout;
 }
