@@ -5,6 +5,7 @@
 #include "lockstep/config/fields.h"
 #include "lockstep/plan/other_choices.h"
 #include "lockstep/plan/room.h"
+#include "lockstep/plan/search/candidate.h"
 #include "lockstep/plan/time/goodput.h"
 #include "lockstep/plan/what_if.h"
 #include "lockstep/program/passes/make_layout.h"
@@ -20,30 +21,9 @@ using plan::Candidate;
 using plan::SearchResult;
 using plan::StepEstimate;
 
-template <typename Enum>
-void read_word(const std::string& text, Enum& out) {
-  const config::Words words = config::choices_of(Enum{});
-  const auto found = std::ranges::find(words, text);
-  if (found != words.end()) out = static_cast<Enum>(found - words.begin());
-}
-
-// Of a field that plan::parse_fixed has let through.
-void set_field(Candidate& candidate, const std::string& name, const std::string& value) {
-  using Whole = std::pair<const char*, int Candidate::*>;
-  static constexpr Whole kWhole[] = {{"tp", &Candidate::tp}, {"pp", &Candidate::pp}, {"cp", &Candidate::cp}, {"ep", &Candidate::ep},
-                                     {"etp", &Candidate::etp}, {"dp", &Candidate::dp}, {"dp_replicate", &Candidate::dp_replicate}, {"virtual_stages", &Candidate::virtual_stages},
-                                     {"zero", &Candidate::zero}, {"micro_batch", &Candidate::micro_batch}};
-  for (const auto& [field, member] : kWhole)
-    if (name == field) candidate.*member = parse_number<int>(value).value_or(candidate.*member);
-  if (name == "recompute") read_word(value, candidate.recompute);
-  if (name == "schedule") read_word(value, candidate.schedule);
-  if (name == "sequence_parallel") candidate.sequence_parallel = value == "true" || value == "1";
-  if (name == "offload_optimizer") candidate.offload_optimizer = value == "true" || value == "1";
-}
-
 // Keys of a layout would speak against each candidate.
 config::RunConfig without_layout(config::RunConfig config) {
-  for (const std::string key : layout_keys()) config::find_field(key.substr(0, key.find('.')), key.substr(key.find('.') + 1))->reset(config);
+  for (const std::string key : layout_keys()) config::find_field(key)->reset(config);
   return config;
 }
 
@@ -177,7 +157,7 @@ Candidate candidate_of(const program::Layout& layout) {
 }
 
 Candidate with_fields(Candidate base, const plan::Fixed& fixed, int devices) {
-  for (const auto& [field, value] : fixed.values) set_field(base, field, value);
+  base = plan::with_fixed(base, fixed);
   if (!fixed.values.contains("dp")) base.dp = std::max(1, devices / (base.tp * base.pp * base.cp));
   return base;
 }

@@ -14,7 +14,6 @@ namespace {
 using program::Row;
 
 constexpr double kTokens = 1e9;   // that money is told for
-constexpr double kSame = 0.0005;  // of a step
 
 std::string letter(size_t index) { return std::string(1, static_cast<char>('A' + index)); }
 
@@ -30,12 +29,26 @@ std::string price_text(const plan::Cluster& cluster) {
   return cat(plan::describe(cluster), cluster.price > 0 ? cat(", ", plan::money_text(cluster.price), " for a device and hour") : "");
 }
 
-double money_of_tokens(const OnCluster& one) {
-  const plan::StepEstimate& estimate = one.answer.estimate;
-  return plan::step_money(one.question.cluster, one.question.devices, estimate.seconds) / estimate.tokens * kTokens;
+plan::Money money_of(const OnCluster& one) { return plan::money_of(one.question.cluster, one.answer.estimate, one.answer.run); }
+double money_of_tokens(const OnCluster& one) { return kTokens * money_of(one).token; }
+
+// What is told of money and of the whole run, where somebody asks about it.
+struct Told {
+  bool priced = false;
+  double tokens = 0;
+  size_t columns() const { return (priced ? 1U : 0U) + (tokens > 0 ? 1U : 0U) + (priced && tokens > 0 ? 1U : 0U); }
+};
+
+Row heads_of(const Told& told) {
+  Row heads = {"", "step", "tokens/s", "MFU", "waits", "NICs", "leaf up-links"};
+  if (told.priced) heads.emplace_back("1e9 tokens");
+  if (told.tokens > 0) heads.push_back(cat(format_count(told.tokens), " tokens"));
+  if (told.tokens > 0 && told.priced) heads.emplace_back("cost");
+  heads.emplace_back("layout");
+  return heads;
 }
 
-Row row_of(const OnCluster& one, size_t index, bool priced, double scale) {
+Row row_of(const OnCluster& one, size_t index, const Told& told, double scale) {
   Row row = {letter(index)};
   if (!one.answer.fits()) return row.emplace_back("does not fit"), row;
   const plan::StepEstimate& estimate = one.answer.estimate;
@@ -48,7 +61,10 @@ Row row_of(const OnCluster& one, size_t index, bool priced, double scale) {
   row.push_back(plan::tenths_text(waits / estimate.seconds));
   row.push_back(busy(one.answer, plan::LinkClass::kNic));
   row.push_back(busy(one.answer, plan::LinkClass::kLeafUp));
-  if (priced) row.push_back(one.question.cluster.price > 0 ? plan::money_text(money_of_tokens(one)) : "-");
+  const auto money_text = [&](double money) { return one.question.cluster.price > 0 ? plan::money_text(money) : "-"; };
+  if (told.priced) row.push_back(money_text(money_of_tokens(one)));
+  if (told.tokens > 0) row.push_back(format_duration(3600 * money_of(one).hours));
+  if (told.tokens > 0 && told.priced) row.push_back(money_text(money_of(one).run));
   row.push_back(plan::describe(one.answer.candidate));
   return row;
 }
@@ -72,24 +88,23 @@ std::string compare_page(const std::vector<OnCluster>& clusters) {
   std::vector<Row> names = {{"model", arch::describe(clusters[0].question.model)}};
   for (size_t i = 0; i < clusters.size(); ++i) names.push_back({letter(i), price_text(clusters[i].question.cluster)});
   for (size_t i = 0; i < clusters[0].question.assumed.size(); ++i) names.push_back({i == 0 ? "assumed" : "", clusters[0].question.assumed[i]});
-  const bool priced = std::ranges::any_of(clusters, [](const OnCluster& one) { return one.question.cluster.price > 0; });
-  std::vector<Row> rows = {{"", "step", "tokens/s", "MFU", "waits", "NICs", "leaf up-links"}};
-  if (priced) rows[0].emplace_back("1e9 tokens");
-  rows[0].emplace_back("layout");
+  const Told told{.priced = std::ranges::any_of(clusters, [](const OnCluster& one) { return one.question.cluster.price > 0; }),
+                  .tokens = clusters[0].question.tokens};
+  std::vector<Row> rows = {heads_of(told)};
   std::string apart;
   double scale = 0;  // of the first that fits
   for (const OnCluster& one : clusters)
     if (one.answer.fits() && scale == 0) scale = one.answer.estimate.seconds;
   for (size_t i = 0; i < clusters.size(); ++i) {
-    rows.push_back(row_of(clusters[i], i, priced, scale));
+    rows.push_back(row_of(clusters[i], i, told, scale));
     if (i == 0 || !clusters[0].answer.fits() || !clusters[i].answer.fits()) continue;
     const plan::StepEstimate &first = clusters[0].answer.estimate, &here = clusters[i].answer.estimate;
     const double change = here.seconds / first.seconds - 1;
     const std::string cause = plan::cause_of(first, here);
-    const std::string much = std::abs(change) < kSame ? "the same" : cat(plan::tenths_text(std::abs(change)), change < 0 ? " less" : " more");
+    const std::string much = std::abs(change) < plan::kSameStep ? "the same" : cat(plan::tenths_text(std::abs(change)), change < 0 ? " less" : " more");
     apart += cat(letter(i), " beside A: the step takes ", much, cause.empty() ? "" : cat("; ", cause), "\n");
   }
-  std::string text = cat(program::table(names, 2, 0), "\n", program::table(rows, 1, priced ? 7 : 6), apart, best_text(clusters, priced));
+  std::string text = cat(program::table(names, 2, 0), "\n", program::table(rows, 1, 6 + told.columns()), apart, best_text(clusters, told.priced));
   for (size_t i = 0; i < clusters.size(); ++i)
     if (!clusters[i].answer.fits())
       text += cat("\ndoes not fit: ", letter(i), ", none of ", plan::count_text(clusters[i].answer.search.candidates), " layouts is legal and fits\n");

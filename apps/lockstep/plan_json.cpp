@@ -80,9 +80,7 @@ OrderedJson traffic_json(const plan::Traffic& traffic, double seconds) {
 }
 
 OrderedJson found_json(const plan::Found& found) {
-  double memory = 0;
-  for (const plan::StageEstimate& stage : found.estimate.stages) memory = std::max(memory, stage.reserved);
-  return {{"layout", candidate_json(found.candidate)}, {"step", step_json(found.estimate)}, {"memory", memory}, {"fits", found.estimate.fits},
+  return {{"layout", candidate_json(found.candidate)}, {"step", step_json(found.estimate)}, {"memory", found.estimate.most_reserved()}, {"fits", found.estimate.fits},
           {"why", found.why}};
 }
 

@@ -10,6 +10,7 @@
 #include "lockstep/base/units.h"
 #include "lockstep/config/check.h"
 #include "lockstep/config/fields.h"
+#include "lockstep/config/suggestion.h"
 #include "lockstep/program/passes/job.h"
 
 namespace lockstep::apps {
@@ -95,11 +96,17 @@ class Assumptions {
     const int64_t wanted = std::max<int64_t>(1, usual_batch(model) / question_.loaded.config.train.seq_len);
     note("train.global_batch", cat(batch_for(wanted, question_.devices)), cat(": GPT-3's batch for a model of this size"));
   }
+  // Of a layout that is given: what the estimates say of its memory is with that.
+  void rows_of_experts() {
+    const auto limit = plan::rows_limit(question_.loaded.config, question_.options.imbalance);
+    if (!question_.layout || !limit) return;
+    note("moe.imbalance_limit", number_text(*limit), ": without it `lockstep train` has room for all rows on one rank");
+    question_.layout->moe.imbalance_limit = limit;
+  }
 
  private:
   void note(const char* key, const std::string& value, const std::string& why = "") {
-    const std::string name = key;
-    const config::Field* field = config::find_field(name.substr(0, name.find('.')), name.substr(name.find('.') + 1));
+    const config::Field* field = config::find_field(key);
     const auto complaint = field->assign(question_.loaded.config, config::parse_value(*field, value));
     if (complaint) reject("LS1150", complaint->what, cat("write --", key, "=..."));
     question_.loaded.origin[key] = kAssumed;
@@ -161,10 +168,7 @@ double tokens_of(const CommandLine& command_line) {
 
 }  // namespace
 
-bool is_given(const LoadedConfig& loaded, const std::string& key) {
-  const auto found = loaded.origin.find(key);
-  return found != loaded.origin.end() && !found->second.starts_with("default");
-}
+bool is_given(const LoadedConfig& loaded, const std::string& key) { return !config::given_at(loaded, key).empty(); }
 
 const std::vector<const char*>& layout_keys() {
   static const std::vector<const char*> keys = {"parallel.tp",           "parallel.pp",       "parallel.cp",           "parallel.ep",
@@ -249,8 +253,8 @@ PlanQuestion plan_question(const CommandLine& command_line, const std::string& c
     settle(question);
   }
   question.options = options_of(command_line, question);
+  assume.rows_of_experts();
   question.search = {.fixed = plan::parse_fixed(command_line.value("fixed")), .estimate = question.options};
-  question.search.estimate.spans = question.search.estimate.traffic = false;  // of the layout that is shown alone
   question.why_not = command_line.values("why-not");
   question.tokens = tokens_of(command_line);
   return question;

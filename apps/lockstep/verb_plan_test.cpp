@@ -8,7 +8,9 @@
 #include "lockstep/base/file.h"
 #include "lockstep/base/json.h"
 #include "lockstep/base/text.h"
+#include "lockstep/base/units.h"
 #include "lockstep/config/load.h"
+#include "lockstep/plan/plan_text.h"
 #include "support/folders.h"
 
 namespace lockstep::apps {
@@ -133,6 +135,26 @@ TEST(Plan, ClustersSideBySide) {
   EXPECT_THAT(outcome.output, HasSubstr("\nB beside A: the step takes "));
   EXPECT_THAT(outcome.output, HasSubstr("\nfastest: A\n"));
   EXPECT_EQ(object(job + "--cluster 8xh100 --cluster 8xa100")["clusters"].size(), 2u);
+}
+
+// Of the whole run time and money stand beside each other, too, as the plan of one cluster says them.
+TEST(Plan, ClustersSideBySideSayWhatTheRunTakes) {
+  const std::string job = "--model.preset=llama3-8b --train.global_batch=128 --tokens 1e12 ", dear = "--cluster \"8xh100, \\$3/h\" ";
+  const Outcome outcome = run(job + dear + "--cluster 8xa100");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  const Json cost = object(job + dear)["cost"];
+  for (const std::string& text : {std::string(" 1.00T tokens"), format_duration(cost["seconds"].get<double>()), plan::money_text(cost["money"].get<double>())})
+    EXPECT_THAT(outcome.output, HasSubstr(text)) << outcome.output;
+}
+
+// A run has room for all rows that may come to the experts of a rank, which is more than a plan says: the page says what holds it to that.
+TEST(Plan, ALayoutWithExpertsSaysWhatBoundsTheirRows) {
+  const std::string job = "--model.preset=mixtral-8x7b --train.global_batch=64 --cluster 8xb200 --parallel.ep=8 --parallel.zero=1 --train.micro_batch=1 ";
+  EXPECT_THAT(run(job).output, HasSubstr("moe.imbalance_limit = 1: without it"));
+  EXPECT_THAT(run(job + "--imbalance 1.5").output, HasSubstr("moe.imbalance_limit = 1.5: without it"));
+  EXPECT_THAT(run(job + "--fill").output, HasSubstr("imbalance_limit = 1 "));
+  EXPECT_THAT(run(job + "--moe.imbalance_limit=2").output, Not(HasSubstr("without it")));
+  EXPECT_EQ(object(job)["stages"], object(job + "--moe.imbalance_limit=1")["stages"]);
 }
 
 TEST(Plan, AsManyNodesAsRanks) {

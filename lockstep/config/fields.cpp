@@ -327,6 +327,11 @@ const std::vector<Section>& sections() {
   return table;
 }
 
+const Field* find_field(std::string_view key) {
+  const size_t dot = std::min(key.find('.'), key.size());
+  return find_field(key.substr(0, dot), key.substr(std::min(dot + 1, key.size())));
+}
+
 const Field* find_field(std::string_view section, std::string_view name) {
   if (const Section* found = find_section(section)) {
     for (const Field& field : found->fields) {

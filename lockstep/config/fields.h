@@ -57,6 +57,7 @@ struct Section {
 
 const std::vector<Section>& sections();
 const Field* find_field(std::string_view section, std::string_view name);
+const Field* find_field(std::string_view key);  // "section.name"
 
 // LS1041 unknown section, LS1042 unknown key; with the nearest name.
 Complaint unknown_key(const std::string& section, const std::string& name);

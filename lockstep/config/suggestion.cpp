@@ -131,12 +131,6 @@ std::vector<Suggestion> chosen(const LayoutProblem& problem, Judge& judge, Help 
   return plain;
 }
 
-// Where the value of the field was given; empty where it is the default.
-std::string given_at(const LoadedConfig& loaded, const std::string& key) {
-  const auto origin = loaded.origin.find(key);
-  return origin == loaded.origin.end() || origin->second.starts_with("default") ? "" : origin->second;
-}
-
 // A line for each problem: place, equation, way out.
 std::string table_of(const LoadedConfig& loaded, const std::vector<LayoutProblem>& problems) {
   std::vector<std::string> places;
@@ -154,6 +148,11 @@ std::string table_of(const LoadedConfig& loaded, const std::vector<LayoutProblem
 }
 
 }  // namespace
+
+std::string given_at(const LoadedConfig& loaded, const std::string& key) {
+  const auto origin = loaded.origin.find(key);
+  return origin == loaded.origin.end() || origin->second.starts_with("default") ? "" : origin->second;
+}
 
 std::string text_of(const Suggestion& suggestion) {
   if (!suggestion.text.empty()) return suggestion.text;
@@ -195,8 +194,7 @@ std::optional<Trial> with_changes(const Trial& trial, const Suggestion& suggesti
       changed.world_size = std::stoi(change.value.value());
       continue;
     }
-    const size_t dot = change.key.find('.');
-    const Field* field = find_field(change.key.substr(0, dot), change.key.substr(dot + 1));
+    const Field* field = find_field(change.key);
     if (!field) return std::nullopt;
     if (change.value) {
       if (field->assign(changed.loaded.config, parse_value(*field, *change.value))) return std::nullopt;

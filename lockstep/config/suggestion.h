@@ -32,6 +32,9 @@ std::string text_of(const std::vector<Suggestion>& suggestions);
 std::vector<Suggestion> values_of(const std::string& key, const std::vector<std::string>& values);
 Suggestion left_out(const std::string& key);
 
+// Where the value of the field was given; empty where it is the default.
+std::string given_at(const LoadedConfig& loaded, const std::string& key);
+
 // A configuration and the number of ranks it is meant for.
 struct Trial {
   LoadedConfig loaded;

@@ -15,7 +15,6 @@ namespace {
 constexpr double kTight = 0.05;      // of the device: less than predictions of memory err
 constexpr double kRoomy = 0.10;
 constexpr double kBusy = 0.5;        // of a step: a link that is worth a warning
-constexpr double kSame = 0.0005;     // of a step
 constexpr size_t kMostNamed = 4, kMostNext = 2;
 constexpr size_t kLine = 130;        // columns of a terminal beside the name of a finding
 
@@ -52,7 +51,7 @@ class Findings {
     if (page_.given && !first) text += "As the configuration says; no other layout was found to fit.";
     if (page_.given && first) {
       const double share = above(estimate_, first->estimate);
-      const bool same = first->candidate == page_.candidate || std::abs(share) < kSame;
+      const bool same = first->candidate == page_.candidate || std::abs(share) < kSameStep;
       text += same ? "As the configuration says, and no layout that was found is faster."
                    : cat("As the configuration says. ", share > 0 ? "The fastest that was found takes " : "The best that was found takes ",
                          tenths_text(std::abs(first->estimate.seconds / estimate_.seconds - 1)), share > 0 ? " less: " : " more: ",
@@ -62,7 +61,7 @@ class Findings {
   }
 
   void memory() {
-    const double room = page_.cluster.device.memory, need = worst_bytes(estimate_);
+    const double room = page_.cluster.device.memory, need = estimate_.most_reserved();
     if (estimate_.stages.empty() || room <= 0) return;
     std::string text = cat(estimate_.fits ? "It fits: stage " : "It does not fit: stage ", estimate_.worst_stage, " needs ", format_bytes(need), " of ",
                            format_bytes(room));
@@ -78,11 +77,11 @@ class Findings {
     const Found* found = nullptr;
     for (const std::vector<Found>* list : {&page_.search.best, &page_.search.pareto})
       for (const Found& one : *list) {
-        const bool roomy = worst_bytes(one.estimate) <= (1 - kRoomy) * room && devices_of(one.candidate) == devices_of(page_.candidate);
+        const bool roomy = one.estimate.most_reserved() <= (1 - kRoomy) * room && devices_of(one.candidate) == devices_of(page_.candidate);
         if (roomy && (!found || one.estimate.seconds < found->estimate.seconds)) found = &one;
       }
     if (!found) return "";
-    return cat(" ", describe(found->candidate), " leaves ", tenths_text(1 - worst_bytes(found->estimate) / room), " and is ",
+    return cat(" ", describe(found->candidate), " leaves ", tenths_text(1 - found->estimate.most_reserved() / room), " and is ",
                tenths_text(above(found->estimate, estimate_)), " slower.");
   }
 
@@ -109,11 +108,11 @@ class Findings {
     const auto share = [&](const Term* term) { return estimate_.breakdown.*term->seconds / estimate_.seconds; };
     std::ranges::stable_sort(sorted, [&](const Term* a, const Term* b) { return share(a) > share(b); });
     std::vector<std::string> named;
-    for (size_t i = 0; i < kMostNamed && share(sorted[i]) >= kSame; ++i) named.push_back(cat(sorted[i]->label, " ", tenths_text(share(sorted[i]))));
+    for (size_t i = 0; i < kMostNamed && share(sorted[i]) >= kSameStep; ++i) named.push_back(cat(sorted[i]->label, " ", tenths_text(share(sorted[i]))));
     std::string text = cat(join(named, ", "), ". All that computes ", tenths_text(kinds[0]), ", all that waits for communication ", tenths_text(kinds[1]),
                            ", bubble and host ", tenths_text(kinds[2]), ".");
     const auto loss = std::ranges::find_if(sorted, [](const Term* term) { return !term->way_out.empty(); });
-    if (loss != sorted.end() && share(*loss) >= kSame) text += cat(" Less ", (*loss)->label, ": ", (*loss)->way_out, ".");
+    if (loss != sorted.end() && share(*loss) >= kSameStep) text += cat(" Less ", (*loss)->label, ": ", (*loss)->way_out, ".");
     add("limits", text);
   }
 
@@ -122,7 +121,7 @@ class Findings {
     for (const Found& one : page_.search.best) {
       const double share = above(one.estimate, estimate_);
       if (one.candidate == page_.candidate || share < 0 || named.size() == kMostNext) continue;
-      named.push_back(cat(describe(one.candidate), " (", share < kSame ? "as fast" : cat(tenths_text(share), " slower"), ")"));
+      named.push_back(cat(describe(one.candidate), " (", share < kSameStep ? "as fast" : cat(tenths_text(share), " slower"), ")"));
     }
     if (named.empty()) return;
     const Found& second = page_.search.best[std::min<size_t>(1, page_.search.best.size() - 1)];
@@ -138,7 +137,7 @@ class Findings {
                            ".");
     std::vector<std::string> changes;
     for (const Sensitivity& one : all)
-      if (one.order_changes && std::max(std::abs(one.minus), std::abs(one.plus)) >= kSame) changes.push_back(one.constant);
+      if (one.order_changes && std::max(std::abs(one.minus), std::abs(one.plus)) >= kSameStep) changes.push_back(one.constant);
     if (!all.empty())
       text += changes.empty() ? cat(" None of ", all.size(), " constants changes which layout is best when it is 10 % off.")
                               : cat(" Another layout is best when one of these is 10 % off: ", named_text(changes), ".");
@@ -214,12 +213,6 @@ std::string findings_text(const PlanPage& page) {
     rows.push_back({name, line});
   }
   return program::table(rows, 2, 0);
-}
-
-double worst_bytes(const StepEstimate& estimate) {
-  double most = 0;
-  for (const StageEstimate& stage : estimate.stages) most = std::max(most, stage.reserved);
-  return most;
 }
 
 }  // namespace lockstep::plan

@@ -22,7 +22,4 @@ std::string findings_text(const PlanPage& page);
 // Of a layout that is estimated; what-ifs that were not asked for say nothing.
 std::vector<Finding> findings(const PlanPage& page);
 
-// Of the page's layout as a search finds it: its reserved bytes on the worst stage.
-double worst_bytes(const StepEstimate& estimate);
-
 }  // namespace lockstep::plan

@@ -28,7 +28,7 @@ Candidate with_simple_pipeline(Candidate candidate) {
 std::string changes_text(const Candidate& from, const Candidate& to) {
   static constexpr std::pair<const char*, int Candidate::*> kWhole[] = {
       {"tp", &Candidate::tp}, {"cp", &Candidate::cp}, {"pp", &Candidate::pp}, {"ep", &Candidate::ep}, {"etp", &Candidate::etp},
-      {"dp", &Candidate::dp}, {"zero", &Candidate::zero}, {"groups of shards", &Candidate::dp_replicate}, {"micro-batch", &Candidate::micro_batch}};
+      {"dp", &Candidate::dp}, {"zero", &Candidate::zero}, {"shard groups", &Candidate::dp_replicate}, {"micro-batch", &Candidate::micro_batch}};
   std::vector<std::string> parts;
   for (const auto& [name, field] : kWhole)
     if (from.*field != to.*field) parts.push_back(cat(name, " ", to.*field));

@@ -69,7 +69,4 @@ std::string plan_html(const PlanPage& page);
 // with_candidate().
 std::string launch_flags(const Candidate& candidate, const std::optional<double>& rows = std::nullopt);
 
-// Money of a step on the cluster, and of 1e9 tokens; 0 where no price is known.
-double step_money(const Cluster& cluster, int devices, double seconds);
-
 }  // namespace lockstep::plan

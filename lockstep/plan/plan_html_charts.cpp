@@ -19,7 +19,7 @@ namespace {
 constexpr double kWidth = 1180;
 
 // As predicted; of the first tier where it was not.
-double memory_of(const Found& found) { return found.estimate.stages.empty() ? found.quick.memory : worst_bytes(found.estimate); }
+double memory_of(const Found& found) { return found.estimate.stages.empty() ? found.quick.memory : found.estimate.most_reserved(); }
 
 bool is_best(const PlanPage& page, size_t index) { return index < page.search.best.size(); }
 
@@ -107,7 +107,7 @@ constexpr std::array kChoices = {of_number<&Candidate::tp>("tp"),
                                  Choice{"devices", [](const Candidate& candidate) { return static_cast<double>(devices_of(candidate)); },
                                         [](const Candidate& candidate) { return count_text(devices_of(candidate)); }},
                                  of_number<&Candidate::zero>("zero"),
-                                 of_number<&Candidate::dp_replicate>("groups of shards"),
+                                 of_number<&Candidate::dp_replicate>("shard groups"),
                                  of_number<&Candidate::micro_batch>("micro-batch"),
                                  of_word<&Candidate::recompute>("recompute"),
                                  of_flag<&Candidate::offload_optimizer>("offload")};

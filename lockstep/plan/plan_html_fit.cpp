@@ -90,8 +90,7 @@ std::string legend(double width) {
 
 std::string bars(const PlanPage& page, const std::vector<Run>& shown) {
   const double device = page.cluster.device.memory;
-  double most = device;
-  for (const StageEstimate& stage : page.estimate.stages) most = std::max(most, stage.reserved);
+  const double most = std::max(device, page.estimate.most_reserved());
   const double scale = most > 0 ? (kWidth - kLeft - kRight) / (most * 1.03) : 0;
   constexpr double pitch = 26, bar = 19;
   SvgWriter svg(kWidth);

@@ -35,7 +35,7 @@ std::string best_table(const PlanPage& page, const std::vector<const Found*>& fo
     std::vector<std::string> cells = {cat(i + 1), escaped(describe(one.candidate)), cat(devices), seconds_text(estimate.seconds, found[0]->estimate.seconds),
                                       band_text(estimate),
                                       format_count(estimate.seconds > 0 ? estimate.tokens_per_second() : 0), tenths_text(estimate.mfu_causal),
-                                      tenths_text(estimate.bubble_share), format_bytes(worst_bytes(estimate))};
+                                      tenths_text(estimate.bubble_share), format_bytes(estimate.most_reserved())};
     const double per_tokens = estimate.tokens > 0 ? step_money(page.cluster, devices, estimate.seconds) / estimate.tokens * 1e9 : 0;
     if (money) cells.push_back(money_text(per_tokens));
     table.raw_row(cells, cat(" class=\"with\" data-i=\"", i, "\""));
@@ -113,8 +113,6 @@ std::string launch_flags(const Candidate& candidate, const std::optional<double>
   if (rows) set("moe.imbalance_limit", number_text(*rows));
   return join(flags, " ");
 }
-
-double step_money(const Cluster& cluster, int devices, double seconds) { return cluster.price * devices * seconds / 3600; }
 
 std::string layouts_section(const PlanPage& page) {
   std::string html = "<section id=\"layouts\"><h2>Which layout</h2>\n";

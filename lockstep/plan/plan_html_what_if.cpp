@@ -17,7 +17,6 @@ namespace {
 
 constexpr double kWidth = 1180, kLeft = 560, kRight = 230, kPitch = 24;
 constexpr size_t kMostBars = 16;
-constexpr double kSeen = 0.0005;  // of a step: smaller changes are not drawn
 
 double change(const WhatIf& what_if, const StepEstimate& now) { return now.seconds > 0 ? what_if.seconds / now.seconds - 1 : 0; }
 
@@ -123,7 +122,7 @@ std::string tornado_svg(const std::vector<Sensitivity>& sensitivity) {
   std::vector<const Sensitivity*> rows;
   const auto size = [](const Sensitivity* one) { return std::max(std::abs(one->minus), std::abs(one->plus)); };
   for (const Sensitivity& one : sensitivity)
-    if (size(&one) >= kSeen) rows.push_back(&one);
+    if (size(&one) >= kSameStep) rows.push_back(&one);
   std::ranges::stable_sort(rows, std::greater<>{}, size);
   if (rows.size() > kMostBars) rows.resize(kMostBars);
   Sideways bars(rows.empty() ? 0.01 : size(rows.front()));

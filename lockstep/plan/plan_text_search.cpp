@@ -7,6 +7,7 @@
 #include "lockstep/config/fields.h"
 #include "lockstep/plan/drawing_text.h"
 #include "lockstep/plan/plan_text.h"
+#include "lockstep/plan/search/candidate.h"
 #include "lockstep/program/pipeline.h"
 #include "lockstep/program/render/render_text.h"
 
@@ -45,11 +46,7 @@ std::vector<Column> columns(const Cluster& cluster, double scale) {
       {"step", [scale](const Found& found) { return seconds_text(found.estimate.seconds, scale); }, true},
       {"MFU", [](const Found& found) { return tenths_text(found.estimate.mfu_causal); }, true},
       {"bubble", [](const Found& found) { return tenths_text(found.estimate.bubble_share); }, true},
-      {"memory", [](const Found& found) {
-         double most = 0;
-         for (const StageEstimate& stage : found.estimate.stages) most = std::max(most, stage.reserved);
-         return format_bytes(most);
-       }, true}};
+      {"memory", [](const Found& found) { return format_bytes(found.estimate.most_reserved()); }, true}};
   if (cluster.price > 0)
     all.push_back({"a step", [&cluster](const Found& found) { return money_text(step_money(cluster, devices_of(found.candidate),
                                                                                            found.estimate.seconds)); }, true});
@@ -64,7 +61,7 @@ std::string count_text(int64_t count) {
   return text;
 }
 
-int devices_of(const Candidate& candidate) { return candidate.tp * candidate.pp * candidate.cp * candidate.dp; }
+int devices_of(const Candidate& candidate) { return static_cast<int>(ranks_of(candidate)); }
 
 std::string layouts_text(const std::vector<Found>& layouts, const Cluster& cluster, bool why) {
   std::vector<Row> rows(layouts.size() + 1);

@@ -36,8 +36,7 @@ constexpr const char* kLimit = "moe.imbalance_limit";
 constexpr double kUnboundedLimit = 2;  // of it, where nobody says how much room there is
 
 const config::Field& field_of(const std::string& key) {
-  const size_t dot = key.find('.');
-  const config::Field* field = config::find_field(key.substr(0, dot), key.substr(dot + 1));
+  const config::Field* field = config::find_field(key);
   LOCKSTEP_CHECK(field != nullptr, "no field ", key);
   return *field;
 }

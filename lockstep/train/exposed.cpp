@@ -10,15 +10,12 @@
 #include "lockstep/base/units.h"
 
 namespace lockstep::train {
-namespace {
 
 std::string percent(double share) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.1f %%", 100 * share);
   return text.data();
 }
-
-}  // namespace
 
 Values exposed_shares(const engine::StepResult& result, double seconds) {
   Values shares;

@@ -9,6 +9,8 @@
 
 namespace lockstep::train {
 
+std::string percent(double share);  // "7.9 %"
+
 // {"perf/exposed_comm/tp_all_reduce", 0.031}: the shares of a step of `seconds`.
 Values exposed_shares(const engine::StepResult& result, double seconds);
 

@@ -1,21 +1,12 @@
 #include "lockstep/train/predicted_step.h"
 
 #include <cmath>
-#include <cstdio>
 
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/train/exposed.h"
 
 namespace lockstep::train {
-namespace {
-
-std::string percent(double share) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %%", 100 * share);
-  return text;
-}
-
-}  // namespace
 
 std::string predicted_text(const PredictedStep& predicted) {
   return cat(format_duration(predicted.seconds), " a step (", format_duration(predicted.low), " to ", format_duration(predicted.high), ") by ",

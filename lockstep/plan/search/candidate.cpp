@@ -5,6 +5,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/config/check.h"
 #include "lockstep/config/fields.h"
 
 namespace lockstep::plan {
@@ -173,6 +174,15 @@ Fixed parse_fixed(std::string_view text) {
   return fixed;
 }
 
+Candidate with_fixed(Candidate candidate, const Fixed& fixed) {
+  for (const WholeField& field : whole_fields()) candidate.*field.value = fixed_whole(fixed, field.name).value_or(candidate.*field.value);
+  candidate.recompute = fixed_recompute(fixed).value_or(candidate.recompute);
+  candidate.schedule = fixed_schedule(fixed).value_or(candidate.schedule);
+  candidate.sequence_parallel = fixed_switch(fixed, "sequence_parallel").value_or(candidate.sequence_parallel);
+  candidate.offload_optimizer = fixed_switch(fixed, "offload_optimizer").value_or(candidate.offload_optimizer);
+  return candidate;
+}
+
 config::RunConfig with_candidate(config::RunConfig config, const Candidate& candidate) {
   config::ParallelSection& parallel = config.parallel;
   parallel.tp = candidate.tp;
@@ -200,7 +210,7 @@ config::RunConfig with_candidate(config::RunConfig config, const Candidate& cand
 std::optional<double> rows_limit(const config::RunConfig& config, double imbalance) {
   const config::ParallelSection& parallel = config.parallel;
   const bool bounded = config.moe.imbalance_limit || config.moe.capacity_factor || config.moe.static_buffers;
-  const bool kept_for_weights = parallel.pp > 1 && parallel.zero == 3 && weights_apart(parallel.schedule.kind);
+  const bool kept_for_weights = parallel.pp > 1 && config::zero_stage(config) == 3 && weights_apart(parallel.schedule.kind);
   if (parallel.ep * parallel.etp <= 1 || bounded || parallel.overlap_experts || kept_for_weights) return std::nullopt;
   return std::max(1.0, imbalance);
 }

@@ -26,6 +26,9 @@ std::optional<bool> fixed_switch(const Fixed& fixed, std::string_view name);
 std::optional<config::Recompute> fixed_recompute(const Fixed& fixed);
 std::optional<config::ScheduleKind> fixed_schedule(const Fixed& fixed);
 
+// `candidate` with the fields that are fixed.
+Candidate with_fixed(Candidate candidate, const Fixed& fixed);
+
 // Of some layers weight gradients are computed apart from those of inputs, later.
 inline bool weights_apart(config::ScheduleKind kind) {
   return kind == config::ScheduleKind::kZbH1 || kind == config::ScheduleKind::kZbH2 || config::v_shaped(kind);

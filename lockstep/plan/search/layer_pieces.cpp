@@ -8,6 +8,7 @@
 #include "lockstep/arch/layer_description.h"
 #include "lockstep/plan/cluster/group_rates.h"
 #include "lockstep/plan/search/candidate.h"
+#include "lockstep/plan/time/stage_memory.h"
 #include "lockstep/program/passes/make_layout.h"
 
 namespace lockstep::plan {
@@ -195,9 +196,7 @@ void LayerPieces::add_times(const Candidate& candidate, LayerSet& set) {
 // As stage_memory() of lockstep/plan/time has it: rows that come from other ranks are so many times those of balanced routing, where nothing
 // bounds them.
 void LayerPieces::bound_rows(program::Layout& layout) const {
-  const config::MoeSection& moe = layout.moe;
-  const bool bounded = moe.imbalance_limit || moe.capacity_factor || moe.static_buffers;
-  if (layout.model.has_experts() && layout.ep * layout.etp > 1 && !bounded) layout.moe.imbalance_limit = std::max(1.0, options_.imbalance);
+  if (has_room_for_all_rows(layout)) layout.moe.imbalance_limit = std::max(1.0, options_.imbalance);
 }
 
 void LayerPieces::add_bytes(const Candidate& candidate, LayerSet& set) {

@@ -29,7 +29,6 @@ constexpr std::array<TermWords, 12> kTerms = {{{&Breakdown::products, "matrix pr
                                                {&Breakdown::bubble, "bubble"}}};
 constexpr size_t kMostTerms = 3;
 constexpr double kWorthSaying = 0.15;  // of the largest difference
-constexpr double kSame = 0.0005;       // of a step
 
 struct Difference {
   double seconds = 0;
@@ -49,7 +48,7 @@ std::string difference_text(const StepEstimate& a, const StepEstimate& b) {
   for (const TermWords& term : kTerms) all.push_back({a.breakdown.*term.seconds - b.breakdown.*term.seconds, term.words});
   const auto size = [](const Difference& one) { return -std::abs(one.seconds); };
   std::ranges::stable_sort(all, {}, size);
-  const double least = std::max(kWorthSaying * std::abs(all[0].seconds), kSame * std::max(a.seconds, b.seconds));
+  const double least = std::max(kWorthSaying * std::abs(all[0].seconds), kSameStep * std::max(a.seconds, b.seconds));
   std::erase_if(all, [&](const Difference& one) { return std::abs(one.seconds) < least; });
   if (all.size() > kMostTerms) all.resize(kMostTerms);
   std::vector<Difference> less, more;
@@ -77,7 +76,7 @@ void add_reasons(std::vector<Found>& best) {
     }
     const Found& other = i == 0 ? best[1] : best[0];
     const double share = found.estimate.seconds / other.estimate.seconds - 1;
-    if (std::abs(share) < kSame)
+    if (std::abs(share) < kSameStep)
       found.why = cat("as fast as the ", i == 0 ? "next" : "best", because(found.estimate, other.estimate));
     else
       found.why = cat(share < 0 ? "faster" : "slower", " than the ", i == 0 ? "next" : "best", " by ", share_text(std::abs(share)), because(found.estimate, other.estimate));

@@ -27,15 +27,9 @@ constexpr size_t kFirstTier = 64;
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-double most_reserved(const Found& found) {
-  double most = 0;
-  for (const StageEstimate& stage : found.estimate.stages) most = std::max(most, stage.reserved);
-  return most;
-}
-
 // As good in time, memory and devices, and better in one.
 bool beats(const Found& a, const Found& b) {
-  const double memory_a = most_reserved(a), memory_b = most_reserved(b);
+  const double memory_a = a.estimate.most_reserved(), memory_b = b.estimate.most_reserved();
   const int64_t ranks_a = ranks_of(a.candidate), ranks_b = ranks_of(b.candidate);
   const bool as_good = a.estimate.seconds <= b.estimate.seconds && memory_a <= memory_b && ranks_a <= ranks_b;
   return as_good && (a.estimate.seconds < b.estimate.seconds || memory_a < memory_b || ranks_a < ranks_b);
@@ -105,7 +99,6 @@ class Search {
     result_.best = std::move(found);
     add_reasons(result_.best);
     if (options_.sensitivity) result_.sensitivity = sensitivities(job_, tier, result_.best);
-    add_what_is_asked();
   }
 
   static int64_t count_of(const SecondTier& second) {
@@ -153,7 +146,7 @@ class Search {
 
   std::string front_reason(const Found& one) const {
     const int64_t ranks = ranks_of(one.candidate);
-    return cat(format_duration(one.estimate.seconds), " a step with ", format_bytes(most_reserved(one)), " on each of ", ranks, ranks == 1 ? " device" : " devices");
+    return cat(format_duration(one.estimate.seconds), " a step with ", format_bytes(one.estimate.most_reserved()), " on each of ", ranks, ranks == 1 ? " device" : " devices");
   }
 
   void add_misses(QuickTier& tier, const FirstTier& first, const SecondTier& second, const std::vector<Found>& found) {
@@ -167,16 +160,6 @@ class Search {
       }
       result_.misses.push_back({.candidate = miss.candidate, .reason = Reject::kMemory, .text = std::move(text)});
     }
-  }
-
-  void add_what_is_asked() {
-    if (result_.best.empty() || (!options_.estimate.traffic && !options_.estimate.spans)) return;
-    Found& best = result_.best[0];
-    const program::Layout layout = program::make_layout(best.config, job_.model, static_cast<int>(ranks_of(best.candidate)));
-    if (options_.estimate.spans)
-      best.estimate = job_.times.step(layout, job_.cluster, job_.stack, options_.estimate);
-    else  // the times are known
-      best.estimate.traffic = traffic_of(program::judged_steps(layout), Placement(job_.cluster, layout.mesh, options_.estimate.order));
   }
 
   const Job job_;

@@ -77,7 +77,7 @@ struct SearchOptions {
   int simulate = 64;   // candidates of the second tier at most: fewer where each takes long, so that a search stays below a second
   bool sensitivity = true;
   Fixed fixed{};
-  EstimateOptions estimate{};  // traffic and spans: of the best alone
+  EstimateOptions estimate{};  // without traffic and spans
 };
 // `config` says model, batch, sequence and precision; its parallel keys that are given stay fixed where `fixed` says so.
 SearchResult search_layouts(const config::RunConfig& config, const arch::ModelConfig& model, const Cluster& cluster, const Stack& stack, const SearchOptions& options);

@@ -173,15 +173,5 @@ TEST(Search, RefusesAConfigurationThatContradictsItself) {
   EXPECT_THROW(search(job), ConfigError);
 }
 
-// A key that speaks against all candidates but by a number that only layout_problems knows.
-TEST(Search, TrafficAndSpansAreOfTheBestAlone) {
-  const TestJob job = test_search::test_job(kJobs[0]);
-  const SearchResult result = search_layouts(job.job(), {.sensitivity = false, .estimate = {.traffic = true, .spans = true}});
-  EXPECT_FALSE(result.best[0].estimate.boxes.empty());
-  EXPECT_FALSE(result.best[0].estimate.traffic.links.empty());
-  for (size_t i = 1; i < result.best.size(); ++i) EXPECT_TRUE(result.best[i].estimate.boxes.empty());
-  EXPECT_TRUE(result.sensitivity.empty());
-}
-
 }  // namespace
 }  // namespace lockstep::plan

@@ -7,7 +7,6 @@ namespace lockstep::plan {
 namespace {
 
 constexpr double kShare = 0.1;
-constexpr double kTie = 0.0005;  // of a step: less is as fast
 
 // Seconds of each of `best` on another stack; infinite where it does not fit there.
 class Changed {
@@ -60,7 +59,7 @@ std::vector<Sensitivity> sensitivities(const Job& job, QuickTier& tier, const st
       stack.*constant *= 1 + share;
       const std::vector<double> seconds = changed.seconds(stack);
       const double fastest = *std::ranges::min_element(seconds);
-      one.order_changes |= fastest < seconds[0] * (1 - kTie);
+      one.order_changes |= fastest < seconds[0] * (1 - kSameStep);
       // Where the best one does not fit any more its own time is what it was.
       const double change = seconds[0] < std::numeric_limits<double>::infinity() ? seconds[0] / best[0].estimate.seconds - 1 : 0;
       (share < 0 ? one.minus : one.plus) = change;

@@ -14,7 +14,6 @@ namespace lockstep::plan {
 namespace {
 
 constexpr size_t kMostProblems = 3;
-constexpr double kSame = 0.0005;  // of a step
 
 std::string illegal_text(const std::vector<config::LayoutProblem>& problems) {
   std::vector<std::string> whats;
@@ -72,7 +71,7 @@ class Answer {
     const Found& best = result_.best[0];
     if (best.candidate == candidate_) return cat("nothing speaks against it: it is the best, ", takes);
     const double share = estimate.seconds / best.estimate.seconds - 1;
-    if (std::abs(share) < kSame) return cat("as fast as the best (", describe(best.candidate), "): ", takes);
+    if (std::abs(share) < kSameStep) return cat("as fast as the best (", describe(best.candidate), "): ", takes);
     std::string text = cat(share < 0 ? "faster" : "slower", " than the best (", describe(best.candidate), ") by ", share_text(std::abs(share)), ": ", takes,
                            " instead of ", format_duration(best.estimate.seconds));
     if (const std::string why = difference_text(estimate, best.estimate); !why.empty()) text += "; " + why;

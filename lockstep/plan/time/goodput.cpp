@@ -123,16 +123,17 @@ Straggling straggling(const StepEstimate& healthy, const Slowness& slow) {
   return {.seconds = seconds, .waits = seconds > 0 ? more / seconds : 0, .node = node.node, .nics = nics.node};
 }
 
+double step_money(const Cluster& cluster, int devices, double seconds) { return cluster.price * devices * seconds / kHour; }
+
 Money money_of(const Cluster& cluster, const StepEstimate& estimate, const MoneyOptions& options) {
   LOCKSTEP_CHECK(options.useful > 0 && estimate.tokens > 0, "useful ", options.useful, ", tokens of a step ", estimate.tokens);
   const int devices = options.devices > 0 ? options.devices : cluster.devices();
-  const double rate = cluster.price * devices / kHour;  // of a second
-  Money money{.step = rate * estimate.seconds};
+  Money money{.step = step_money(cluster, devices, estimate.seconds)};
   money.token = money.step / estimate.tokens;
   money.steps = options.tokens > 0 ? std::ceil(options.tokens / estimate.tokens) : 1;
   const double seconds = money.steps * estimate.seconds / options.useful;
   money.hours = seconds / kHour;
-  money.run = rate * seconds;
+  money.run = step_money(cluster, devices, seconds);
   return money;
 }
 

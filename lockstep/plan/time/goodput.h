@@ -72,6 +72,8 @@ struct MoneyOptions {
   double useful = 1;      // Goodput::useful
   int devices = 0;        // that are paid for; 0: all of the cluster
 };
+// Of so many seconds of so many devices; 0 where the cluster says no price.
+double step_money(const Cluster& cluster, int devices, double seconds);
 // 0 where the cluster says no price; steps and hours are told all the same. A step and a token are without failures, the run with them.
 Money money_of(const Cluster& cluster, const StepEstimate& estimate, const MoneyOptions& options = {});
 

@@ -13,11 +13,6 @@ using program::MemoryCategory;
 
 namespace {
 
-// Whether rows may all come to one rank as far as the layout says.
-bool is_unbounded(const program::Layout& layout) {
-  return layout.model.has_experts() && layout.ep * layout.etp > 1 && !layout.moe.imbalance_limit && !layout.moe.capacity_factor && !layout.moe.static_buffers;
-}
-
 // A step whose ranks have room for so many times the rows of balanced routing.
 struct Bounded {
   Bounded(program::Layout whole, program::JudgedSteps made, double imbalance) : layout(std::move(whole)), steps(std::move(made)) {
@@ -47,10 +42,14 @@ int blocks_of(const program::Layout& layout, int rank) {
 
 }  // namespace
 
+bool has_room_for_all_rows(const program::Layout& layout) {
+  return layout.model.has_experts() && layout.ep * layout.etp > 1 && !layout.moe.imbalance_limit && !layout.moe.capacity_factor && !layout.moe.static_buffers;
+}
+
 StageMemory stage_memory(const program::Layout& layout, const program::JudgedSteps& steps, const Cluster& cluster, const Stack& stack,
                          const EstimateOptions& options) {
   std::optional<Bounded> bounded;
-  if (is_unbounded(layout)) bounded.emplace(layout, steps, std::max(1.0, options.imbalance));
+  if (has_room_for_all_rows(layout)) bounded.emplace(layout, steps, std::max(1.0, options.imbalance));
   program::RankMemory memory(bounded ? bounded->layout : layout, bounded ? bounded->steps : steps);
   StageMemory result;
   for (int stage = 0; stage < layout.pipeline.ranks; ++stage) {

@@ -15,6 +15,8 @@ struct StageMemory {
   std::vector<StageEstimate> stages{};
   double host = 0;  // bytes of a node at most, of what is offloaded
 };
+// Nothing says how many rows may come to one rank from the experts' other ranks, so that a run has room for all of them.
+bool has_room_for_all_rows(const program::Layout& layout);
 StageMemory stage_memory(const program::Layout& layout, const program::JudgedSteps& steps, const Cluster& cluster, const Stack& stack,
                          const EstimateOptions& options);
 

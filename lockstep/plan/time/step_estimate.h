@@ -2,6 +2,7 @@
 // its actions on this cluster, walked by one pipeline with lanes for computing, links inside a domain and NICs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -53,6 +54,9 @@ struct TimedBox {  // of a drawing
   double start = 0, end = 0;
 };
 
+// Of a step: by less than that, two are as fast.
+inline constexpr double kSameStep = 0.0005;
+
 struct StepEstimate {
   double seconds = 0;
   double low = 0, high = 0;  // band that holds 9 of 10
@@ -68,6 +72,11 @@ struct StepEstimate {
   std::vector<TimedBox> boxes{};  // likewise
   std::string widest{};      // the term that makes the band wide: "tensor parallel overlap"
   double tokens_per_second() const { return tokens / seconds; }
+  double most_reserved() const {  // bytes of the stage that needs most; 0 without stages
+    double most = 0;
+    for (const StageEstimate& stage : stages) most = std::max(most, stage.reserved);
+    return most;
+  }
 };
 
 // InternalError where the layout has more ranks than the cluster has devices.
