@@ -9,11 +9,17 @@ using config::Recompute;
 
 double number(int64_t size) { return static_cast<double>(size); }
 
+// Of a number that a linear reads.
+double input_byte(const MemorySizes& of) { return of.fp8 ? 1 : 2; }
+
 double attention_bytes(const MemorySizes& of) {
-  if (!of.model.has_latent()) return 2 * of.hidden / of.sequence + 4 * (of.heads * of.head + of.kv_heads * of.head + of.heads) / of.tp;
+  if (!of.model.has_latent()) {
+    const double core = 4 * (of.heads * of.head + of.kv_heads * of.head + of.heads) / of.tp, output = of.fp8 ? of.heads * of.head / of.tp : 0;
+    return input_byte(of) * of.hidden / of.sequence + core + output;
+  }
   const arch::LatentSizes& latent = of.model.latent;
   const double value = number(latent.value), projected = 2 * of.heads * (2 * number(latent.head()) + value) / of.tp;
-  const double of_input = 2 * of.hidden / of.sequence + 2 * number(latent.projected());
+  const double of_input = input_byte(of) * of.hidden / of.sequence + 2 * number(latent.projected());
   return of_input + (of.recompute == Recompute::kNone ? projected : 0) + (2 * value + 4) * of.heads / of.tp;
 }
 
@@ -41,7 +47,8 @@ MemorySizes memory_sizes(const PublishedRun& run, const RunFrame& frame, const R
           .expert_ranks = std::max(1.0, ranks * number(parallel.tp) / experts),
           .tokens = number(choice.micro_batch) * number(frame.config.train.seq_len) / number(parallel.cp),
           .microbatches = std::max(1.0, number(frame.config.train.global_batch) / (number(parallel.dp) * choice.micro_batch)),
-          .unfused = frame.stack.kernels == Kernels::kUnfused, .products = recomputes_products(run), .fp16 = run.layout.precision == "fp16",
+          .unfused = frame.stack.kernels == Kernels::kUnfused, .products = recomputes_products(run),
+          .fp8 = frame.options.linears == Linears::kFp8 && frame.stack.kernels == Kernels::kCurrent, .fp16 = run.layout.precision == "fp16",
           .eager = run.eager, .async = run.async,
           .recompute = choice.recompute};
 }
@@ -70,12 +77,12 @@ double kept_bytes(const MemorySizes& of, bool dense) {
   }
   if (of.products && of.recompute == Recompute::kSelective) return products_bytes(of);
   const bool all = of.recompute == Recompute::kNone;
-  const double wide = of.matrices == 3 ? (all ? 6 : 4) : (all ? 4 : 2);  // of a hidden element of an MLP
-  const double before = (all ? 4 : 0) * of.hidden / of.sequence + attention_bytes(of) + 2 * of.hidden / of.sequence;
+  const double wide = (of.matrices == 3 ? 4 : 2) + (all ? input_byte(of) : 0);  // of a hidden element of an MLP
+  const double before = (all ? 4 : 0) * of.hidden / of.sequence + attention_bytes(of) + input_byte(of) * of.hidden / of.sequence;
   if (dense) return before + wide * of.ffn / of.tp;
   const arch::ExpertSizes& experts = of.model.experts;
   const double rows = number(experts.per_token) / of.sequence;
-  const double routed = rows * (4 * of.hidden + wide * number(experts.ffn)) + 4 * number(experts.count) / of.sequence;
+  const double routed = rows * ((2 + input_byte(of)) * of.hidden + wide * number(experts.ffn)) + 4 * number(experts.count) / of.sequence;
   return before + wide * number(experts.shared * experts.ffn) / of.tp + routed;
 }
 

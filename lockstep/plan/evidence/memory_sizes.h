@@ -16,6 +16,7 @@ struct MemorySizes {
   double tokens;        // of a microbatch and rank
   double microbatches;  // of a step and rank
   bool unfused, products;
+  bool fp8;      // inputs of linears are kept in 1 byte, beside what attention keeps in 2 (Transformer Engine)
   bool fp16;     // gradients of 2 bytes: nothing is summed in fp32 before the optimizer
   bool eager;    // operations one by one, else compiled
   bool async;    // tensor parallelism whose gathers are beside the allocator (symmetric memory)

@@ -114,6 +114,11 @@ TEST(RunMemory, ModernBlocksKeepFewerBytes) {
   EXPECT_DOUBLE_EQ(activations_of("none"), 8 * h + 4 * h + 4 * kv + 6 * f + 4 * a);
   EXPECT_DOUBLE_EQ(activations_of("selective"), 4 * h + 4 * h + 4 * kv + 4 * f + 4 * a);
   EXPECT_DOUBLE_EQ(activations_of("full"), 2 * h);
+  // In FP8 what four products read has 1 byte: 2h of the projection and the MLP, f, and beside what attention keeps the h that its output has.
+  row["layout"]["precision"] = "fp8";
+  EXPECT_DOUBLE_EQ(activations_of("none"), 6 * h + 4 * h + h + 4 * kv + 5 * f + 4 * a);
+  EXPECT_DOUBLE_EQ(activations_of("selective"), 2 * h + 4 * h + h + 4 * kv + 4 * f + 4 * a);
+  EXPECT_DOUBLE_EQ(activations_of("full"), 2 * h);
 }
 
 TEST(RunMemory, ExpertsAreSharedOutOverTheirRanks) {
