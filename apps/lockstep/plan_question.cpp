@@ -119,15 +119,16 @@ class Assumptions {
 // Sizes of the model with its tokenizer, and the batch, where the layout itself is to be found: as one rank has them.
 void settle(PlanQuestion& question) {
   LoadedConfig alone = question.loaded;
-  if (is_given(alone, "train.global_batch")) {  // one microbatch: how many there are is not asked yet
-    alone.config.train.micro_batch = alone.config.train.global_batch;
+  const bool given = is_given(alone, "train.global_batch");
+  if (given) {  // one sequence: what one rank cannot take is no question yet
+    alone.config.train.micro_batch = alone.config.train.global_batch = 1;
     alone.origin["train.micro_batch"] = kAssumed;
   }
   question.model = program::layout_of(alone, 1).model;
   for (const char* key : {"train.seq_len", "train.global_batch"})
     if (!is_given(question.loaded, key)) question.loaded.origin[key] = alone.origin[key];
   question.loaded.config.train.seq_len = alone.config.train.seq_len;
-  question.loaded.config.train.global_batch = alone.config.train.global_batch;
+  if (!given) question.loaded.config.train.global_batch = alone.config.train.global_batch;
 }
 
 int devices_wanted(const CommandLine& command_line, const PlanQuestion& question) {

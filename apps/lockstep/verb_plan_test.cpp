@@ -157,6 +157,12 @@ TEST(Plan, ALayoutWithExpertsSaysWhatBoundsTheirRows) {
   EXPECT_EQ(object(job)["stages"], object(job + "--moe.imbalance_limit=1")["stages"]);
 }
 
+// One rank could not take its batch: more bytes than 64 bits count.
+TEST(Plan, ABatchThatNoRankCouldTakeAlone) {
+  const Json plan = object("--model.preset=deepseek-v3 --train.global_batch=15360 --cluster \"256 nodes of 8xh100, leaf-spine 400G\" ");
+  EXPECT_EQ(plan["layout"]["devices"], 2048);
+}
+
 TEST(Plan, AsManyNodesAsRanks) {
   EXPECT_EQ(object(kNode + "-n 64")["cluster"]["nodes"], 8);
   EXPECT_EQ(object(kNode + "-n 4")["layout"]["devices"], 4);

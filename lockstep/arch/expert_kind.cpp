@@ -33,24 +33,28 @@ void expert_parameters(ParameterRows& rows, const Branch& branch) {
       rows.weight(branch.part(part), shared, hidden, TensorCut::kRows).fuse = fuse(kSharedFirst);
     rows.weight(branch.part(kSharedLast), hidden, shared, TensorCut::kColumns, rows.output_std());
   }
-  const auto expert = [&](int64_t e, const char* part, int64_t out, int64_t in, TensorCut cut, double init_std, std::string_view fused) {
-    ParamSpec& spec = rows.weight(branch.part(cat(e, ".", part)), out, in, cut, init_std);
+  // Hundreds of experts in every block, and a search makes them for every candidate that it walks: no streams, and one name for all that is fused.
+  const auto own = [&](int64_t e, const char* part) { return branch.part(std::to_string(e).append(".").append(part)); };
+  const auto expert = [&](int64_t e, const char* part, int64_t out, int64_t in, TensorCut cut, double init_std, const std::string& fused) {
+    ParamSpec& spec = rows.weight(own(e, part), out, in, cut, init_std);
     spec.expert = static_cast<int>(e);
-    spec.fuse = fuse(fused);
+    spec.fuse = fused;
   };
-  const auto bias = [&](int64_t e, const char* part, int64_t size, std::string_view fused) {
-    ParamSpec& spec = rows.bias(branch.part(cat(e, ".", part)), size, TensorCut::kRows);
+  const auto bias = [&](int64_t e, const char* part, int64_t size, const std::string& fused) {
+    ParamSpec& spec = rows.bias(own(e, part), size, TensorCut::kRows);
     spec.expert = static_cast<int>(e);
-    spec.fuse = fuse(fused, "bias");
+    spec.fuse = fused;
   };
+  const std::string first = fuse("gate_up"), last = fuse("down"), first_bias = fuse("gate_up", "bias"), last_bias = fuse("down", "bias");
+  rows.rows.reserve(rows.rows.size() + static_cast<size_t>((sizes.biases ? 6 : 3) * rows.experts.size()) + 1);
   const int64_t biased = sizes.biases ? rows.experts.end : rows.experts.begin;  // experts before this one have biases
   for (int64_t e = rows.experts.begin; e < rows.experts.end; ++e)
-    for (const char* part : {"gate", "up"}) expert(e, part, sizes.ffn, hidden, TensorCut::kRows, ParameterRows::kInitStd, "gate_up");
+    for (const char* part : {"gate", "up"}) expert(e, part, sizes.ffn, hidden, TensorCut::kRows, ParameterRows::kInitStd, first);
   for (int64_t e = rows.experts.begin; e < biased; ++e)
-    for (const char* part : {"gate", "up"}) bias(e, part, sizes.ffn, "gate_up");
+    for (const char* part : {"gate", "up"}) bias(e, part, sizes.ffn, first_bias);
   for (int64_t e = rows.experts.begin; e < rows.experts.end; ++e)
-    expert(e, "down", hidden, sizes.ffn, TensorCut::kColumns, rows.output_std(), "down");
-  for (int64_t e = rows.experts.begin; e < biased; ++e) bias(e, "down", hidden, "down");
+    expert(e, "down", hidden, sizes.ffn, TensorCut::kColumns, rows.output_std(), last);
+  for (int64_t e = rows.experts.begin; e < biased; ++e) bias(e, "down", hidden, last_bias);
 }
 
 std::string choice_text(const ExpertSizes& sizes) {

@@ -20,6 +20,7 @@ struct Block {
   double least = 0;    // seconds
   bool rough = true;   // it is QuickTier::least_of_grids
   size_t number = 0;   // equal ones come in their order
+  int64_t inner = 0;   // candidates
 };
 
 bool later(const Block& a, const Block& b) { return a.least != b.least ? a.least > b.least : a.number > b.number; }
@@ -54,7 +55,7 @@ class Blocks {
         std::optional<Reject> reason = legality_.batch(mesh);
         if (!reason) reason = legality_.grid(mesh);
         if (reason) rejected_[*reason] += inner;
-        else blocks_.push_back({.base = mesh});
+        else blocks_.push_back({.base = mesh, .inner = inner});
       }
     }
   }
@@ -97,10 +98,10 @@ class Ranking {
         std::ranges::push_heap(blocks, later);
         continue;
       }
-      look_at(block.base);
+      look_at(block);
       blocks.pop_back();
     }
-    for (const Block& block : blocks) result_.rejected[Reject::kSlower] += space_.inner(block.base);
+    for (const Block& block : blocks) result_.rejected[Reject::kSlower] += block.inner;
     std::ranges::stable_sort(result_.best, faster);
     std::erase_if(result_.misses, [&](const Ranked& miss) {
       return !result_.best.empty() && miss.quick.seconds >= kWorthIt * result_.best.front().quick.seconds;
@@ -115,7 +116,8 @@ class Ranking {
     return full ? result_.best.front().quick.seconds : kNever;  // a heap: the slowest
   }
 
-  void look_at(Candidate candidate) {
+  void look_at(const Block& block) {
+    Candidate candidate = block.base;
     of_block_.clear();
     least_missed_ = kNever;
     const std::vector<CandidateSpace::Sharing> sharings = space_.sharings(candidate);
@@ -124,6 +126,7 @@ class Ranking {
       candidate.virtual_stages = order.virtual_stages;
       for (const config::Recompute recompute : space_.recomputes()) {
         candidate.recompute = recompute;
+        least_ = least_of_order(block, candidate);
         for (const CandidateSpace::Sharing& sharing : sharings) {
           candidate.zero = sharing.zero;
           candidate.dp_replicate = sharing.replicate;
@@ -133,6 +136,17 @@ class Ranking {
     }
     for (const Ranked& one : of_block_) keep(one);
   }
+
+  // The block's, and where that may be among the best what recomputing adds. Sums of another order differ by some 1e-16.
+  double least_of_order(const Block& block, const Candidate& candidate) {
+    constexpr double kRounding = 1e-9;
+    const double fill = least_fill(candidate, static_cast<double>(tier_.legality().microbatches(candidate)));
+    const double least = (1 - kRounding) * fill * block.least;
+    return least >= limit() ? least : (1 - kRounding) * tier_.least_of_order(candidate);
+  }
+
+  // From here on a candidate is not among the best of its block or of all.
+  double limit() const { return of_block_.size() < kOfBlock ? cutoff() : std::min(cutoff(), of_block_.back().quick.seconds); }
 
   // On the device, and where it does not fit there with the optimizer on the host.
   void judge(Candidate candidate) {
@@ -153,13 +167,15 @@ class Ranking {
 
   // Whether it is known to fit, or too slow to be asked.
   bool estimate(const Candidate& candidate) {
-    ++result_.estimated;
-    Ranked one{.candidate = candidate, .quick = {.seconds = tier_.seconds(candidate)}};
-    const double limit = of_block_.size() < kOfBlock ? cutoff() : std::min(cutoff(), of_block_.back().quick.seconds);
-    if (one.quick.seconds >= limit) {
+    const double limit = this->limit();
+    const auto slower = [&] {
       ++result_.rejected[Reject::kSlower];
       return true;
-    }
+    };
+    if (least_ >= limit) return slower();
+    ++result_.estimated;
+    Ranked one{.candidate = candidate, .quick = {.seconds = tier_.seconds(candidate, limit)}};
+    if (one.quick.seconds >= limit) return slower();
     // What needs more than the device has, and more than another of its block, is no miss whatever it needs.
     const QuickMemory memory = tier_.memory(candidate, options_.memory > 0 ? std::max(options_.memory, least_missed_) : kNever);
     one.quick.memory = tier_.reserved(memory.device);
@@ -215,6 +231,7 @@ class Ranking {
   const FirstTierOptions& options_;
   FirstTier result_;
   std::vector<Ranked> of_block_;   // fastest first
+  double least_ = 0;              // seconds, of an order and a choice of recomputing
   double least_missed_ = kNever;  // bytes: of the block's candidates that do not fit
 };
 

@@ -173,7 +173,12 @@ TEST(Bounds, NoCandidateIsFaster) {
       for_each_of_block(tiered, block, [&](const Candidate& one) {
         if (ranks_of(one) != tiered.options.devices || tiered.legality.of(one)) return;
         any = true;
-        fastest = std::min(fastest, tier.seconds(one));
+        const double seconds = tier.seconds(one), of_order = tier.least_of_order(one), half = tier.seconds(one, seconds / 2);
+        EXPECT_LE(tier.least_seconds(block) * least_fill(one, static_cast<double>(tier.legality().microbatches(one))), of_order * (1 + 1e-12)) << describe(one);
+        EXPECT_LE(of_order, seconds * (1 + 1e-12)) << describe(one);
+        EXPECT_TRUE(half >= seconds / 2 && half <= seconds) << describe(one) << ": no more than that it is slower";
+        EXPECT_EQ(tier.seconds(one, seconds * (1 + 1e-9)), seconds) << describe(one);
+        fastest = std::min(fastest, seconds);
       });
       if (!any) return;
       const double rough = tier.least_of_grids(block), least = tier.least_seconds(block);

@@ -75,10 +75,11 @@ GroupShards QuickTier::shards_of(const Candidate& candidate) const {
   return shards;
 }
 
-double QuickTier::seconds(const Candidate& candidate) {
+double QuickTier::seconds(const Candidate& candidate, double enough) {
   const LayerSet& layers = layers_of(candidate);
   return time_.of({.candidate = candidate, .layers = layers, .units = pieces_.units(candidate), .shape = shape_of_candidate(candidate, layers),
-                   .data = data_of(candidate), .shards = shards_of(candidate), .microbatches = static_cast<double>(legality_.microbatches(candidate))});
+                   .data = data_of(candidate), .shards = shards_of(candidate), .microbatches = static_cast<double>(legality_.microbatches(candidate))},
+                  enough);
 }
 
 QuickMemory QuickTier::memory(const Candidate& candidate, double enough) {
@@ -101,6 +102,15 @@ double QuickTier::least_seconds(const Candidate& candidate) {
     const LayerTimes& times = layers.times[place][0];
     return times.forward + std::max(times.input + times.weight, 2 * layers.least[place]);
   });
+}
+
+double QuickTier::least_of_order(const Candidate& candidate) {
+  const LayerSet& layers = pieces_.timed(candidate);
+  const auto choice = static_cast<size_t>(candidate.recompute);
+  return least_fill(candidate, static_cast<double>(legality_.microbatches(candidate))) * of_all_layers(candidate, [&](size_t place) {
+           const LayerTimes& times = layers.times[place][choice];
+           return times.forward + times.recompute + std::max(times.input + times.weight, 2 * layers.least[place]);
+         });
 }
 
 double QuickTier::least_of_grids(const Candidate& candidate) {

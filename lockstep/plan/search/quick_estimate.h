@@ -26,13 +26,16 @@ class QuickTier {
   // From here on the job's constants are these.
   void change_stack(const Stack& stack);
 
-  double seconds(const Candidate& candidate);
+  // Of a step of `enough` or more it says no more than that.
+  double seconds(const Candidate& candidate, double enough = std::numeric_limits<double>::infinity());
   // What is allocated. Of a device that must have more than `enough` it says no more than that.
   QuickMemory memory(const Candidate& candidate, double enough = std::numeric_limits<double>::infinity());
   QuickEstimate estimate(const Candidate& candidate);
   // Seconds below which no candidate is that differs in schedule, virtual stages, recomputation, zero and offload alone.
   double least_seconds(const Candidate& candidate);
-  // The same of candidates that differ in ep and etp, too; known sooner. Of a model without experts it is that.
+  // The same of candidates that differ in zero and offload alone.
+  double least_of_order(const Candidate& candidate);
+  // The same of candidates that differ from those of least_seconds in ep and etp, too; known sooner. Of a model without experts it is that.
   double least_of_grids(const Candidate& candidate);
 
   // What a device must have, where so much of it is allocated.

@@ -56,6 +56,13 @@ double left_over(double travels, double window, double exposed) { return exposed
 
 }  // namespace
 
+// pipeline_seconds() where all stages take the same; where they do not, the worst takes more than that. Weight gradients that fill the bubble may
+// leave none of it.
+double least_fill(const Candidate& candidate, double microbatches) {
+  const Fill fill = fill_of(candidate, microbatches);
+  return fill.weight < 0 ? 1 : 1 + (candidate.pp - 1) / (fill.stages * microbatches);
+}
+
 double straggle_factor(const Job& job, int64_t ranks) {
   const double nodes = std::ceil(static_cast<double>(ranks) / job.cluster.devices_per_node);
   return 1 + job.stack.straggle * std::log2(std::max(1.0, nodes));
@@ -166,10 +173,11 @@ double TimeForm::update_seconds(const TimeInput& input) const {
   return most;
 }
 
-double TimeForm::of(const TimeInput& input) {
+double TimeForm::of(const TimeInput& input, double enough) {
   make_places(input);
-  const double seconds = pipeline_seconds(input) + data_seconds(input) + update_seconds(input);
-  return seconds * straggle_factor(job_, ranks_of(input.candidate));
+  const double straggle = straggle_factor(job_, ranks_of(input.candidate)), pipeline = pipeline_seconds(input);
+  if (pipeline * straggle >= enough) return pipeline * straggle;
+  return (pipeline + data_seconds(input) + update_seconds(input)) * straggle;
 }
 
 }  // namespace lockstep::plan

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <limits>
 #include <vector>
 
 #include "lockstep/plan/search/data_times.h"
@@ -25,7 +26,8 @@ struct TimeInput {
 class TimeForm {
  public:
   explicit TimeForm(const Job& job) : job_(job) {}
-  double of(const TimeInput& input);
+  // Of a step of `enough` or more it says no more than that.
+  double of(const TimeInput& input, double enough = std::numeric_limits<double>::infinity());
 
  private:
   void make_places(const TimeInput& input);
@@ -37,6 +39,9 @@ class TimeForm {
   const Job job_;
   std::vector<LayerTimes> places_;  // of one layer of each place, with what it waits for of its parameters
 };
+
+// The least that filling and draining the pipeline make of its microbatches alone, whatever its stages hold: a factor.
+double least_fill(const Candidate& candidate, double microbatches);
 
 // What all ranks of a cluster but their devices lose by waiting for each other: a factor.
 double straggle_factor(const Job& job, int64_t ranks);
