@@ -61,6 +61,8 @@ const std::vector<ClusterField>& cluster_fields() {
       {"device", "flops_fp32", [](Cluster& c) -> Slot { return &c.device.flops_fp32; }, kFlops, 0, 1e21, ""},
       {"device", "flops_bf16", [](Cluster& c) -> Slot { return &c.device.flops_bf16; }, kFlops, 1, 1e21, ""},
       {"device", "flops_fp8", [](Cluster& c) -> Slot { return &c.device.flops_fp8; }, kFlops, 0, 1e21, ""},
+      {"device", "best_bf16", [](Cluster& c) -> Slot { return &c.device.best_bf16; }, kPlain, 0, 1, "of flops_bf16: the best product measured"},
+      {"device", "best_fp8", [](Cluster& c) -> Slot { return &c.device.best_fp8; }, kPlain, 0, 1, ""},
       {"device", "processors", [](Cluster& c) -> Slot { return &c.device.processors; }, kPlain, 0, kMostCount, "streaming multiprocessors"},
       {"device", "link", [](Cluster& c) -> Slot { return &c.device.link; }, kBytesPerSecond, 0, 1e18, "to all of its domain"},
       {"device", "link_to_one", [](Cluster& c) -> Slot { return &c.device.link_to_one; }, kBytesPerSecond, 0, 1e18, "to one of them"},

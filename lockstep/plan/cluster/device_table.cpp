@@ -21,6 +21,7 @@ UsualNode cards(double gigabits, int domain = 1) {
   return {.devices = 8, .domain = domain, .nic = nic_of(gigabits), .host_memory = gib(512), .disk_bandwidth = 6 * kGb};
 }
 
+// best_bf16 and best_fp8: TFLOP/s of the best shape found (stas00/ml-engineering, MAMF) over those of the data sheet.
 // link_efficiency: A100 bus bandwidth of a long ring, 234 GB/s (fit of the tables in VIA-Research/vTrain trace/a100); Hopper and Blackwell NCCL's
 // own 20.6 and 40.1 GB/s a link (src/graph/topo.h; SimAI has the same for H100), H800 160 GB/s (arXiv:2412.19437); MI300X 47.7 GB/s of 64
 // between two, 312.9 of 448 among eight (stas00/ml-engineering).
@@ -44,7 +45,7 @@ std::vector<DeviceRow> volta() {
 
 std::vector<DeviceRow> ampere() {
   const DeviceKind a100 = {.name = "A100-SXM4-80GB", .generation = Generation::kAmpere, .memory = gib(80), .memory_bandwidth = 2039 * kGb,
-                           .flops_fp32 = 19.5 * kTera, .flops_bf16 = 312 * kTera, .processors = 108, .link = 300 * kGb, .link_to_one = 300 * kGb,
+                           .flops_fp32 = 19.5 * kTera, .flops_bf16 = 312 * kTera, .best_bf16 = 0.869, .processors = 108, .link = 300 * kGb, .link_to_one = 300 * kGb,
                            .link_efficiency = kA100Links, .pcie = 31 * kGb, .watts = 400, .origin = kEngineering};
   DeviceKind small = a100, card = a100, a800 = a100;
   small.name = "A100-SXM4-40GB";
@@ -52,6 +53,7 @@ std::vector<DeviceRow> ampere() {
   small.memory_bandwidth = 1555 * kGb;
   card.name = "A100-PCIe-80GB";
   card.memory_bandwidth = 1935 * kGb;
+  card.best_bf16 = 0.811;
   card.link = card.link_to_one = 0;
   card.watts = 300;
   a800.name = "A800-SXM4-80GB";
@@ -65,7 +67,8 @@ std::vector<DeviceRow> ampere() {
 
 std::vector<DeviceRow> hopper() {
   const DeviceKind h100 = {.name = "H100-SXM5-80GB", .generation = Generation::kHopper, .memory = gib(80), .memory_bandwidth = 3350 * kGb,
-                           .flops_fp32 = 67 * kTera, .flops_bf16 = 989 * kTera, .flops_fp8 = 1979 * kTera, .processors = 132, .link = 450 * kGb,
+                           .flops_fp32 = 67 * kTera, .flops_bf16 = 989 * kTera, .flops_fp8 = 1979 * kTera, .best_bf16 = 0.803,
+                           .best_fp8 = 0.709, .processors = 132, .link = 450 * kGb,
                            .link_to_one = 450 * kGb, .link_efficiency = kHopperLinks, .pcie = 63 * kGb, .watts = 700, .origin = kEngineering};
   DeviceKind capped = h100, card = h100, bridged = h100, h200 = h100, h800 = h100, h20 = h100, grace = h100;
   capped.name = "H100-SXM5-96GB-HBM2e-500W";
@@ -91,6 +94,7 @@ std::vector<DeviceRow> hopper() {
   h200.name = "H200-SXM5-141GB";
   h200.memory = gib(141);
   h200.memory_bandwidth = 4800 * kGb;
+  h200.best_fp8 = 0.734;
   h800.name = "H800-SXM5-80GB";
   h800.link = h800.link_to_one = 200 * kGb;
   h800.link_efficiency = 0.80;
@@ -103,9 +107,12 @@ std::vector<DeviceRow> hopper() {
   h20.processors = 78;
   h20.watts = 400;
   h20.origin = kSimai;
+  for (DeviceKind* unknown : {&capped, &card, &bridged, &h20}) unknown->best_bf16 = unknown->best_fp8 = 0;
   grace.name = "GH200-96GB";
   grace.memory = gib(96);
   grace.memory_bandwidth = 4000 * kGb;
+  grace.best_bf16 = 0.838;
+  grace.best_fp8 = 0.776;
   grace.link = grace.link_to_one = 0;
   grace.pcie = 450 * kGb;
   grace.watts = 900;
@@ -147,13 +154,14 @@ std::vector<DeviceRow> blackwell() {
 
 std::vector<DeviceRow> cdna() {
   const DeviceKind mi300x = {.name = "MI300X", .generation = Generation::kCdna, .memory = gib(192), .memory_bandwidth = 5300 * kGb,
-                             .flops_fp32 = 163.4 * kTera, .flops_bf16 = 1300 * kTera, .flops_fp8 = 2610 * kTera, .processors = 304,
+                             .flops_fp32 = 163.4 * kTera, .flops_bf16 = 1300 * kTera, .flops_fp8 = 2610 * kTera, .best_bf16 = 0.514, .processors = 304,
                              .link = 448 * kGb, .link_to_one = 64 * kGb, .link_efficiency = kMeshLinks, .pcie = 63 * kGb, .watts = 750,
                              .origin = kEngineering};
   DeviceKind mi325x = mi300x, mi355x = mi300x;
   mi325x.name = "MI325X";
   mi325x.memory = gib(256);
   mi325x.memory_bandwidth = 6000 * kGb;
+  mi325x.best_bf16 = 0.604;
   mi325x.watts = 1000;
   mi355x.name = "MI355X";
   mi355x.memory = gib(288);
@@ -161,6 +169,7 @@ std::vector<DeviceRow> cdna() {
   mi355x.flops_fp32 = 157.3 * kTera;
   mi355x.flops_bf16 = 2500 * kTera;
   mi355x.flops_fp8 = 5000 * kTera;
+  mi355x.best_bf16 = 0.626;
   mi355x.processors = 256;
   mi355x.link = 535.5 * kGb;
   mi355x.link_to_one = 76.5 * kGb;
@@ -203,7 +212,7 @@ std::vector<DeviceRow> workstation() {
 std::vector<DeviceRow> gaudi() {
   constexpr double kEthernet = 0.94;
   const DeviceKind gaudi2 = {.name = "Gaudi2-96GB", .generation = Generation::kOther, .memory = gib(96), .memory_bandwidth = 2460 * kGb,
-                             .flops_bf16 = 432 * kTera, .flops_fp8 = 865 * kTera, .link = 262.5 * kGb, .link_to_one = 37.5 * kGb,
+                             .flops_bf16 = 432 * kTera, .flops_fp8 = 865 * kTera, .best_bf16 = 0.969, .best_fp8 = 0.955, .link = 262.5 * kGb, .link_to_one = 37.5 * kGb,
                              .link_efficiency = kEthernet, .pcie = 31 * kGb, .watts = 600,
                              .origin = "stas00/ml-engineering; 21 of 24 ports of 100 Gb/s inside the node"};
   DeviceKind gaudi3 = gaudi2;
@@ -212,6 +221,8 @@ std::vector<DeviceRow> gaudi() {
   gaudi3.memory_bandwidth = 3700 * kGb;
   gaudi3.flops_fp32 = 229 * kTera;
   gaudi3.flops_bf16 = gaudi3.flops_fp8 = 1677 * kTera;
+  gaudi3.best_bf16 = 0.741;
+  gaudi3.best_fp8 = 0.769;
   gaudi3.link = 525 * kGb;
   gaudi3.link_to_one = 75 * kGb;
   gaudi3.pcie = 63 * kGb;

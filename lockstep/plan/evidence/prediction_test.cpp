@@ -106,6 +106,24 @@ TEST(StackOfRun, APipelineInBf16OrWithZeroIsDeepSpeeds) {
   EXPECT_GT(frame.stack.host_share, stack_of(frame.cluster.device, Kernels::kUnfused).host_share);
 }
 
+// Words of a row's notes say how PyTorch ran.
+TEST(StackOfRun, WordsOfNotes) {
+  Json row = row_of_8b();
+  row["layout"]["zero_stage"] = 3;
+  const DeviceKind& device = device_kind("h100");
+  const auto stack_of_notes = [&](const char* notes) {
+    row["notes"] = notes;
+    return stack_of_run(run_of(row), device);
+  };
+  const Stack usual = stack_of_notes("2D vanilla TP"), eager = stack_of_notes("eager"), compiled = stack_of_notes("torch.compile + float8");
+  EXPECT_EQ(usual.pointwise_factor, stack_of(device, Kernels::kFlash).pointwise_factor);
+  EXPECT_GT(eager.pointwise_factor, usual.pointwise_factor);
+  EXPECT_LT(compiled.pointwise_factor, usual.pointwise_factor);
+  EXPECT_EQ(eager.tensor_exposed, usual.tensor_exposed);
+  EXPECT_LT(stack_of_notes("2D + AsyncTP").tensor_exposed, usual.tensor_exposed);
+  EXPECT_EQ(stack_of_notes("eager, not torch.compile").pointwise_factor, eager.pointwise_factor);
+}
+
 // 24 replicas of 2304 sequences in micro-batches of 2: 48, of which 8 fill and drain.
 TEST(StackOfRun, DualPipeHidesExchanges) {
   const PublishedRun run = run_of(with(row_of_145b(), "dual", "schedule", "DualPipe"));

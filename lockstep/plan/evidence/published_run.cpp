@@ -100,6 +100,7 @@ PublishedRun run_of(const RowFields& row, const std::string& id) {
   if (notes == row.json().end() || !notes->is_string()) return run;
   const std::string words = lower(notes->get<std::string>());
   run.eager = words.find("eager") != std::string::npos;
+  run.compiled = !run.eager && words.find("compile") != std::string::npos;
   run.async = words.find("async") != std::string::npos;
   return run;
 }

@@ -61,8 +61,9 @@ struct PublishedRun {
   RunLayout layout{};
   std::vector<std::string> flags{};  // oddities of the row, as the file names them
   std::string problem{};             // why the row cannot be read: "run 17: layout.tp is \"eight\", not a whole number"; empty: it can
-  // Words of its notes: operations one by one instead of compiled; tensor parallelism that overlaps its gathers ("AsyncTP").
-  bool eager = false, async = false;
+  // Words of its notes: operations one by one ("eager"), or joined by a compiler ("torch.compile"); tensor parallelism that overlaps its gathers
+  // ("AsyncTP").
+  bool eager = false, compiled = false, async = false;
 };
 
 // What is known of the machine of a source.

@@ -18,6 +18,17 @@ void set_first_flash(const DeviceKind& device, Stack& stack) {
   set(stack, "attention_backward", &Stack::attention_backward, stack.attention_backward * (hopper ? 0.181 / 0.255 : 0.313 / 0.50), kOrigin);
 }
 
+// Where the row says how PyTorch ran: norms, rotations and activations one by one, or joined by its compiler; gathers of tensor parallelism in
+// pieces beside products (symmetric memory).
+void set_pytorch(const PublishedRun& run, Stack& stack) {
+  constexpr double kEager = 1.68, kCompiled = 0.72, kAsync = 0.6;
+  if (run.eager || run.compiled)
+    set(stack, "pointwise_factor", &Stack::pointwise_factor, stack.pointwise_factor * (run.eager ? kEager : kCompiled),
+        "over kernels fused by hand: eager 1.68, compiled 0.72; fit on four pairs of one source");
+  if (run.async)
+    set(stack, "tensor_exposed", &Stack::tensor_exposed, stack.tensor_exposed * kAsync, "of the usual: AsyncTP; fit on one pair");
+}
+
 void set_restoring(const PublishedRun& run, Stack& stack) {
   if (recomputes_products(run)) {
     set(stack, "restore_products", &Stack::restore_products, 0.5, "every second product (PyTorch, selective checkpoints)");
@@ -83,6 +94,7 @@ Stack stack_of_run(const PublishedRun& run, const DeviceKind& device) {
   const Kernels kernels = kernels_of(run, device);
   Stack stack = stack_of(device, kernels);
   if (kernels == Kernels::kFlash && !is_gated(run.model)) set_first_flash(device, stack);
+  if (kernels != Kernels::kUnfused) set_pytorch(run, stack);
   if (has_word(run.layout.precision, "fp4")) set_fp4(device, stack);
   set_restoring(run, stack);
   if (has_pipeline_engine(run, kernels)) set_pipeline_engine(stack);

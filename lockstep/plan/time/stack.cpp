@@ -20,7 +20,6 @@ struct Known {
 using Values = std::vector<Known>;
 
 constexpr const char* kFit = "fit on published runs of this generation and era; prior: starting values of the literature";
-constexpr const char* kBest = "best measured shapes: stas00/ml-engineering";
 constexpr const char* kUsual = "usual of libraries, not fitted";
 constexpr const char* kLeft = "90th percentile of errors on sources that the fit had not seen";
 
@@ -37,7 +36,7 @@ Values of_generation(Generation generation) {
       return {{"product_cap", 0.59, "fit on few runs in bf16, below the best measured shapes (0.73 to 0.78)"}, {"product_depth", 625, kFit},
               {"fp8_cap", 0.607, kFit}, {"fp8_depth", 1320, kFit}};
     case Generation::kCdna:
-      return {{"product_cap", 0.50, kBest}, {"product_depth", 400, kUsual}, {"fp8_cap", 0.45, kUsual}};
+      return {{"product_cap", 0.50, "about the best measured shape of MI300X (0.514): stas00/ml-engineering"}, {"product_depth", 400, kUsual}, {"fp8_cap", 0.45, kUsual}};
     case Generation::kCpu:
       return {{"product_cap", 0.70, "oneDNN on AVX2 and AVX-512; plan --calibrate measures it"}, {"product_depth", 32, kUsual},
               {"memory_share", 0.60, "STREAM over the sum of channels, all cores"}};
@@ -142,9 +141,26 @@ void scale(Stack& stack, std::initializer_list<const char*> names, double by, co
   }
 }
 
+// Models reach the same share of a device's best measured shape as on the device that runs were fitted on; of devices of no fitted generation as
+// on H100.
+void adapt_products(const DeviceKind& device, Stack& stack) {
+  const Generation generation = device.generation;
+  if (generation == Generation::kCpu || generation == Generation::kVolta || generation == Generation::kBlackwell) return;
+  const DeviceKind& fitted = device_kind(generation == Generation::kAmpere ? "a100" : "h100");
+  constexpr std::pair<const char*, double DeviceKind::*> kBests[] = {{"product_cap", &DeviceKind::best_bf16}, {"fp8_cap", &DeviceKind::best_fp8}};
+  for (const auto& [name, best] : kBests) {
+    if (device.*best <= 0 || fitted.*best <= 0 || device.*best == fitted.*best) continue;
+    const Values values = of_generation(fitted.generation);
+    const double cap = std::ranges::find(values, std::string_view(name), &Known::name)->value;
+    set(stack, {{name, std::min(1.0, cap * device.*best / (fitted.*best)), ""}});
+    stack.origins[name] = cat("that of ", fitted.name, ", times the best shape measured here over the best there");
+  }
+}
+
 // What devices of one generation differ in beside their data sheets.
 void adapt(const DeviceKind& device, Stack& stack) {
   // One that promises more FLOP/s for each watt than H100 cannot hold its clock.
+  adapt_products(device, stack);
   constexpr double kUsualFlopsPerWatt = 989e12 / 700, kExponent = 0.39;
   const double excess = device.watts > 0 ? device.flops_bf16 / device.watts / kUsualFlopsPerWatt : 1;
   if (device.generation == Generation::kHopper && excess > 1.01)
