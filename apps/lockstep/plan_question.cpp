@@ -37,8 +37,8 @@ constexpr std::array kClashes = {
 };
 
 // Of these flags each is about one plan.
-constexpr std::array kOfAPlan = {"cluster",   "table", "html",   "fill",    "why-not", "fixed",     "order",  "fp8",
-                                 "imbalance", "slow",  "tokens", "what-if", "stack",   "calibrate", "machine"};
+constexpr std::array kOfAPlan = {"cluster",   "table", "html",   "fill",    "why-not", "fixed",     "spare",  "order",
+                                 "fp8",       "imbalance", "slow", "tokens", "what-if", "stack",   "calibrate", "machine"};
 
 bool written(const CommandLine& command_line, const std::string& flag) {
   return flag == "json" ? command_line.json : command_line.has(flag);
@@ -160,6 +160,12 @@ plan::EstimateOptions options_of(const CommandLine& command_line, const PlanQues
   return options;
 }
 
+double spare_of(const CommandLine& command_line) {
+  const double spare = command_line.number("spare", plan::kSpareMemory);
+  if (!(spare >= 0 && spare < 1)) reject("LS1005", cat("--spare ", command_line.value("spare"), ": a share from 0 and below 1 is needed"), "write 0.1");
+  return spare;
+}
+
 double tokens_of(const CommandLine& command_line) {
   const double tokens = command_line.number("tokens", 0);
   if (command_line.has("tokens") && !(tokens >= 1 && std::isfinite(tokens)))
@@ -255,7 +261,7 @@ PlanQuestion plan_question(const CommandLine& command_line, const std::string& c
   }
   question.options = options_of(command_line, question);
   assume.rows_of_experts();
-  question.search = {.fixed = plan::parse_fixed(command_line.value("fixed")), .estimate = question.options};
+  question.search = {.fixed = plan::parse_fixed(command_line.value("fixed")), .spare = spare_of(command_line), .estimate = question.options};
   question.why_not = command_line.values("why-not");
   question.tokens = tokens_of(command_line);
   return question;

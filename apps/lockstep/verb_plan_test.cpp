@@ -157,6 +157,27 @@ TEST(Plan, ALayoutWithExpertsSaysWhatBoundsTheirRows) {
   EXPECT_EQ(object(job)["stages"], object(job + "--moe.imbalance_limit=1")["stages"]);
 }
 
+// Layouts leave what predictions of memory err by, or what is asked for; where none does, they fill the device, and the page says so.
+TEST(Plan, LayoutsLeaveAShareOfTheMemory) {
+  const auto left = [](const Json& plan) {
+    double most = 0;
+    for (const Json& stage : plan["stages"]) most = std::max(most, stage["reserved"].get<double>());
+    return 1 - most / plan["cluster"]["device_memory"].get<double>();
+  };
+  const std::string job = "--model.preset=llama3-70b --train.global_batch=128 --cluster \"2 nodes of 8xh100\" ";
+  const Json usual = object(job), full = object(job + "--spare 0"), roomy = object(job + "--spare 0.2");
+  EXPECT_GE(left(usual), 0.05);
+  EXPECT_GE(left(full), 0);
+  EXPECT_GE(left(roomy), 0.2);
+  EXPECT_LE(full["step"]["seconds"], usual["step"]["seconds"]);
+  EXPECT_LE(usual["step"]["seconds"], roomy["step"]["seconds"]);
+  EXPECT_EQ(usual["search"]["spare"], 0.05);
+  const std::string none = job + "--spare 0.9";
+  EXPECT_EQ(object(none)["search"]["spare"], 0);
+  EXPECT_THAT(run(none).output, HasSubstr("No layout was found that leaves"));
+  EXPECT_THAT(run(job).output, HasSubstr("too small, with 5.0 % left"));
+}
+
 // One rank could not take its batch: more bytes than 64 bits count.
 TEST(Plan, ABatchThatNoRankCouldTakeAlone) {
   const Json plan = object("--model.preset=deepseek-v3 --train.global_batch=15360 --cluster \"256 nodes of 8xh100, leaf-spine 400G\" ");
@@ -197,6 +218,7 @@ TEST(Plan, RefusesWhatContradicts) {
   refused("--model.preset=llama-test --cluster 8xa100 --fp8", "LS1156", "has no FP8 products");
   refused(kSmall + "--imbalance 1.5", "LS1156", "the model has none");
   refused(kSmall + "--imbalance 0.5", "LS1005", "1 or more");
+  refused(kSmall + "--spare 1", "LS1005", "below 1");
   refused(kSmall + "--order dp", "LS1005", "dp-pp");
   refused(kSmall + "--tokens 0", "LS1005", "tokens of the whole run");
   refused(kSmall + "--why-not speed=8", "LS1145", "speed");

@@ -110,6 +110,7 @@ const std::vector<Verb>& verbs() {
                  {"fill", "[=FILE]", "write a run.toml with the layout (without =FILE: print that alone)"},
                  {"why-not", "FIELDS", "the best layout with tp=8,pp=4 beside the best of all; may be given several times"},
                  {"fixed", "FIELDS", "search only layouts with tp=8,zero=1"},
+                 {"spare", "X", "share of each device's memory that layouts leave (default 0.05, as much as predictions of memory err by)"},
                  {"order", "ORDER", "neighbours among devices: dp-pp, replicas of a stage (default), or pp-dp, stages of a pipeline"},
                  {"fp8", "", "matrix products of linears in FP8"},
                  {"imbalance", "X", "of experts: load of the busiest rank over the mean (default 1)"},

@@ -12,7 +12,6 @@
 namespace lockstep::plan {
 namespace {
 
-constexpr double kTight = 0.05;      // of the device: less than predictions of memory err
 constexpr double kRoomy = 0.10;
 constexpr double kBusy = 0.5;        // of a step: a link that is worth a warning
 constexpr size_t kMostNamed = 4, kMostNext = 2;
@@ -47,7 +46,9 @@ class Findings {
     std::string text = cat(describe(page_.candidate), "; ", used == there ? cat("all ", count_text(used)) : cat(count_text(used), " of ", count_text(there)),
                            " devices. ");
     const Found* first = best();
-    if (!page_.given) text += cat("The fastest of ", count_text(page_.search.candidates), " layouts.");
+    const SearchResult& search = page_.search;
+    const std::string leave = search.spare > 0 ? cat(" that leave ", tenths_text(search.spare), " of the memory") : "";
+    if (!page_.given) text += cat("The fastest of ", count_text(search.candidates), " layouts", leave, ".");
     if (page_.given && !first) text += "As the configuration says; no other layout was found to fit.";
     if (page_.given && first) {
       const double share = above(estimate_, first->estimate);
@@ -65,9 +66,10 @@ class Findings {
     if (estimate_.stages.empty() || room <= 0) return;
     std::string text = cat(estimate_.fits ? "It fits: stage " : "It does not fit: stage ", estimate_.worst_stage, " needs ", format_bytes(need), " of ",
                            format_bytes(room));
-    const bool tight = estimate_.fits && need > (1 - kTight) * room;
+    const bool tight = estimate_.fits && need > (1 - kSpareMemory) * room;
     if (need <= room) text += cat("; ", format_bytes(room - need), " (", tenths_text(1 - need / room), ") are left.");
     if (need > room) text += cat("; ", format_bytes(need - room), " are missing.");
+    if (!page_.given && page_.search.asked_spare > page_.search.spare) text += cat(" No layout was found that leaves ", tenths_text(page_.search.asked_spare), ".");
     if (tight) text += cat(" That is little beside what a prediction of memory errs by.", roomier(room));
     add("memory", text, tight || !estimate_.fits);
   }

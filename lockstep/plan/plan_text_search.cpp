@@ -84,7 +84,9 @@ std::string rejected_text(const SearchResult& result) {
   for (const auto& [reason, count] : result.rejected) counts.emplace_back(count, reason);
   std::ranges::stable_sort(counts, [](auto& a, auto& b) { return a.first > b.first; });
   std::vector<Row> rows = {{count_text(result.candidates), "looked at"}};
-  for (const auto& [count, reason] : counts) rows.push_back({count_text(count), std::string(reject_text(reason))});
+  const std::string left = result.spare > 0 ? cat(", with ", tenths_text(result.spare), " left") : "";
+  for (const auto& [count, reason] : counts)
+    rows.push_back({count_text(count), cat(reject_text(reason), reason == Reject::kMemory ? left : "")});
   std::string text = program::table(rows, 0, 1);
   const size_t shown = std::min(kMostMisses, result.misses.size());
   if (shown > 0) text += "nearest misses\n";

@@ -83,12 +83,14 @@ void add_reasons(std::vector<Found>& best) {
   }
 }
 
-std::string memory_text(double needed, double room, int stage) {
-  return cat("needs ", format_bytes(needed), " of ", format_bytes(room), " on stage ", stage);
+std::string memory_text(double needed, double room, const Cluster& cluster, int stage) {
+  const double memory = cluster.device.memory;
+  if (needed > memory) return cat("needs ", format_bytes(needed), " of ", format_bytes(memory), " on stage ", stage);
+  return cat("needs ", format_bytes(needed), " on stage ", stage, " and leaves less than ", format_bytes(memory - room), " of ", format_bytes(memory));
 }
 
-std::string shortage_text(const StageEstimate& worst, const Cluster& cluster) {
-  if (cluster.device.memory > 0 && worst.reserved > cluster.device.memory) return memory_text(worst.reserved, cluster.device.memory, worst.stage);
+std::string shortage_text(const StageEstimate& worst, double room, const Cluster& cluster) {
+  if (room > 0 && worst.reserved > room) return memory_text(worst.reserved, room, cluster, worst.stage);
   return cat("what is offloaded needs more than the ", format_bytes(cluster.host_memory), " of a node's host");
 }
 

@@ -16,10 +16,10 @@ std::string share_text(double share);
 // Of each in its place of the list: faster than the next, slower than the best, and why.
 void add_reasons(std::vector<Found>& best);
 
-// "needs 84.1 GiB of 80.0 GiB on stage 3".
-std::string memory_text(double needed, double room, int stage);
+// "needs 84.1 GiB of 80.0 GiB on stage 3"; of what fits, but not into `room`: "needs 79.1 GiB on stage 3 and leaves less than 4.00 GiB of 80.0 GiB".
+std::string memory_text(double needed, double room, const Cluster& cluster, int stage);
 // Of the stage that needs most of a layout that does not fit: that, or that the hosts are too small for what is offloaded.
-std::string shortage_text(const StageEstimate& worst, const Cluster& cluster);
+std::string shortage_text(const StageEstimate& worst, double room, const Cluster& cluster);
 // Of the worst stage, with what it is: "parameters 17.5 GiB, gradients 17.5 GiB, ...".
 std::string parts_text(const StageEstimate& stage);
 

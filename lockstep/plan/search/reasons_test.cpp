@@ -44,13 +44,15 @@ TEST(Reasons, OfEachInItsPlace) {
 
 TEST(Reasons, OfMemory) {
   constexpr double kGiB = 1024.0 * 1024 * 1024;
-  EXPECT_EQ(memory_text(84 * kGiB, 80 * kGiB, 3), "needs 84.0 GiB of 80.0 GiB on stage 3");
   EXPECT_EQ(share_text(0.0414), "4.1 %");
   Cluster cluster;
   cluster.device.memory = 80 * kGiB;
   cluster.host_memory = 512 * kGiB;
-  EXPECT_EQ(shortage_text({.stage = 1, .reserved = 81 * kGiB}, cluster), "needs 81.0 GiB of 80.0 GiB on stage 1");
-  EXPECT_EQ(shortage_text({.stage = 1, .reserved = 79 * kGiB}, cluster), "what is offloaded needs more than the 512.0 GiB of a node's host");
+  EXPECT_EQ(memory_text(84 * kGiB, 76 * kGiB, cluster, 3), "needs 84.0 GiB of 80.0 GiB on stage 3");
+  EXPECT_EQ(memory_text(79 * kGiB, 76 * kGiB, cluster, 3), "needs 79.0 GiB on stage 3 and leaves less than 4.00 GiB of 80.0 GiB");
+  EXPECT_EQ(shortage_text({.stage = 1, .reserved = 81 * kGiB}, 80 * kGiB, cluster), "needs 81.0 GiB of 80.0 GiB on stage 1");
+  EXPECT_EQ(shortage_text({.stage = 1, .reserved = 79 * kGiB}, 76 * kGiB, cluster), "needs 79.0 GiB on stage 1 and leaves less than 4.00 GiB of 80.0 GiB");
+  EXPECT_EQ(shortage_text({.stage = 1, .reserved = 79 * kGiB}, 80 * kGiB, cluster), "what is offloaded needs more than the 512.0 GiB of a node's host");
   EXPECT_EQ(parts_text({.parameters = 2 * kGiB, .activations = 3 * kGiB, .peak = 5 * kGiB, .reserved = 6 * kGiB}),
             "parameters 2.00 GiB, activations 3.00 GiB, reserved beside these 1.00 GiB");
 }

@@ -52,6 +52,7 @@ class Search {
   Search(const Job& job, const SearchOptions& options)
       : job_(job), options_(options), space_(job.config, job.model, job.cluster, options.fixed), legality_(job.config, job.model) {
     result_.estimate = options.estimate;
+    result_.spare = result_.asked_spare = options.spare;
   }
 
   SearchResult run() {
@@ -78,8 +79,11 @@ class Search {
 
   FirstTierOptions all_devices() const {
     const Cluster& cluster = job_.cluster;
-    return {.devices = cluster.devices(), .memory = cluster.device.memory, .host = cluster.host_memory / cluster.devices_per_node, .keep = kFirstTier};
+    return {.devices = cluster.devices(), .memory = room(), .host = cluster.host_memory / cluster.devices_per_node, .keep = kFirstTier};
   }
+
+  // Bytes of a device that layouts may take; 0: nobody says how many it has.
+  double room() const { return (1 - options_.spare) * job_.cluster.device.memory; }
 
   void search(QuickTier& tier) {
     const Clock::time_point begin = Clock::now();
@@ -87,7 +91,7 @@ class Search {
     result_.candidates = first.candidates;
     result_.first_tier_rate = static_cast<double>(first.candidates) / std::max(1e-9, seconds_since(begin));
     result_.rejected = first.rejected;
-    SecondTier second(job_, tier, options_.estimate);
+    SecondTier second(job_, tier, options_.estimate, room());
     const auto most = static_cast<size_t>(std::max(1, options_.simulate));
     std::vector<Found> found = second.simulate(first.best, {.least = 3, .most = most, .work = kWork + std::max(0.0, kSpare - kOfEstimate * static_cast<double>(first.estimated))});
     add_front(tier, found, kQuick * static_cast<double>(first.estimated));
@@ -119,7 +123,7 @@ class Search {
       const double more = walk_work(job_.model, ranked[0].candidate, legality_.microbatches(ranked[0].candidate));
       if (more > work && work < kWorkOfFront) break;
       work -= more;
-      SecondTier second(job_, tier, options_.estimate);
+      SecondTier second(job_, tier, options_.estimate, options.memory);
       for (Found& one : second.simulate(ranked, {.least = 1, .most = 1})) all.push_back(std::move(one));
     }
     result_.pareto = front_of(all);
@@ -137,7 +141,7 @@ class Search {
     add_part(2);
     if (cluster.device.memory > 0) {
       points.push_back(all_devices());
-      points.back().memory *= kLessMemory;
+      points.back().memory = std::min(room(), kLessMemory * cluster.device.memory);
     }
     add_part(4);
     for (FirstTierOptions& point : points) point.keep = kOfBlock;
@@ -153,7 +157,7 @@ class Search {
     result_.misses = second.misses();
     for (const Ranked& miss : first.misses) {
       const int stage = tier.memory(miss.candidate).rank;
-      std::string text = memory_text(miss.quick.memory, job_.cluster.device.memory, stage);
+      std::string text = memory_text(miss.quick.memory, room(), job_.cluster, stage);
       if (!found.empty()) {
         const double share = miss.quick.seconds / found[0].estimate.seconds - 1;
         text += cat("; a step would take ", format_duration(miss.quick.seconds), ", ", share_text(std::abs(share)), share < 0 ? " less" : " more", " than the best");
@@ -197,6 +201,16 @@ std::string_view reject_text(Reject reason) {
   return "";
 }
 
-SearchResult search_layouts(const Job& job, const SearchOptions& options) { return Search(job, options).run(); }
+SearchResult search_layouts(const Job& job, const SearchOptions& options) {
+  SearchResult result = Search(job, options).run();
+  if (!result.best.empty() || options.spare == 0 || job.cluster.device.memory <= 0) return result;
+  SearchOptions full = options;
+  full.spare = 0;
+  SearchResult all = Search(job, full).run();
+  if (all.best.empty()) return result;
+  all.seconds += result.seconds;
+  all.asked_spare = options.spare;
+  return all;
+}
 
 }  // namespace lockstep::plan

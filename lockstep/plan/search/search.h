@@ -71,13 +71,18 @@ struct SearchResult {
   double seconds = 0;                         // the search took
   double first_tier_rate = 0;                 // candidates a second
   EstimateOptions estimate{};                 // as the estimates were made
+  double spare = 0;                           // of each device, that the layouts leave ...
+  double asked_spare = 0;                     // ... and that they were to leave: nothing fits with that, where it is more
 };
+// Share of a device's memory that a layout should leave: predictions of memory err by as much.
+inline constexpr double kSpareMemory = 0.05;
 struct SearchOptions {
   int keep = 5;
   int simulate = 64;   // candidates of the second tier at most: fewer where each takes long, so that a search stays below a second
   bool sensitivity = true;
   Fixed fixed{};
-  EstimateOptions estimate{};  // without traffic and spans
+  double spare = kSpareMemory;  // of each device, that is left; where nothing fits with that but something without, 0
+  EstimateOptions estimate{};   // without traffic and spans
 };
 // `config` says model, batch, sequence and precision; its parallel keys that are given stay fixed where `fixed` says so.
 SearchResult search_layouts(const config::RunConfig& config, const arch::ModelConfig& model, const Cluster& cluster, const Stack& stack, const SearchOptions& options);

@@ -56,11 +56,11 @@ std::optional<Found> SecondTier::estimate(const Ranked& ranked) {
   }
   const program::Layout layout = program::make_layout(found.config, job_.model, ranks);
   found.estimate = job_.times.step(layout, job_.cluster, job_.stack, options_);
-  if (found.estimate.fits) return found;
+  if (found.estimate.fits && (room_ <= 0 || found.estimate.most_reserved() <= room_)) return found;
   ++rejected_[Reject::kMemory];
   const StageEstimate& worst = found.estimate.stages.at(static_cast<size_t>(found.estimate.worst_stage));
   if (misses_.size() < kMostMisses)
-    misses_.push_back({.candidate = ranked.candidate, .reason = Reject::kMemory, .text = shortage_text(worst, job_.cluster)});
+    misses_.push_back({.candidate = ranked.candidate, .reason = Reject::kMemory, .text = shortage_text(worst, room_, job_.cluster)});
   return std::nullopt;
 }
 

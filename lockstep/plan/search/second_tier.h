@@ -14,8 +14,8 @@ double walk_work(const arch::ModelConfig& model, const Candidate& candidate, int
 
 class SecondTier {
  public:
-  // `options`: of all estimates, without traffic and spans.
-  SecondTier(const Job& job, QuickTier& tier, const EstimateOptions& options) : job_(job), tier_(tier), options_(options) {
+  // `options`: of all estimates, without traffic and spans. `room`: bytes of a device that a layout may take; 0: nobody says.
+  SecondTier(const Job& job, QuickTier& tier, const EstimateOptions& options, double room) : job_(job), tier_(tier), options_(options), room_(room) {
     options_.traffic = options_.spans = false;
   }
 
@@ -34,6 +34,7 @@ class SecondTier {
   const Job job_;
   QuickTier& tier_;
   EstimateOptions options_;
+  const double room_;
   std::map<Reject, int64_t> rejected_;
   std::vector<NearMiss> misses_;
 };

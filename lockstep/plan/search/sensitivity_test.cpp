@@ -65,7 +65,7 @@ const Sensitivity& of(const SearchResult& result, const std::string& name) {
 
 TEST(Sensitivity, IsWhatTheFormulaSays) {
   const TestJob job = job_by_formula();
-  const SearchResult result = search_layouts(job.job(), {.fixed = parse_fixed("recompute=none,offload_optimizer=false")});
+  const SearchResult result = search_layouts(job.job(), {.fixed = parse_fixed("recompute=none,offload_optimizer=false"), .spare = 0});
   ASSERT_GE(result.best.size(), 2U);
   EXPECT_EQ(result.best[0].candidate.micro_batch, 4);  // fewest launches
   EXPECT_EQ(result.best[1].candidate.micro_batch, 2);
@@ -85,7 +85,7 @@ TEST(Sensitivity, IsWhatTheFormulaSays) {
 // With a tenth more beside it the best one does not fit any more: another is.
 TEST(Sensitivity, SaysWhereAnotherLayoutIsBestThen) {
   const TestJob job = job_by_formula();
-  const SearchResult result = search_layouts(job.job(), {.fixed = parse_fixed("recompute=none,offload_optimizer=false")});
+  const SearchResult result = search_layouts(job.job(), {.fixed = parse_fixed("recompute=none,offload_optimizer=false"), .spare = 0});
   EXPECT_TRUE(of(result, "reserved").order_changes);
   EXPECT_EQ(of(result, "reserved").plus, 0);
 }

@@ -62,7 +62,14 @@ class Answer {
  private:
   std::string does_not_fit(const StepEstimate& estimate) const {
     const StageEstimate& worst = estimate.stages.at(static_cast<size_t>(estimate.worst_stage));
-    return cat("does not fit: ", shortage_text(worst, job_.cluster), " (", parts_text(worst), ")");
+    return cat("does not fit: ", shortage_text(worst, job_.cluster.device.memory, job_.cluster), " (", parts_text(worst), ")");
+  }
+
+  // The search has not asked for the time of a layout that leaves so little.
+  std::string leaves_little(const StepEstimate& estimate) const {
+    const double memory = job_.cluster.device.memory, need = estimate.most_reserved();
+    const bool little = estimate.fits && memory > 0 && need > (1 - result_.spare) * memory;
+    return little ? cat("; it leaves ", share_text(1 - need / memory), " of a device's memory, less than the ", share_text(result_.spare), " that layouts were to leave") : "";
   }
 
   std::string beside_best(const StepEstimate& estimate) const {
@@ -75,6 +82,7 @@ class Answer {
     std::string text = cat(share < 0 ? "faster" : "slower", " than the best (", describe(best.candidate), ") by ", share_text(std::abs(share)), ": ", takes,
                            " instead of ", format_duration(best.estimate.seconds));
     if (const std::string why = difference_text(estimate, best.estimate); !why.empty()) text += "; " + why;
+    text += leaves_little(estimate);
     if (share < 0) return text;
     const int64_t microbatches = job_.config.train.global_batch / candidate_.dp / candidate_.micro_batch;
     for (const std::string& note : notes(candidate_, best.candidate, job_.cluster, microbatches)) text += "; " + note;
