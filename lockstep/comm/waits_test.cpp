@@ -152,7 +152,7 @@ TEST(Busy, RankOfAPipelineIsNamedFromAfar) {
                        pipeline.step();
                        try {
                          pipeline.step([&] {
-                           if (world.rank() == 2) std::this_thread::sleep_for(milliseconds(3000));
+                           if (world.rank() == 2) std::this_thread::sleep_for(milliseconds(6000));  // beyond all deadlines
                          });
                        } catch (const PeerLostError& error) {
                          // The others are not told, so that each comes to its own deadline.
@@ -161,7 +161,7 @@ TEST(Busy, RankOfAPipelineIsNamedFromAfar) {
                          throw;
                        }
                      },
-                     {.deadline = milliseconds(1000)}));
+                     {.deadline = milliseconds(2500)}));  // longer than a busy machine keeps rank 2 from its recv_f
   EXPECT_THAT(said, AllOf(HasSubstr("rank 2 keeps rank 1 waiting in recv #2 'recv_b' from rank 2"),
                           HasSubstr("last seen when it left recv #2 'recv_f' from rank 1"), Not(HasSubstr("is stopped"))));
 }
