@@ -85,7 +85,7 @@ OrderedJson found_json(const plan::Found& found) {
 }
 
 OrderedJson search_json(const plan::SearchResult& search) {
-  OrderedJson json = {{"candidates", search.candidates}, {"seconds", search.seconds}, {"first_tier_rate", search.first_tier_rate}, {"spare", search.spare}};
+  OrderedJson json = {{"candidates", search.candidates}, {"seconds", search.seconds}, {"first_tier_rate", search.first_tier_rate}, {"spare", search.spare}, {"asked_spare", search.asked_spare}};
   for (const auto& [name, list] : {std::pair{"best", &search.best}, {"pareto", &search.pareto}}) {
     json[name] = OrderedJson::array();
     for (const plan::Found& found : *list) json[name].push_back(found_json(found));

@@ -96,7 +96,7 @@ class Assumptions {
     const int64_t wanted = std::max<int64_t>(1, usual_batch(model) / question_.loaded.config.train.seq_len);
     note("train.global_batch", cat(batch_for(wanted, question_.devices)), cat(": GPT-3's batch for a model of this size"));
   }
-  // Of a layout that is given: what the estimates say of its memory is with that.
+  // Of a given layout, whose memory is estimated with this limit.
   void rows_of_experts() {
     const auto limit = plan::rows_limit(question_.loaded.config, question_.options.imbalance);
     if (!question_.layout || !limit) return;

@@ -28,7 +28,8 @@ std::string command_text(const CommandLine& command_line) {
 
 std::string filled(const CommandLine& command_line, const PlanQuestion& question, const PlanAnswer& answer) {
   const std::string predicted = cat("predicted: ", plan::time_text(answer.estimate.seconds, false), " a step on ", plan::describe(question.cluster));
-  return filled_toml(question.loaded, answer.config, cat(command_text(command_line), "\n", predicted));
+  const std::string none = question.layout ? "" : plan::no_spare_text(answer.search);
+  return filled_toml(question.loaded, answer.config, cat(command_text(command_line), "\n", predicted, none.empty() ? "" : "\n", none));
 }
 
 std::string html(const CommandLine& command_line, const PlanQuestion& question, const PlanAnswer& answer) {

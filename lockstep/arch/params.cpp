@@ -147,11 +147,9 @@ std::vector<ParamSpec> param_table(const ModelConfig& model, const TensorShard& 
   LOCKSTEP_CHECK(of.etp_rank >= 0 && of.etp_rank < of.etp, "rank ", of.etp_rank, " of ", of.etp);
   const mesh::Range experts = own_experts(model, of);
   std::vector<ParamSpec> table;
-  for (const int index : layers) {
-    std::vector<ParamSpec> rows = layer_parameters(model, layer_spec(model, index), experts);
-    if (table.empty()) table.reserve(rows.size() * layers.size());
-    for (ParamSpec& spec : rows) place(model, shard, table.emplace_back(std::move(spec)));
-  }
+  for (const int index : layers)
+    for (ParamSpec& spec : layer_parameters(model, layer_spec(model, index), experts))
+      place(model, shard, table.emplace_back(std::move(spec)));
   return table;
 }
 

@@ -69,7 +69,7 @@ class Findings {
     const bool tight = estimate_.fits && need > (1 - kSpareMemory) * room;
     if (need <= room) text += cat("; ", format_bytes(room - need), " (", tenths_text(1 - need / room), ") are left.");
     if (need > room) text += cat("; ", format_bytes(need - room), " are missing.");
-    if (!page_.given && page_.search.asked_spare > page_.search.spare) text += cat(" No layout was found that leaves ", tenths_text(page_.search.asked_spare), ".");
+    if (const std::string none = no_spare_text(page_.search); !page_.given && !none.empty()) text += " " + none;
     if (tight) text += cat(" That is little beside what a prediction of memory errs by.", roomier(room));
     add("memory", text, tight || !estimate_.fits);
   }

@@ -79,6 +79,10 @@ std::string layouts_text(const std::vector<Found>& layouts, const Cluster& clust
   return text;
 }
 
+std::string no_spare_text(const SearchResult& result) {
+  return result.asked_spare > result.spare ? cat("No layout was found that leaves ", tenths_text(result.asked_spare), " of a device's memory.") : "";
+}
+
 std::string rejected_text(const SearchResult& result) {
   std::vector<std::pair<int64_t, Reject>> counts;
   for (const auto& [reason, count] : result.rejected) counts.emplace_back(count, reason);

@@ -19,7 +19,7 @@ struct DeviceKind {
   double memory = 0;            // bytes
   double memory_bandwidth = 0;  // bytes/s
   double flops_fp32 = 0, flops_bf16 = 0, flops_fp8 = 0;
-  double best_bf16 = 0, best_fp8 = 0;  // share of these that the best shape reaches which anybody measured; 0: not known
+  double best_bf16 = 0, best_fp8 = 0;  // share of these that the best measured product reaches; 0: not known
   int processors = 0;      // streaming multiprocessors or compute units
   double link = 0;         // bytes/s to all devices of its domain together (NVLink, xGMI)
   double link_to_one = 0;  // to one of them: less than `link` in a mesh

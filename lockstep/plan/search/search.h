@@ -72,7 +72,7 @@ struct SearchResult {
   double first_tier_rate = 0;                 // candidates a second
   EstimateOptions estimate{};                 // as the estimates were made
   double spare = 0;                           // of each device, that the layouts leave ...
-  double asked_spare = 0;                     // ... and that they were to leave: nothing fits with that, where it is more
+  double asked_spare = 0;                     // ... and that was asked for: more than that where none leaves so much
 };
 // Share of a device's memory that a layout should leave: predictions of memory err by as much.
 inline constexpr double kSpareMemory = 0.05;
@@ -81,7 +81,7 @@ struct SearchOptions {
   int simulate = 64;   // candidates of the second tier at most: fewer where each takes long, so that a search stays below a second
   bool sensitivity = true;
   Fixed fixed{};
-  double spare = kSpareMemory;  // of each device, that is left; where nothing fits with that but something without, 0
+  double spare = kSpareMemory;  // of each device, that is left; 0 where layouts fit only without it
   EstimateOptions estimate{};   // without traffic and spans
 };
 // `config` says model, batch, sequence and precision; its parallel keys that are given stay fixed where `fixed` says so.

@@ -65,7 +65,7 @@ class Answer {
     return cat("does not fit: ", shortage_text(worst, job_.cluster.device.memory, job_.cluster), " (", parts_text(worst), ")");
   }
 
-  // The search has not asked for the time of a layout that leaves so little.
+  // The search passes over layouts that leave so little.
   std::string leaves_little(const StepEstimate& estimate) const {
     const double memory = job_.cluster.device.memory, need = estimate.most_reserved();
     const bool little = estimate.fits && memory > 0 && need > (1 - result_.spare) * memory;

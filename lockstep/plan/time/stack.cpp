@@ -159,8 +159,8 @@ void adapt_products(const DeviceKind& device, Stack& stack) {
 
 // What devices of one generation differ in beside their data sheets.
 void adapt(const DeviceKind& device, Stack& stack) {
-  // One that promises more FLOP/s for each watt than H100 cannot hold its clock.
   adapt_products(device, stack);
+  // One that promises more FLOP/s for each watt than H100 cannot hold its clock.
   constexpr double kUsualFlopsPerWatt = 989e12 / 700, kExponent = 0.39;
   const double excess = device.watts > 0 ? device.flops_bf16 / device.watts / kUsualFlopsPerWatt : 1;
   if (device.generation == Generation::kHopper && excess > 1.01)
