@@ -85,6 +85,7 @@ Mesh::Digits Mesh::digits(const View& view) const {
 }
 
 int Mesh::degree(const View& view) const {
+  if (view.fold.block().empty()) return degree(view.axes);
   int product = 1;
   for (const Digit& digit : digits(view)) product *= digit.degree;
   return product;

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "lockstep/arch/layer_description.h"
@@ -94,6 +95,12 @@ PartialGradients partial_gradients(const Layout& layout, int rank);
 std::vector<PlannedCall> tensor_calls(const Layout& layout, const Action& action);
 // The same of any phase: kEvaluate is an evaluation's F.
 std::vector<PlannedCall> tensor_calls(const Layout& layout, int layer, arch::Phase phase);
+// The same from a description made once for all phases: of a divided layer the calls of `part`, -1: of all.
+std::vector<PlannedCall> tensor_calls(const Layout& layout, const arch::LayerSpec& layer, const arch::LayerDescription& description, arch::Phase phase, int part = -1);
+// What they are read from.
+arch::LayerDescription description_of_calls(const Layout& layout, const arch::LayerSpec& layer);
+// Which phase of its layer an action is; none where it is not of one.
+std::optional<arch::Phase> phase_of(const Layout& layout, const Action& action);
 
 // Such a call over `ranks`, padding included, from its sizes alone: for lists, and for whoever runs a layer by itself.
 PlannedCall tensor_call(const CallId& id, Collective collective, int64_t numel, int64_t element_size, int ranks);

@@ -8,29 +8,6 @@
 namespace lockstep::program {
 namespace {
 
-std::optional<arch::Phase> phase_of(const Layout& layout, const Action& action) {
-  switch (action.kind) {
-    case ActionKind::kDispatchForward:
-    case ActionKind::kCombineForward:
-      return arch::Phase::kForward;
-    case ActionKind::kCombineBackward:
-    case ActionKind::kDispatchBackward:  // the same of B and of I
-      return arch::Phase::kInput;
-    case ActionKind::kForward:
-      return arch::Phase::kForward;
-    case ActionKind::kBackward:
-      return arch::Phase::kBackward;
-    case ActionKind::kBackwardInput:
-      return arch::Phase::kInput;
-    case ActionKind::kBackwardWeight:
-      return arch::Phase::kWeight;
-    case ActionKind::kRecompute:
-      return layout.recompute_of(action.layer) == arch::Recompute::kFull ? arch::Phase::kRecompute : arch::Phase::kRestore;
-    default:
-      return std::nullopt;
-  }
-}
-
 // Which calls of a phase are wanted of a divided layer.
 struct Wanted {
   int part = -1;            // those that its part makes; -1: of all parts
@@ -98,12 +75,13 @@ void add_calls(const Layout& layout, const CallId& layer, const arch::LayerCall&
   }
 }
 
-std::vector<PlannedCall> calls_of_layer(const Layout& layout, int layer, arch::Phase phase, const Wanted& wanted) {
+bool communicates(const Layout& layout) {
   const bool has_experts = layout.model.has_experts() && layout.ep * layout.etp > 1;
-  if (layout.mesh.degree(mesh::Axis::kTp | mesh::Axis::kCp) == 1 && !has_experts) return {};
-  const arch::LayerSpec spec = arch::layer_spec(layout.model, layer);
-  // As it is on the first rank: its calls are those of all.
-  const arch::LayerDescription description = arch::describe_layer(layout.model, spec, layout.cost_input(0));
+  return has_experts || layout.mesh.degree(mesh::Axis::kTp | mesh::Axis::kCp) > 1;
+}
+
+std::vector<PlannedCall> calls_of_layer(const Layout& layout, const arch::LayerSpec& spec, const arch::LayerDescription& description, arch::Phase phase,
+                                        const Wanted& wanted) {
   const std::vector<bool> made = calls_made(description, phase, wanted);
   const CallId layer_id = call_of_layer(Purpose::kLayer, spec);
   std::vector<PlannedCall> calls;
@@ -117,7 +95,41 @@ std::vector<PlannedCall> calls_of_layer(const Layout& layout, int layer, arch::P
   return calls;
 }
 
+std::vector<PlannedCall> calls_of_layer(const Layout& layout, int layer, arch::Phase phase, const Wanted& wanted) {
+  if (!communicates(layout)) return {};
+  const arch::LayerSpec spec = arch::layer_spec(layout.model, layer);
+  return calls_of_layer(layout, spec, description_of_calls(layout, spec), phase, wanted);
+}
+
 }  // namespace
+
+std::optional<arch::Phase> phase_of(const Layout& layout, const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kDispatchForward:
+    case ActionKind::kCombineForward:
+      return arch::Phase::kForward;
+    case ActionKind::kCombineBackward:
+    case ActionKind::kDispatchBackward:  // the same of B and of I
+      return arch::Phase::kInput;
+    case ActionKind::kForward:
+      return arch::Phase::kForward;
+    case ActionKind::kBackward:
+      return arch::Phase::kBackward;
+    case ActionKind::kBackwardInput:
+      return arch::Phase::kInput;
+    case ActionKind::kBackwardWeight:
+      return arch::Phase::kWeight;
+    case ActionKind::kRecompute:
+      return layout.recompute_of(action.layer) == arch::Recompute::kFull ? arch::Phase::kRecompute : arch::Phase::kRestore;
+    default:
+      return std::nullopt;
+  }
+}
+
+// As it is on the first rank: its calls are those of all.
+arch::LayerDescription description_of_calls(const Layout& layout, const arch::LayerSpec& layer) {
+  return arch::describe_layer(layout.model, layer, layout.cost_input(0));
+}
 
 std::vector<PlannedCall> tensor_calls(const Layout& layout, const Action& action) {
   const std::optional<arch::Phase> phase = phase_of(layout, action);
@@ -126,6 +138,10 @@ std::vector<PlannedCall> tensor_calls(const Layout& layout, const Action& action
 
 std::vector<PlannedCall> tensor_calls(const Layout& layout, int layer, arch::Phase phase) {
   return calls_of_layer(layout, layer, phase, {});
+}
+
+std::vector<PlannedCall> tensor_calls(const Layout& layout, const arch::LayerSpec& layer, const arch::LayerDescription& description, arch::Phase phase, int part) {
+  return communicates(layout) ? calls_of_layer(layout, layer, description, phase, {.part = part}) : std::vector<PlannedCall>();
 }
 
 PlannedCall tensor_call(const CallId& id, Collective collective, int64_t numel, int64_t element_size, int ranks) {

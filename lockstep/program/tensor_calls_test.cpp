@@ -127,7 +127,10 @@ TEST(TensorCalls, AreThoseWrittenOutByHand) {
                 SCOPED_TRACE(cat(preset, " tp ", tp, sequence_parallel ? " sequence" : "", " S", seq_len, " ",
                                  action_name(kind), " layer ", layer));
                 const std::vector<PlannedCall> calls = tensor_calls(layout, action);
-                EXPECT_EQ(rows(calls), Calls(layout, action).of(arch::layer_spec(layout.model, layer)));
+                const arch::LayerSpec spec = arch::layer_spec(layout.model, layer);
+                EXPECT_EQ(rows(calls), Calls(layout, action).of(spec));
+                if (const auto phase = phase_of(layout, action))
+                  EXPECT_EQ(rows(tensor_calls(layout, spec, description_of_calls(layout, spec), *phase)), rows(calls));
                 made += static_cast<int>(calls.size());
               }
           }

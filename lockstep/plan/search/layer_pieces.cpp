@@ -147,7 +147,7 @@ LayerSet& LayerPieces::set_of(const Candidate& candidate) {
 
 LayerSet& LayerPieces::timed(const Candidate& candidate) {
   LayerSet& set = set_of(candidate);
-  if (!set.timed[static_cast<size_t>(candidate.recompute)]) add_times(candidate, set);
+  if (!set.timed) add_times(candidate, set);
   return set;
 }
 
@@ -158,7 +158,7 @@ LayerSet& LayerPieces::with_bytes(const Candidate& candidate) {
 }
 
 void LayerPieces::forget_times() {
-  sets_.for_each([](LayerSet& set) { set.timed = {}; });
+  sets_.for_each([](LayerSet& set) { set.timed = false; });
 }
 
 void LayerPieces::add_times(const Candidate& candidate, LayerSet& set) {
@@ -167,12 +167,11 @@ void LayerPieces::add_times(const Candidate& candidate, LayerSet& set) {
   const LayerSet* same = candidate.ep * candidate.etp > 1 ? &timed(together) : nullptr;
   const program::Layout& layout = this->layout(of_layers(candidate));
   const Placement placement(job_.cluster, layout.mesh, options_.order);
-  const auto choice = static_cast<size_t>(candidate.recompute);
   for (int place = 0; place < places_.count(); ++place) {
     const int layer = places_.layer(place);
-    LayerTimes& times = set.times[static_cast<size_t>(place)][choice];
+    std::array<LayerTimes, kRecomputeChoices>& times = set.times[static_cast<size_t>(place)];
     if (same != nullptr && !layout.is_expert_block(layer)) {
-      times = same->times[static_cast<size_t>(place)][choice];
+      times = same->times[static_cast<size_t>(place)];
       continue;
     }
     const LayerSeconds seconds = job_.times.layer(layout, layer, 0, placement, job_.stack, options_);
@@ -183,14 +182,13 @@ void LayerPieces::add_times(const Candidate& candidate, LayerSet& set) {
     double& certain = set.certain[static_cast<size_t>(place)];
     certain = 0;
     for (const LayerSeconds::Part* part : {&seconds.forward, &seconds.input, &seconds.weight}) certain += part->attention + part->tensor + part->context;
-    times.forward = std::max(least, with_host(seconds.forward));
-    times.input = with_host(seconds.input);
-    times.weight = with_host(seconds.weight);
+    times.fill({.forward = std::max(least, with_host(seconds.forward)), .input = with_host(seconds.input), .weight = with_host(seconds.weight)});
     set.least[static_cast<size_t>(place)] = least;
-    const bool block = place > 0 && place < places_.head(), full = candidate.recompute == Recompute::kFull;
-    if (block && candidate.recompute != Recompute::kNone) times.recompute = std::max(full ? least : 0, with_host(seconds.recompute));
+    if (place == 0 || place == places_.head()) continue;
+    times[static_cast<size_t>(Recompute::kSelective)].recompute = with_host(seconds.restore);
+    times[static_cast<size_t>(Recompute::kFull)].recompute = std::max(least, with_host(seconds.again));
   }
-  set.timed[choice] = true;
+  set.timed = true;
 }
 
 // As stage_memory() of lockstep/plan/time has it: rows that come from other ranks are so many times those of balanced routing, where nothing

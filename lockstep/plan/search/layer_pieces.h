@@ -59,7 +59,7 @@ inline constexpr size_t kRecomputeChoices = 3;
 
 struct LayerSet {
   std::vector<std::array<LayerTimes, kRecomputeChoices>> times{};  // by place, by choice
-  std::array<bool, kRecomputeChoices> timed{};
+  bool timed = false;
   std::vector<double> least{};    // by place: seconds of an action at least, where the host is slower; B: twice that
   std::vector<double> certain{};  // by place, without recomputation: seconds that are the same however experts lie
   std::vector<std::array<LayerBytes, kRecomputeChoices>> bytes{};  // empty: not asked for yet
@@ -74,9 +74,9 @@ class LayerPieces {
   LayerPieces(const Job& job, const EstimateOptions& options, const Candidate& legal);
 
   const Places& places() const { return places_; }
-  // With seconds under the candidate's recompute choice.
+  // With seconds.
   LayerSet& timed(const Candidate& candidate);
-  // With bytes under all choices, and the profile.
+  // With bytes, and the profile.
   LayerSet& with_bytes(const Candidate& candidate);
   const std::vector<double>& profile(int index) const { return profiles_[static_cast<size_t>(index)]; }
   // The stack is another one: nothing is timed.

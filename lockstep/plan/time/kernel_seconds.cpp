@@ -50,9 +50,10 @@ KernelTimes sum(const PartTimes& parts) {
 // One layer.
 class KernelFold {
  public:
-  KernelFold(const KernelSeconds& seconds, const arch::ModelConfig& model, const arch::LayerSpec& layer, const arch::CostInput& input)
+  KernelFold(const KernelSeconds& seconds, const arch::ModelConfig& model, const arch::LayerSpec& layer, const arch::CostInput& input,
+             const LayerDescription& description)
       : stack_(seconds.stack_), device_(seconds.device_), options_(seconds.options_), products_(seconds.products_), model_(model), layer_(layer),
-        input_(input), type_(input.element_size == 4 ? ProductType::kFp32 : ProductType::kBf16), description_(arch::describe_layer(model, layer, input)),
+        input_(input), type_(input.element_size == 4 ? ProductType::kFp32 : ProductType::kBf16), description_(description),
         experts_here_(model.has_experts() ? model.experts.count / input.tensor.experts.ep : 1), speed_(seconds.speed_),
         unfused_(stack_.kernels == Kernels::kUnfused || is_unfused_beside_windows()) {}
 
@@ -186,7 +187,7 @@ class KernelFold {
   const arch::LayerSpec& layer_;
   const arch::CostInput& input_;
   const ProductType type_;
-  const LayerDescription description_;
+  const LayerDescription& description_;
   const int64_t experts_here_;
   const double speed_;
   const bool unfused_;
@@ -196,7 +197,11 @@ KernelSeconds::KernelSeconds(const DeviceKind& device, const Stack& stack, const
     : device_(device), stack_(stack), options_(options), products_(device, stack, options.products, speed), speed_(speed) {}
 
 LayerKernels KernelSeconds::of(const arch::ModelConfig& model, const arch::LayerSpec& layer, const arch::CostInput& input) const {
-  return KernelFold(*this, model, layer, input).fold();
+  return of(model, layer, input, arch::describe_layer(model, layer, input));
+}
+
+LayerKernels KernelSeconds::of(const arch::ModelConfig& model, const arch::LayerSpec& layer, const arch::CostInput& input, const LayerDescription& description) const {
+  return KernelFold(*this, model, layer, input, description).fold();
 }
 
 double KernelSeconds::update(double parameters, double flops) const {

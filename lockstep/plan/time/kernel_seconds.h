@@ -46,6 +46,8 @@ class KernelSeconds {
   // On a CPU pointwise work is what the description counts. Selective recomputation makes restore_pointwise and restore_products of forward work
   // again (norms and activations; every second product), and with unfused kernels attention cores (Korthikanti et al. 2022).
   LayerKernels of(const arch::ModelConfig& model, const arch::LayerSpec& layer, const arch::CostInput& input) const;
+  // With its description at hand.
+  LayerKernels of(const arch::ModelConfig& model, const arch::LayerSpec& layer, const arch::CostInput& input, const arch::LayerDescription& description) const;
 
   // An update of so many parameters, and the FLOPs of matrices that are orthogonalised for it.
   double update(double parameters, double flops) const;

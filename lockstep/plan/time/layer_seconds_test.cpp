@@ -174,7 +174,7 @@ TEST(LayerSeconds, WhatOfTensorParallelismIsWaitedFor) {
   EXPECT_NEAR(seconds.forward.tensor, 0.25 * 2 * sum.seconds(), 1e-15);
   EXPECT_NEAR(seconds.input.tensor, 0.25 * 2 * sum.seconds(), 1e-15);
   EXPECT_EQ(seconds.weight.tensor, 0);
-  EXPECT_EQ(seconds.recompute.sum(), 0);
+  EXPECT_EQ(seconds.restore.tensor, 0);
 }
 
 TEST(LayerSeconds, PartsOfADividedLayerAddUpToIt) {

@@ -19,16 +19,18 @@ class RankLayers {
   // F, B, I, W or RECOMPUTE of a layer, of a divided one those of the action's part: seconds of kernels, and of its calls those that computing
   // does not hide (Stack::tensor_exposed and its like; of x gathered once more what the pass's products do not cover).
   LayerSeconds::Part of(const program::Action& action);
+  LayerSeconds::Part of(int layer, arch::Phase phase, int part = -1);
   // DISPATCH_* and COMBINE_*: of its calls, hidden or not.
   double exchange(const program::Action& action);
   CallSeconds& calls() { return calls_; }
   const KernelSeconds& kernels() const { return kernels_; }
 
  private:
-  LayerSeconds::Part make(const program::Action& action);
+  LayerSeconds::Part make(int layer, arch::Phase phase, int part);
+  const arch::LayerDescription& description(int layer);  // of the first rank
   const LayerKernels& kernels_of(int layer);
-  KernelTimes kernels_of(const program::Action& action);
-  void add_calls(const program::Action& action, LayerSeconds::Part& part);
+  const LayerCalls& calls_of(int layer, arch::Phase phase, int part);
+  void add_calls(int layer, arch::Phase phase, int part, LayerSeconds::Part& sum);
 
   const program::Layout& layout_;
   const Stack& stack_;
@@ -36,8 +38,10 @@ class RankLayers {
   KernelSeconds kernels_;
   CallSeconds calls_;
   std::map<int, int> patterns_;
-  std::map<int, LayerKernels> known_;  // by pattern
-  std::map<std::tuple<int, arch::Recompute, program::ActionKind, int>, LayerSeconds::Part> parts_;
+  std::map<int, arch::LayerDescription> descriptions_;  // by pattern, as are
+  std::map<int, LayerKernels> known_;
+  std::map<std::tuple<int, arch::Phase, int>, LayerCalls> made_;
+  std::map<std::tuple<int, arch::Phase, int>, LayerSeconds::Part> parts_;
   int pattern(int layer);
 };
 

@@ -89,7 +89,8 @@ struct LayerSeconds {
     double tensor = 0, context = 0, experts = 0;  // of communication inside the layer, what is exposed
     double sum() const { return products + attention + pointwise + tensor + context + experts; }
   };
-  Part forward{}, input{}, weight{}, recompute{};
+  Part forward{}, input{}, weight{};
+  Part restore{}, again{};  // of a block that recomputes selectively, or fully
 };
 LayerSeconds layer_seconds(const program::Layout& layout, int layer, int rank, const Placement& placement, const Stack& stack, const EstimateOptions& options);
 
