@@ -24,6 +24,7 @@ import imbalance
 import pages
 import planner
 import replicas
+import search
 import tokenizer
 from cases import DEFAULT_GROUPS, GROUPS, VOCABULARY, cases_of, training_rows
 from gemm import products_of
@@ -154,6 +155,7 @@ def measure_all(arguments, setting, write):
     report["replicas"] = replicas.measure(setting, rounds) if "replicas" in arguments.groups else []
     report["pages"] = pages.measure(setting, rounds) if "pages" in arguments.groups else []
     report["planner"] = planner.measure(setting, rounds) if "planner" in arguments.groups else []
+    report["search"] = search.measure(setting, rounds) if "search" in arguments.groups else []
     found = generate.measure(setting, rounds) if "generate" in arguments.groups else None
     report["generate"] = generate.rows(found, setting) if found else []
 

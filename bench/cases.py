@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent / "peers"))
 from shapes import LLAMA_LAYERS, SHAPES, STATE_SPACES, balanced_blocks  # noqa: E402
 
-GROUPS = ("single", "ranks", "ranks-large", "tensor", "tensor-llama", "pipeline", "zero", "zero-llama", "experts", "context", "state-space", "imbalance", "recompute", "adamw", "replicas", "pages", "planner", "generate", "collectives", "tokenizer", "startup", "gemm")
+GROUPS = ("single", "ranks", "ranks-large", "tensor", "tensor-llama", "pipeline", "zero", "zero-llama", "experts", "context", "state-space", "imbalance", "recompute", "adamw", "replicas", "pages", "planner", "search", "generate", "collectives", "tokenizer", "startup", "gemm")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group not in ("ranks-large", "tensor-llama", "zero-llama"))  # what fits into 90 minutes
 VOCABULARY = {"gpt2-124m": 50257, "gpt2-10m": 8192, "gpt2-10m-15l": 4864, "llama-15m": 32000, "llama-15m-12h": 32000, "mixtral-22m": 8192, "llama-long": 2048}
 VOCABULARY |= {name: SHAPES[name].vocab_size for name in ("gpt2-1.5b", *(f"llama3-8b-{layers}l" for layers in LLAMA_LAYERS))}

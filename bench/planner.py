@@ -22,8 +22,9 @@ from token_files import write_random_tokens
 
 LIMIT = 0.08  # a predicted step lies so near the measured one
 FITTED = "gpt2-10m"
-TRACED = 9  # steps of the run that constants are fitted to; the first is left out
-TURNS = 3
+TRACED = 9  # steps of a run that constants are fitted to; the first is left out
+BETWEEN = 4  # layouts from one such run to the next
+TURNS = 5
 OTHERS = ("llama-15m", "mixtral-22m")  # no step of theirs is known to the fit
 
 
@@ -70,26 +71,32 @@ def name_of(case):
     return f"{case.work.model} {case.layout()}{how}{cut}"
 
 
-def calibrate(setting):
-    """A file that describes this machine, fitted to a traced run; and the seconds of its steps."""
-    case, folder, machine = fitted(setting.quick), setting.scratch / "fitted", setting.scratch / "machine.toml"
-    traced = 2 if setting.quick else TRACED
-    run_case(case, replace(setting, trace=True, traced=traced))
+def trace(setting, number):
+    """A traced run of what constants are fitted to: its folder, and the seconds of its steps but the first."""
+    folder = setting.scratch / f"fitted-{number}"
+    run_case(fitted(setting.quick), replace(setting, trace=True, traced=2 if setting.quick else TRACED))
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(setting.scratch / "run", folder)
-    command = [setting.program("lockstep"), "plan", "--json", "-n", str(case.ranks), "--cluster", "here", "--calibrate", str(folder), "--machine", str(machine)]
+    return folder, traced_seconds(folder / "trace")
+
+
+def calibrate(setting, folders):
+    """A file that describes this machine, fitted to traced runs."""
+    case, machine = fitted(setting.quick), setting.scratch / "machine.toml"
+    command = [setting.program("lockstep"), "plan", "--json", "-n", str(case.ranks), "--cluster", "here", "--machine", str(machine)]
+    command += [argument for folder in folders for argument in ("--calibrate", str(folder))]
     run([*command, *lockstep_options(case, setting)], dict(os.environ), setting.deadline)
-    return machine, traced_seconds(folder / "trace")
+    return machine
 
 
 def traced_seconds(folder):
-    """Median of the traced steps but the first, from the first action of any rank to the end of the last: without writing the traces."""
+    """From the first action of any rank to the end of the last: without writing the traces."""
     steps = defaultdict(list)
     for path in folder.glob("step-*-rank-*.json"):
         trace = json.loads(path.read_text())
         steps[trace["step"]] += [(start, end) for _, start, end, *_ in trace["records"]]
     seconds = [max(end for _, end in of_step) - min(start for start, _ in of_step) for _, of_step in sorted(steps.items())]
-    return median(seconds[1:] or seconds)
+    return seconds[1:] or seconds
 
 
 def children(pid):
@@ -156,25 +163,31 @@ def predicted(case, machine, setting):
 
 
 def measure(setting, rounds):
-    """A row for each layout. Of a round the calibration comes first. Each layout runs by turns with the reference; as many times as that is slower
-    than in the calibration, the machine is."""
+    """A row for each layout. A round traces what constants are fitted to again and again, so that no moment of the machine decides them, and each layout
+    runs by turns with it: as many times as that is slower than in its traces, the machine is."""
     cases = layouts(setting.quick)
     for model in (FITTED, *OTHERS):
         write_random_tokens(setting.scratch / model, 500_000, VOCABULARY[model])
     found = {case: [] for case in cases}
     for number in range(1, rounds + 1):
-        machine, then = calibrate(setting)
-        for case in cases if number % 2 else reversed(cases):
-            step = predicted(case, machine, setting)
-            seconds, now = side_by_side(case, setting)
-            found[case].append({"step": step, "seconds": seconds, "speed": then / now})
-            print(f"round {number}  {name_of(case):<42} {1e3 * step['seconds']:8.1f} ms predicted {1e3 * seconds:8.1f} measured, "
-                  f"the machine at {then / now:.2f} of its speed", flush=True)
+        folders, then, seconds = [], [], {}
+        for i, case in enumerate(cases if number % 2 else reversed(cases)):
+            if i % (len(cases) if setting.quick else BETWEEN) == 0:
+                folder, steps = trace(setting, i)
+                folders.append(folder)
+                then += steps
+            seconds[case] = side_by_side(case, setting)
+        machine = calibrate(setting, folders)
+        for case, (measured, now) in seconds.items():
+            step, speed = predicted(case, machine, setting), median(then) / now
+            found[case].append({"step": step, "seconds": measured, "speed": speed})
+            print(f"round {number}  {name_of(case):<42} {1e3 * step['seconds']:8.1f} ms predicted {1e3 * measured:8.1f} measured, "
+                  f"the machine at {speed:.2f} of its speed", flush=True)
     return [row_of(case, steps) for case, steps in found.items()]
 
 
 def row_of(case, steps):
-    """Measured seconds are those at the speed of the calibration."""
+    """Measured seconds are those at the speed of the traces."""
     steady = [(one["step"], one["seconds"] * one["speed"]) for one in steps]
     inside = sum(step["low"] <= seconds <= step["high"] for step, seconds in steady)
     return {

@@ -402,6 +402,13 @@ def planner_steps(report):
     return table(*planner.cells(report["planner"]))
 
 
+def searches(report):
+    rows = [
+        [row["model"], f"{row['devices']:,}", f"{row['candidates']:,}", "{ratio:.2f} ({smallest:.2f}..{largest:.2f})".format(**row["seconds"])] for row in report["search"]
+    ]
+    return table(["model", "devices", "candidates", "seconds"], rows)
+
+
 PARTS = (
     ("One rank, two threads", single),
     ("Several ranks of one thread on the same two cores", ranks),
@@ -422,6 +429,7 @@ PARTS = (
     ("Comparing replicas", replicas),
     ("Pages of very many ranks", pages),
     ("Predicted steps", planner_steps),
+    ("Search for a layout", searches),
     ("Generation, greedy", generation),
     ("All-reduce between processes", collectives),
     ("Tokenizer, one thread", tokenizer),

@@ -132,6 +132,7 @@ def whole_report(rounds):
     step = {"seconds": 1.05, "low": 0.9, "high": 1.2}
     report["planner"] = [planner.row_of(case, [{"step": step, "seconds": seconds, "speed": 1 / seconds} for seconds in (1.0, 1.25, 2.0)])
                          for case in planner.layouts()]
+    report["search"] = [{"model": "llama3-405b", "devices": 16_384, "candidates": 250_000, "seconds": spread([0.5, 0.6, 1.1])}]
     report["tokenizer"] = [{"style": "gpt2", "direction": "encode", "megabytes": 1.0, "lockstep_mb_per_s": 2.0, "peer_mb_per_s": 1.0,
                             "peer": "gpt2: encode", "times_as_fast": twice}]
     report["generate"] = [{"model": "gpt2-124m", "batch": 1, "program": "lockstep", "layout": "1x2", "tp": 1, "prefill_ms": 1.0,

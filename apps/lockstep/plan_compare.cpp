@@ -5,6 +5,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/base/units.h"
+#include "lockstep/plan/plan_text.h"
 #include "lockstep/plan/what_if.h"
 #include "lockstep/program/render/render_text.h"
 
@@ -105,9 +106,12 @@ std::string compare_page(const std::vector<OnCluster>& clusters) {
     apart += cat(letter(i), " beside A: the step takes ", much, cause.empty() ? "" : cat("; ", cause), "\n");
   }
   std::string text = cat(program::table(names, 2, 0), "\n", program::table(rows, 1, 6 + told.columns()), apart, best_text(clusters, told.priced));
-  for (size_t i = 0; i < clusters.size(); ++i)
+  for (size_t i = 0; i < clusters.size(); ++i) {
+    const std::string none = clusters[i].question.layout ? "" : plan::no_spare_text(clusters[i].answer.search);
+    if (clusters[i].answer.fits() && !none.empty()) text += cat("\n", letter(i), ": ", none, "\n");
     if (!clusters[i].answer.fits())
       text += cat("\ndoes not fit: ", letter(i), ", none of ", plan::count_text(clusters[i].answer.search.candidates), " layouts is legal and fits\n");
+  }
   return text;
 }
 

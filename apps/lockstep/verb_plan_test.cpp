@@ -176,6 +176,7 @@ TEST(Plan, LayoutsLeaveAShareOfTheMemory) {
   EXPECT_EQ(object(none)["search"]["spare"], 0);
   EXPECT_EQ(object(none)["search"]["asked_spare"], 0.9);
   for (const char* how : {"", "--fill"}) EXPECT_THAT(run(none + " " + how).output, HasSubstr("No layout was found that leaves 90.0 %"));
+  EXPECT_THAT(run(none + " --cluster 16xh200").output, HasSubstr("A: No layout was found that leaves 90.0 %"));
   EXPECT_THAT(run(job + "--fill").output, Not(HasSubstr("No layout was found")));
   EXPECT_THAT(run(job).output, HasSubstr("too small, with 5.0 % left"));
 }

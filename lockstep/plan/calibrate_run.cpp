@@ -81,21 +81,28 @@ ActionTimes waits_of(const Program& program, const std::vector<StepTrace>& trace
   return waits;
 }
 
-// Of what a rank computes, in actions that differ in the microbatch alone, in all steps: means, which add up to a step where some are held up now
-// and then. Of calls medians.
+// Of a rank's actions that compute.
+double computed(const Program& program, const ActionTimes& times, int rank) {
+  double sum = 0;
+  const std::vector<Action>& list = program.list(rank);
+  for (int i = 0; i < static_cast<int>(list.size()); ++i)
+    if (program::computes(list[static_cast<size_t>(i)].kind)) sum += of_action(times.seconds, {rank, i});
+  return sum;
+}
+
+// Medians over microbatches and steps. What holds actions up now and then strikes any of them: of what a rank computes, the medians are as many times
+// longer as add up to what it computes in its median step.
 ActionTimes usual_times(const Program& program, const std::vector<ActionTimes>& steps) {
   ActionTimes usual = typical_times(program, steps);
   for (int rank = 0; rank < program.world_size(); ++rank) {
+    std::vector<double> of_steps;
+    for (const ActionTimes& step : steps) of_steps.push_back(computed(program, step, rank));
+    const double medians = computed(program, usual, rank);
+    if (!(medians > 0)) continue;
+    const double longer = median(std::move(of_steps)) / medians;
     const std::vector<Action>& list = program.list(rank);
-    std::map<Action, std::pair<double, int>> sums;  // seconds, how often
-    const auto sum_of = [&](int i) -> std::pair<double, int>& { return sums[without_microbatch(list[static_cast<size_t>(i)])]; };
     for (int i = 0; i < static_cast<int>(list.size()); ++i)
-      for (const ActionTimes& step : steps) {
-        sum_of(i).first += of_action(step.seconds, {rank, i});
-        sum_of(i).second += 1;
-      }
-    for (int i = 0; i < static_cast<int>(list.size()); ++i)
-      if (program::computes(list[static_cast<size_t>(i)].kind)) of_action(usual.seconds, {rank, i}) = sum_of(i).first / sum_of(i).second;
+      if (program::computes(list[static_cast<size_t>(i)].kind)) of_action(usual.seconds, {rank, i}) *= longer;
   }
   return usual;
 }

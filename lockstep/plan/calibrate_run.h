@@ -20,8 +20,8 @@ struct TracedRun {
   program::Program program{};
   MachineRanks ranks{};     // as the run was started
   std::vector<int64_t> steps{};
-  ActionTimes work{};       // of computing without waits for calls inside its layer, means over microbatches and steps; of communication medians, from
-                            // when all ranks have come and what its group did before is done
+  ActionTimes work{};       // of computing without waits for calls inside its layer, medians, scaled to add up to what a rank computes in its median step; of
+                            // communication medians, from when all ranks have come and what its group did before is done
   ActionTimes waits{};      // for those calls: medians
   double step_seconds = 0;  // median
 };

@@ -19,7 +19,7 @@ constexpr double kWidth = 1180, kLeft = 150, kRight = 330, kPitch = 34;
 
 int links_of(const Cluster& cluster, LinkClass link) {
   if (link == LinkClass::kNic) return cluster.nodes;
-  if (link == LinkClass::kLeafUp) return cluster.leaves() * (cluster.network.rails ? cluster.nics_per_node : 1);
+  if (link == LinkClass::kLeafUp) return cluster.leaves() * cluster.rails();
   return cluster.devices();
 }
 

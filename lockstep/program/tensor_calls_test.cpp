@@ -129,8 +129,9 @@ TEST(TensorCalls, AreThoseWrittenOutByHand) {
                 const std::vector<PlannedCall> calls = tensor_calls(layout, action);
                 const arch::LayerSpec spec = arch::layer_spec(layout.model, layer);
                 EXPECT_EQ(rows(calls), Calls(layout, action).of(spec));
-                if (const auto phase = phase_of(layout, action))
+                if (const auto phase = phase_of(layout, action)) {
                   EXPECT_EQ(rows(tensor_calls(layout, spec, description_of_calls(layout, spec), *phase)), rows(calls));
+                }
                 made += static_cast<int>(calls.size());
               }
           }

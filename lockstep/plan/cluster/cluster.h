@@ -2,6 +2,7 @@
 // takes collective_time.h.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -71,6 +72,10 @@ struct Cluster {
   int devices() const { return nodes * devices_per_node; }
   double nic_of_device() const { return network.nic * nics_per_node / devices_per_node; }  // bytes/s, before efficiency
   int leaf_of(int node) const { return network.nodes_per_leaf > 0 ? node / network.nodes_per_leaf : 0; }
+  int rails() const { return network.rails ? std::min(nics_per_node, devices_per_node) : 1; }  // leaf switches of a leaf group
+  int rail_of(int device) const { return device % devices_per_node * rails() / devices_per_node; }
+  // What goes to another rail goes to the node's device of the receiver's index first, over links of the domain (PXN of NCCL).
+  bool forwards() const { return network.rails && domain >= devices_per_node; }
   int leaves() const { return network.nodes_per_leaf > 0 ? (nodes + network.nodes_per_leaf - 1) / network.nodes_per_leaf : 1; }
 };
 

@@ -93,10 +93,8 @@ GroupShape shape_of_pair(const Placement& placement, int from, int to) {
       return unit_of(rank) != unit_of(moved(placement.mesh(), rank, from, to));
     }));
     // Under rails a leaf switch joins NICs of one index; where no domain forwards to the device of that index, the spines do.
-    const auto rail_of = [&](int rank) {
-      return placement.device_of(rank) % cluster.devices_per_node * cluster.nics_per_node / cluster.devices_per_node;
-    };
-    if (cluster.network.rails && cluster.domain < cluster.devices_per_node && !same(rail_of)) shape.leaves = 2;
+    const auto rail_of = [&](int rank) { return cluster.rail_of(placement.device_of(rank)); };
+    if (cluster.network.rails && !cluster.forwards() && !same(rail_of)) shape.leaves = 2;
   }
   const auto stands = [&](int rank) { return rank == from || rank == to; };
   shape.slow_devices = slowest(placement, cluster.slow.nodes, stands);

@@ -19,7 +19,7 @@ constexpr size_t index_of(LinkClass link) { return static_cast<size_t>(link); }
 LinkCounter::LinkCounter(const Placement& placement, int ranks)
     : placement_(placement),
       cluster_(placement.cluster()),
-      rails_(cluster_.network.rails ? std::min(cluster_.nics_per_node, cluster_.devices_per_node) : 1),
+      rails_(cluster_.rails()),
       places_(static_cast<size_t>(ranks)) {
   const int of_node = cluster_.devices_per_node, of_domain = cluster_.domain;
   LOCKSTEP_CHECK(of_domain % of_node == 0 || of_node % of_domain == 0, "domains of ", of_domain, " devices in nodes of ", of_node);
@@ -30,8 +30,9 @@ LinkCounter::LinkCounter(const Placement& placement, int ranks)
     place.domain = place.device / of_domain;
     place.node = place.device / of_node;
     place.near = of_domain > of_node ? place.domain : place.node;
-    place.leaf = cluster_.leaf_of(place.node) * rails_ + place.device % of_node * rails_ / of_node;
-    place.both = both.try_emplace({place.near, place.leaf}, static_cast<int>(both.size())).first->second;
+    place.leaf = cluster_.leaf_of(place.node) * rails_ + cluster_.rail_of(place.device);
+    const int below = cluster_.forwards() ? cluster_.leaf_of(place.node) : place.leaf;
+    place.both = both.try_emplace({place.near, below}, static_cast<int>(both.size())).first->second;
   }
   const auto devices = static_cast<size_t>(cluster_.devices());
   flows_[index_of(LinkClass::kDomain)].resize(devices);
@@ -42,6 +43,10 @@ LinkCounter::LinkCounter(const Placement& placement, int ranks)
   of_near_.resize(devices);
   of_leaf_.resize(flows_[index_of(LinkClass::kLeafUp)].size());
   of_both_.resize(both.size());
+  if (!cluster_.forwards()) return;
+  near_by_index_.resize(devices / static_cast<size_t>(std::max(of_node, of_domain)) * static_cast<size_t>(of_node) + static_cast<size_t>(of_node));
+  group_by_index_.resize(static_cast<size_t>(cluster_.leaves() * of_node));
+  both_by_index_.resize(both.size() * static_cast<size_t>(of_node));
 }
 
 void LinkCounter::add(const GroupSends& sends, const std::vector<int>& members) {
@@ -50,7 +55,7 @@ void LinkCounter::add(const GroupSends& sends, const std::vector<int>& members) 
   if (!sends.by_sender.empty()) add_all_to_all(sends, members, axis);
   for (size_t from = 0; from < sends.others.size(); ++from)
     for (const GroupSends::Send& sent : sends.others[from])
-      send(places_[static_cast<size_t>(members[from])], places_[static_cast<size_t>(members[static_cast<size_t>(sent.to)])], sent.bytes, axis);
+      send(place_of(members[from]), place_of(members[static_cast<size_t>(sent.to)]), sent.bytes, axis);
   if (sends.synchronises) reduction_ += axis.sent - before;
 }
 
@@ -63,40 +68,83 @@ void LinkCounter::send(const Place& from, const Place& to, double bytes, AxisLoa
   if (from.domain == to.domain) return over(LinkClass::kDomain, from.device, to.device);
   if (from.node == to.node) return over(LinkClass::kHost, from.device, to.device);
   over(LinkClass::kNic, from.node, to.node);
-  if (from.leaf != to.leaf) over(LinkClass::kLeafUp, from.leaf, to.leaf);
+  const int rail = to.leaf % rails_;
+  const bool forwarded = cluster_.forwards() && from.leaf % rails_ != rail;
+  if (forwarded) over(LinkClass::kDomain, from.device, forwarder(from.node, to.device));
+  const int leaf = forwarded ? from.leaf - from.leaf % rails_ + rail : from.leaf;
+  if (leaf != to.leaf) over(LinkClass::kLeafUp, leaf, to.leaf);
 }
 
 // Member by member, not pair by pair: those that share a domain, a node or a leaf with it are counted before.
 void LinkCounter::add_all_to_all(const GroupSends& sends, const std::vector<int>& members, AxisLoad& axis) {
-  Sum all;
-  const auto place_of = [&](size_t member) -> const Place& { return places_[static_cast<size_t>(members[member])]; };
   const auto sums_at = [&](const Place& place, const auto& change) {
     change(of_domain_[static_cast<size_t>(place.domain)]);
     change(of_near_[static_cast<size_t>(place.near)]);
     change(of_leaf_[static_cast<size_t>(place.leaf)]);
     change(of_both_[static_cast<size_t>(place.both)]);
   };
-  const auto sum_of = [&](size_t member) { return Sum{1, sends.by_sender[member], sends.by_receiver[member]}; };
+  std::vector<Sum> of_members;
+  Sum all;
   for (size_t i = 0; i < members.size(); ++i) {
-    all = all + sum_of(i);
-    sums_at(place_of(i), [&](Sum& sum) { sum = sum + sum_of(i); });
+    const Sum own = of_members.emplace_back(Sum{1, sends.by_sender[i], sends.by_receiver[i]});
+    all = all + own;
+    sums_at(place_of(members[i]), [&](Sum& sum) { sum = sum + own; });
   }
   for (size_t i = 0; i < members.size(); ++i) {
-    const Place& place = place_of(i);
-    const Sum own = sum_of(i);
-    const auto with = [&](const Sum& peers) {
-      return Flow{.out = peers.count * own.sent + peers.got, .in = peers.count * own.got + peers.sent};
-    };
+    const Place& place = place_of(members[i]);
+    const Sum own = of_members[i];
     const Sum domain = of_domain_[static_cast<size_t>(place.domain)], near = of_near_[static_cast<size_t>(place.near)];
-    const Sum same_leaf = of_leaf_[static_cast<size_t>(place.leaf)] - of_both_[static_cast<size_t>(place.both)];
-    axis.sent += with(all - own).out;
-    flow(LinkClass::kDomain, place.device, with(domain - own), axis);
-    if (near.count > domain.count) flow(LinkClass::kHost, place.device, with(near - domain), axis);
+    axis.sent += between(own, all - own).out;
+    flow(LinkClass::kDomain, place.device, between(own, domain - own), axis);
+    if (near.count > domain.count) flow(LinkClass::kHost, place.device, between(own, near - domain), axis);
     if (all.count == near.count) continue;
-    flow(LinkClass::kNic, place.node, with(all - near), axis);
-    flow(LinkClass::kLeafUp, place.leaf, with(all - near - same_leaf), axis);
+    flow(LinkClass::kNic, place.node, between(own, all - near), axis);
+    if (cluster_.forwards()) continue;
+    const Sum same_leaf = of_leaf_[static_cast<size_t>(place.leaf)] - of_both_[static_cast<size_t>(place.both)];
+    flow(LinkClass::kLeafUp, place.leaf, between(own, all - near - same_leaf), axis);
   }
-  for (size_t i = 0; i < members.size(); ++i) sums_at(place_of(i), [](Sum& sum) { sum = {}; });
+  for (const int member : members) sums_at(place_of(member), [](Sum& sum) { sum = {}; });
+  if (cluster_.forwards()) add_forwarded(of_members, members, axis);
+}
+
+LinkCounter::Flow LinkCounter::between(const Sum& own, const Sum& peers) {
+  return {.out = peers.count * own.sent + peers.got, .in = peers.count * own.got + peers.sent};
+}
+
+// What leaves a node reaches the rail of its receiver inside the node, and crosses the spines to another leaf group alone.
+void LinkCounter::add_forwarded(const std::vector<Sum>& own, const std::vector<int>& members, AxisLoad& axis) {
+  const auto of_node = static_cast<size_t>(cluster_.devices_per_node);
+  const auto group_of = [&](const Place& place) { return static_cast<size_t>(place.leaf / rails_); };
+  const auto sums_at = [&](const Place& place, size_t index, const auto& change) {
+    change(near_by_index_[static_cast<size_t>(place.near) * of_node + index]);
+    change(group_by_index_[group_of(place) * of_node + index]);
+    change(both_by_index_[static_cast<size_t>(place.both) * of_node + index]);
+  };
+  const auto index_in_node = [&](const Place& place) { return static_cast<size_t>(place.device) % of_node; };
+  std::vector<Sum> all(of_node);
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Place& place = place_of(members[i]);
+    all[index_in_node(place)] = all[index_in_node(place)] + own[i];
+    sums_at(place, index_in_node(place), [&](Sum& sum) { sum = sum + own[i]; });
+  }
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Place& place = place_of(members[i]);
+    for (size_t index = 0; index < of_node; ++index) {
+      const Sum outside = all[index] - near_by_index_[static_cast<size_t>(place.near) * of_node + index];
+      if (outside.count == 0) continue;
+      const int there = forwarder(place.node, static_cast<int>(index)), rail = cluster_.rail_of(there);
+      if (rail != cluster_.rail_of(place.device)) {
+        const double bytes = between(own[i], outside).out;
+        flow(LinkClass::kDomain, place.device, {.out = bytes}, axis);
+        flow(LinkClass::kDomain, there, {.in = bytes}, axis);
+      }
+      const Sum same_group = group_by_index_[group_of(place) * of_node + index] - both_by_index_[static_cast<size_t>(place.both) * of_node + index];
+      const Flow beyond = between(own[i], outside - same_group);
+      flow(LinkClass::kLeafUp, place.leaf - place.leaf % rails_ + rail, {.out = beyond.out}, axis);
+      flow(LinkClass::kLeafUp, place.leaf, {.in = beyond.in}, axis);
+    }
+  }
+  for (const int member : members) sums_at(place_of(member), index_in_node(place_of(member)), [](Sum& sum) { sum = {}; });
 }
 
 AxisLoad& LinkCounter::axis_of(const std::string& name) {

@@ -13,8 +13,9 @@
 namespace lockstep::plan {
 
 // A send takes the first of these that its two devices share: a domain, a node; else the NICs of both nodes, and the links between their
-// leaf switch and the spines where it goes to another leaf. Under rails a leaf switch is one of a leaf group's, that of the NIC's index,
-// and a send to another index crosses the spines: nothing is forwarded inside a node (as NCCL does it, PXN).
+// leaf switch and the spines where it goes to another leaf. Under rails a leaf switch is one of a leaf group's, that of the NIC's index.
+// A send to another index goes over links of the domain to the node's device of that index first, as NCCL has it (Cluster::forwards);
+// where a node is no domain, it crosses the spines.
 enum class LinkClass { kDomain, kNic, kLeafUp, kHost };
 inline constexpr size_t kLinkClasses = 4;
 std::string_view link_name(LinkClass link);  // "NVLink", "NIC", "leaf up-link", "PCIe"
@@ -23,7 +24,8 @@ std::string_view link_name(LinkClass link);  // "NVLink", "NIC", "leaf up-link",
 struct AxisLoad {
   std::string axis{};
   double sent = 0;                                // by all ranks
-  std::array<double, kLinkClasses> on{};          // of that what goes over links of each class; on[kLeafUp] is part of on[kNic]
+  std::array<double, kLinkClasses> on{};          // of that what goes over links of each class; on[kLeafUp] is part of on[kNic], as is what
+                                                  // on[kDomain] has of forwarded bytes
 };
 struct LinkLoad {
   LinkClass link = LinkClass::kNic;

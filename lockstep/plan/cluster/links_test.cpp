@@ -124,6 +124,8 @@ std::vector<Stand> stands() {
           {"domains of 2 nodes, leaves of 3", {.devices_per_node = 2, .domain = 4, .nodes_per_leaf = 3}},
           {"domains of 2 in nodes of 4, rails", {.devices_per_node = 4, .domain = 2, .nodes_per_leaf = 2, .rails = true}},
           {"nodes of 8, rails, leaves of 1", {.devices_per_node = 8, .domain = 8, .nodes_per_leaf = 1, .rails = true}},
+          {"nodes of 4, rails", {.devices_per_node = 4, .domain = 4, .nodes_per_leaf = 2, .rails = true}},
+          {"domains of 2 nodes, rails, leaves of 3", {.devices_per_node = 2, .domain = 4, .nodes_per_leaf = 3, .rails = true}},
           {"nodes of 1", {.devices_per_node = 1, .domain = 1, .nodes_per_leaf = 2}},
           {"one node", {.devices_per_node = 24, .domain = 24}}};
 }
@@ -166,7 +168,12 @@ class Counted {
         over(LinkClass::kHost, from, to);
       } else {
         over(LinkClass::kNic, from_node, to_node);
-        const int from_switch = leaf_switch(placement.cluster(), from), to_switch = leaf_switch(placement.cluster(), to);
+        const int to_switch = leaf_switch(placement.cluster(), to), of_node = placement.cluster().devices_per_node;
+        // NCCL: to the device of the receiver's index in the sender's node, over links of their domain.
+        const bool forwarded = placement.cluster().network.rails && placement.cluster().domain >= of_node && from % of_node != to % of_node;
+        const int last = forwarded ? from_node * of_node + to % of_node : from;
+        if (forwarded) over(LinkClass::kDomain, from, last);
+        const int from_switch = leaf_switch(placement.cluster(), last);
         if (from_switch != to_switch) over(LinkClass::kLeafUp, from_switch, to_switch);
       }
     }

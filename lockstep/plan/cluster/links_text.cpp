@@ -207,9 +207,8 @@ class Explained {
     else
       text += cat("; with an oversubscription of ", ratio_text(cluster_.network.oversubscription * kTenth / busy), ":1 it would take a tenth of it");
     say(text, ".");
-    if (cluster_.network.rails)
-      say("A send to a NIC of another index crosses the spines here; NCCL forwards it inside the node first (PXN), which loads ",
-          link_words(LinkClass::kDomain), " instead.");
+    if (cluster_.forwards())
+      say("A send to a NIC of another index goes over ", link_words(LinkClass::kDomain), " inside its node first, as NCCL forwards it (PXN).");
   }
   static std::string ratio_text(double ratio) {
     if (ratio > 1000) return "more than 1000";

@@ -110,6 +110,7 @@ TEST(StackOfRun, APipelineInBf16OrWithZeroIsDeepSpeeds) {
 TEST(StackOfRun, WordsOfNotes) {
   Json row = row_of_8b();
   row["layout"]["zero_stage"] = 3;
+  row["layout"]["precision"] = "fp8";
   const DeviceKind& device = device_kind("h100");
   const auto stack_of_notes = [&](const char* notes) {
     row["notes"] = notes;
@@ -122,6 +123,11 @@ TEST(StackOfRun, WordsOfNotes) {
   EXPECT_EQ(eager.tensor_exposed, usual.tensor_exposed);
   EXPECT_LT(stack_of_notes("2D + AsyncTP").tensor_exposed, usual.tensor_exposed);
   EXPECT_EQ(stack_of_notes("eager, not torch.compile").pointwise_factor, eager.pointwise_factor);
+  row["layout"]["precision"] = "bf16";
+  EXPECT_EQ(stack_of_notes("FSDP2").pointwise_factor, eager.pointwise_factor);
+  EXPECT_EQ(stack_of_notes("torch.compile").pointwise_factor, compiled.pointwise_factor);
+  row["model"]["gated_mlp"] = false;
+  EXPECT_NE(stack_of_notes("FSDP2").pointwise_factor, eager.pointwise_factor);
 }
 
 // 24 replicas of 2304 sequences in micro-batches of 2: 48, of which 8 fill and drain.

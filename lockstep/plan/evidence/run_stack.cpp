@@ -18,12 +18,18 @@ void set_first_flash(const DeviceKind& device, Stack& stack) {
   set(stack, "attention_backward", &Stack::attention_backward, stack.attention_backward * (hopper ? 0.181 / 0.255 : 0.313 / 0.50), kOrigin);
 }
 
-// Where the row says how PyTorch ran: norms, rotations and activations one by one, or joined by its compiler; gathers of tensor parallelism in
-// pieces beside products (symmetric memory).
+// PyTorch's FSDP of a layer with a gate: no kernels fused by hand come with it.
+bool is_plain_fsdp(const PublishedRun& run) {
+  return run.layout.zero.value_or(0) == 3 && run.layout.precision == "bf16" && is_gated(run.model) && !run.model.experts;
+}
+
+// How PyTorch ran: norms, rotations and activations one by one, as it does where the row says nothing, or joined by its compiler; gathers of tensor
+// parallelism in pieces beside products (symmetric memory).
 void set_pytorch(const PublishedRun& run, Stack& stack) {
   constexpr double kEager = 1.68, kCompiled = 0.72, kAsync = 0.6;
-  if (run.eager || run.compiled)
-    set(stack, "pointwise_factor", &Stack::pointwise_factor, stack.pointwise_factor * (run.eager ? kEager : kCompiled),
+  const bool eager = run.eager || (is_plain_fsdp(run) && !run.compiled);
+  if (eager || run.compiled)
+    set(stack, "pointwise_factor", &Stack::pointwise_factor, stack.pointwise_factor * (eager ? kEager : kCompiled),
         "eager and compiled over kernels fused by hand: fit on two pairs of one source, in bf16; its pair in FP8 agrees");
   if (run.async)
     set(stack, "tensor_exposed", &Stack::tensor_exposed, stack.tensor_exposed * kAsync, "of the usual: AsyncTP; fit on one pair");
