@@ -129,7 +129,7 @@ std::string evidence_text(const Evidence& evidence, const EvidenceTextOptions& o
   page.line(cat(evidence.rows.size(), " published runs predicted and compared, ", evidence.unmeasured, " predicted that print no step time, ",
                 evidence.refused.size(), " not predicted. Errors are predicted / measured - 1; tau is Kendall's, over pairs of a source whose ",
                 "times differ by more than 5 %."));
-  page.line("The constants of stacks were fitted on most of the runs that are shipped here: of sources that no fit has seen expect larger errors.");
+  page.line("The constants of stacks were fitted on most runs of published_runs.json: of other sources expect larger errors.");
   page.heading("Step time by source (tiers A and B)");
   add_groups(page, "source", evidence.sources, &evidence.all);
   page.heading("By device (tiers A and B)");
