@@ -168,7 +168,7 @@ void fill(Prediction& result, const PublishedRun& printed, const RunSource& sour
 // All that a prediction reads of them.
 bool say_the_same(const PublishedRun& a, const PublishedRun& b) {
   return a.gpus == b.gpus && a.device == b.device && a.layout == b.layout && a.model == b.model && a.flags == b.flags && a.problem == b.problem &&
-         a.eager == b.eager && a.compiled == b.compiled && a.async == b.async;
+         a.eager == b.eager && a.compiled == b.compiled && a.fused == b.fused && a.async == b.async;
 }
 
 RunSource source_of(const PublishedRuns& runs, const PublishedRun& run) {

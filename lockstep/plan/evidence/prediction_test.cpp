@@ -126,6 +126,11 @@ TEST(StackOfRun, WordsOfNotes) {
   row["layout"]["precision"] = "bf16";
   EXPECT_EQ(stack_of_notes("FSDP2").pointwise_factor, eager.pointwise_factor);
   EXPECT_EQ(stack_of_notes("torch.compile").pointwise_factor, compiled.pointwise_factor);
+  row["layout"]["zero_stage"] = 1;
+  row["notes"] = "Apex";
+  EXPECT_EQ(stack_of_run(run_of(row), device_kind("a100")).pointwise_factor, eager.pointwise_factor);
+  row["layout"]["zero_stage"] = 3;
+  EXPECT_EQ(stack_of_notes("fused kernels for gates and rotations").pointwise_factor, usual.pointwise_factor);
   row["model"]["gated_mlp"] = false;
   EXPECT_NE(stack_of_notes("FSDP2").pointwise_factor, eager.pointwise_factor);
 }

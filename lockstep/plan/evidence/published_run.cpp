@@ -101,6 +101,7 @@ PublishedRun run_of(const RowFields& row, const std::string& id) {
   const std::string words = lower(notes->get<std::string>());
   run.eager = words.find("eager") != std::string::npos;
   run.compiled = !run.eager && words.find("compile") != std::string::npos;
+  run.fused = words.find("fused") != std::string::npos;
   run.async = words.find("async") != std::string::npos;
   return run;
 }

@@ -61,9 +61,9 @@ struct PublishedRun {
   RunLayout layout{};
   std::vector<std::string> flags{};  // oddities of the row, as the file names them
   std::string problem{};             // why the row cannot be read: "run 17: layout.tp is \"eight\", not a whole number"; empty: it can
-  // Words of its notes: operations one by one ("eager"), or joined by a compiler ("torch.compile"); tensor parallelism that overlaps its gathers
-  // ("AsyncTP").
-  bool eager = false, compiled = false, async = false;
+  // Words of its notes: operations one by one ("eager"), or joined by a compiler ("torch.compile") or by hand ("fused"); tensor parallelism that
+  // overlaps its gathers ("AsyncTP").
+  bool eager = false, compiled = false, fused = false, async = false;
 };
 
 // What is known of the machine of a source.

@@ -18,16 +18,18 @@ void set_first_flash(const DeviceKind& device, Stack& stack) {
   set(stack, "attention_backward", &Stack::attention_backward, stack.attention_backward * (hopper ? 0.181 / 0.255 : 0.313 / 0.50), kOrigin);
 }
 
-// PyTorch's FSDP of a layer with a gate: no kernels fused by hand come with it.
-bool is_plain_fsdp(const PublishedRun& run) {
-  return run.layout.zero.value_or(0) == 3 && run.layout.precision == "bf16" && is_gated(run.model) && !run.model.experts;
+// Layers with a gate for which no kernels were fused by hand: of PyTorch's FSDP, with which none come, and of the time of A100, before libraries
+// had gates and rotations.
+bool is_usually_eager(const PublishedRun& run, const DeviceKind& device) {
+  const bool plain = run.layout.precision == "bf16" && is_gated(run.model) && !run.model.experts;
+  return plain && (run.layout.zero.value_or(0) == 3 || device.generation == Generation::kAmpere);
 }
 
 // How PyTorch ran: norms, rotations and activations one by one, as it does where the row says nothing, or joined by its compiler; gathers of tensor
 // parallelism in pieces beside products (symmetric memory).
-void set_pytorch(const PublishedRun& run, Stack& stack) {
+void set_pytorch(const PublishedRun& run, const DeviceKind& device, Stack& stack) {
   constexpr double kEager = 1.68, kCompiled = 0.72, kAsync = 0.6;
-  const bool eager = run.eager || (is_plain_fsdp(run) && !run.compiled);
+  const bool eager = run.eager || (is_usually_eager(run, device) && !run.compiled && !run.fused);
   if (eager || run.compiled)
     set(stack, "pointwise_factor", &Stack::pointwise_factor, stack.pointwise_factor * (eager ? kEager : kCompiled),
         "eager and compiled over kernels fused by hand: fit on two pairs of one source, in bf16; its pair in FP8 agrees");
@@ -100,7 +102,7 @@ Stack stack_of_run(const PublishedRun& run, const DeviceKind& device) {
   const Kernels kernels = kernels_of(run, device);
   Stack stack = stack_of(device, kernels);
   if (kernels == Kernels::kFlash && !is_gated(run.model)) set_first_flash(device, stack);
-  if (kernels != Kernels::kUnfused) set_pytorch(run, stack);
+  if (kernels != Kernels::kUnfused) set_pytorch(run, device, stack);
   if (has_word(run.layout.precision, "fp4")) set_fp4(device, stack);
   set_restoring(run, stack);
   if (has_pipeline_engine(run, kernels)) set_pipeline_engine(stack);
