@@ -106,6 +106,20 @@ TEST(StackOfRun, APipelineInBf16OrWithZeroIsDeepSpeeds) {
   EXPECT_GT(frame.stack.host_share, stack_of(frame.cluster.device, Kernels::kUnfused).host_share);
 }
 
+// Of Hopper, FSDP is of its first time; the stages of a pipeline that share gradients are of no library of it.
+TEST(StackOfRun, KernelsByWhatIsShared) {
+  Json row = row_of_8b();
+  const auto kernels = [&](int zero, int pp) {
+    row["layout"]["zero_stage"] = zero;
+    row["layout"]["pp"] = pp;
+    return kernels_of(run_of(row), device_kind("h100"));
+  };
+  EXPECT_EQ(kernels(1, 1), Kernels::kCurrent);
+  EXPECT_EQ(kernels(2, 1), Kernels::kFlash);
+  EXPECT_EQ(kernels(2, 4), Kernels::kCurrent);
+  EXPECT_EQ(kernels(3, 4), Kernels::kFlash);
+}
+
 // Words of a row's notes say how PyTorch ran.
 TEST(StackOfRun, WordsOfNotes) {
   Json row = row_of_8b();

@@ -93,7 +93,11 @@ Kernels kernels_of(const PublishedRun& run, const DeviceKind& device) {
   switch (device.generation) {
     case Generation::kVolta: return Kernels::kUnfused;
     case Generation::kAmpere: return precision != "fp16" && (is_gated(run.model) || shards_gradients(run)) ? Kernels::kFlash : Kernels::kUnfused;
-    case Generation::kHopper: return shards_gradients(run) && !run.model.experts && plain ? Kernels::kFlash : Kernels::kCurrent;
+    case Generation::kHopper: {
+      // ZeRO-2 over the stages of a pipeline is of no library of that time.
+      const bool own = run.layout.zero == 2 && run.layout.pp.value_or(1) > 1;
+      return shards_gradients(run) && !own && !run.model.experts && plain ? Kernels::kFlash : Kernels::kCurrent;
+    }
     default: return usual_kernels(device);
   }
 }
