@@ -14,7 +14,7 @@ import tempfile
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from cases import VOCABULARY, Case, Work
 from programs import BenchError, Setting, end, lockstep_options, run, run_case, spread, step_rows, watch
@@ -138,8 +138,25 @@ class Paced:
         end(self.process)
 
 
+def imbalance(metrics, ep):
+    """Of experts: load of the busiest rank over the mean, as steps print it; the mean over blocks and steps. 1 without experts on several ranks."""
+    found = []
+    for row in map(json.loads, metrics.read_text().rpartition("\n")[0].splitlines()) if ep > 1 else ():
+        if row.get("event") != "expert_load":
+            continue
+        for name, loads in row.items():
+            if not name.startswith("blocks.") or "/" in name:
+                continue
+            of_experts = [int(load) for load in loads.split()]
+            here = len(of_experts) // ep
+            of_ranks = [sum(of_experts[i : i + here]) for i in range(0, len(of_experts), here)]
+            found.append(max(of_ranks) * ep / sum(of_ranks))
+    return mean(found) if found else 1
+
+
 def side_by_side(case, setting):
-    """Median seconds of a step of the case, and of the reference: by turns, a few steps each, since the machine's speed moves within seconds."""
+    """Median seconds of a step of the case, and of the reference: by turns, a few steps each, since the machine's speed moves within seconds; and the
+    imbalance of the case's experts."""
     turns, count = (1, 1) if setting.quick else (TURNS, 2)
     running = []
     try:
@@ -150,12 +167,13 @@ def side_by_side(case, setting):
     finally:
         for paced in running:
             paced.end()
-    return [median(seconds for turn in found for seconds in turn[i]) for i in range(2)]
+    return *(median(seconds for turn in found for seconds in turn[i]) for i in range(2)), imbalance(running[0].metrics, case.ep)
 
 
-def predicted(case, machine, setting):
-    """What `lockstep plan` says of a step, in seconds, with its low and high end."""
+def predicted(case, machine, setting, load):
+    """What `lockstep plan` says of a step, in seconds, with its low and high end; experts are loaded as in the run."""
     command = [setting.program("lockstep"), "plan", "--json", "-n", str(case.ranks), "--cluster", str(machine)]
+    command += [f"--imbalance={load:.3f}"] if case.ep > 1 else []
     said = json.loads(run([*command, *lockstep_options(case, setting)], dict(os.environ), setting.deadline))
     if said["layout"]["from"] != "configuration":
         raise BenchError(f"{name_of(case)}: the plan is of a layout that was searched for")
@@ -178,8 +196,8 @@ def measure(setting, rounds):
                 then += steps
             seconds[case] = side_by_side(case, setting)
         machine = calibrate(setting, folders)
-        for case, (measured, now) in seconds.items():
-            step, speed = predicted(case, machine, setting), median(then) / now
+        for case, (measured, now, load) in seconds.items():
+            step, speed = predicted(case, machine, setting, load), median(then) / now
             found[case].append({"step": step, "seconds": measured, "speed": speed})
             print(f"round {number}  {name_of(case):<42} {1e3 * step['seconds']:8.1f} ms predicted {1e3 * measured:8.1f} measured, "
                   f"the machine at {speed:.2f} of its speed", flush=True)
