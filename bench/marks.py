@@ -8,6 +8,7 @@ from generate import OVER_ONE_RANK, OVER_PEER
 from pages import LIMITS as PAGE_LIMITS
 from planner import LIMIT as PLANNER_LIMIT
 from planner import off
+from search import DEVICES as SEARCH_DEVICES
 from search import LIMIT as SEARCH_LIMIT
 
 
@@ -291,7 +292,7 @@ MARKS = (
         for what, unit, figures in (("ms", "ms", pages_ms), ("MB", "mb", pages_mb))
     ),
     Mark("predicted steps off the measured ones by", PLANNER_LIMIT, predicted_steps, at_least=False),
-    Mark("search for a layout on 16,384 devices: seconds", SEARCH_LIMIT, searches, at_least=False, share=False),
+    Mark(f"search for a layout on {SEARCH_DEVICES:,} devices: seconds", SEARCH_LIMIT, searches, at_least=False, share=False),
     Mark("generation: times as fast as transformers", OVER_PEER, over_peer, share=False),
     Mark("generation over tp 2: of our own 1x2", OVER_ONE_RANK, over_one_rank,
          tried="The ranks meet 26 times a token in gpt2-124m: about 50 us a time, of which the exchange itself takes 2 to 12 us; the "

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from cases import VOCABULARY, Case, Work
-from programs import BenchError, Setting, end, lockstep_options, run, run_case, spread, step_rows, watch
+from programs import BenchError, Setting, end, lockstep_options, metric_rows, run, run_case, spread, step_rows, watch
 from token_files import write_random_tokens
 
 LIMIT = 0.08  # a predicted step lies so near the measured one
@@ -71,7 +71,7 @@ def name_of(case):
     return f"{case.work.model} {case.layout()}{how}{cut}"
 
 
-def trace(setting, number):
+def traced_run(setting, number):
     """A traced run of what constants are fitted to: its folder, and the seconds of its steps but the first."""
     folder = setting.scratch / f"fitted-{number}"
     run_case(fitted(setting.quick), replace(setting, trace=True, traced=2 if setting.quick else TRACED))
@@ -90,7 +90,7 @@ def calibrate(setting, folders):
 
 
 def traced_seconds(folder):
-    """From the first action of any rank to the end of the last: without writing the traces."""
+    """Of each step but the first, from the first action of any rank to the end of the last: without writing the traces."""
     steps = defaultdict(list)
     for path in folder.glob("step-*-rank-*.json"):
         trace = json.loads(path.read_text())
@@ -141,7 +141,7 @@ class Paced:
 def imbalance(metrics, ep):
     """Of experts: load of the busiest rank over the mean, as steps print it; the mean over blocks and steps. 1 without experts on several ranks."""
     found = []
-    for row in map(json.loads, metrics.read_text().rpartition("\n")[0].splitlines()) if ep > 1 else ():
+    for row in metric_rows(metrics) if ep > 1 else ():
         if row.get("event") != "expert_load":
             continue
         for name, loads in row.items():
@@ -191,7 +191,7 @@ def measure(setting, rounds):
         folders, then, seconds = [], [], {}
         for i, case in enumerate(cases if number % 2 else reversed(cases)):
             if i % (len(cases) if setting.quick else BETWEEN) == 0:
-                folder, steps = trace(setting, i)
+                folder, steps = traced_run(setting, i)
                 folders.append(folder)
                 then += steps
             seconds[case] = side_by_side(case, setting)

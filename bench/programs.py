@@ -141,12 +141,14 @@ def minor_faults(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
 
 
+def metric_rows(path):
+    """Whole lines of metrics.jsonl."""
+    return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()] if path.exists() else []
+
+
 def step_rows(path):
-    """Whole lines of metrics.jsonl that are steps."""
-    if not path.exists():
-        return []
-    lines = path.read_text().rpartition("\n")[0].splitlines()
-    return [row for row in map(json.loads, lines) if "perf/step_ms" in row]
+    """Those that are steps."""
+    return [row for row in metric_rows(path) if "perf/step_ms" in row]
 
 
 def watch(process, metrics, steps, deadline):

@@ -65,9 +65,9 @@ int devices_of(const Candidate& candidate);
 
 // A row for each layout, columns that are 1 in all of them left out; with `why` the reasons below.
 std::string layouts_text(const std::vector<Found>& layouts, const Cluster& cluster, bool why);
-// How many were looked at, what rejected the others, the nearest misses.
 // "No layout was found that leaves 5.0 % of a device's memory." of a search whose layouts leave less than was asked for; else empty.
 std::string no_spare_text(const SearchResult& result);
+// How many were looked at, what rejected the others, the nearest misses.
 std::string rejected_text(const SearchResult& result);
 // Constants by what 10 % of them change.
 std::string sensitivity_text(const SearchResult& result);

@@ -44,7 +44,8 @@ LinkCounter::LinkCounter(const Placement& placement, int ranks)
   of_leaf_.resize(flows_[index_of(LinkClass::kLeafUp)].size());
   of_both_.resize(both.size());
   if (!cluster_.forwards()) return;
-  near_by_index_.resize(devices / static_cast<size_t>(std::max(of_node, of_domain)) * static_cast<size_t>(of_node) + static_cast<size_t>(of_node));
+  const int near = cluster_.devices() / std::max(of_node, of_domain) + 1;  // the last may be part of one
+  near_by_index_.resize(static_cast<size_t>(near * of_node));
   group_by_index_.resize(static_cast<size_t>(cluster_.leaves() * of_node));
   both_by_index_.resize(both.size() * static_cast<size_t>(of_node));
 }

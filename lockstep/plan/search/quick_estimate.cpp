@@ -95,9 +95,7 @@ QuickEstimate QuickTier::estimate(const Candidate& candidate) {
 }
 
 double QuickTier::least_seconds(const Candidate& candidate) {
-  Candidate one = candidate;
-  one.recompute = config::Recompute::kNone;
-  const LayerSet& layers = pieces_.timed(one);
+  const LayerSet& layers = pieces_.timed(candidate);
   return of_all_layers(candidate, [&](size_t place) {
     const LayerTimes& times = layers.times[place][0];
     return times.forward + std::max(times.input + times.weight, 2 * layers.least[place]);
@@ -116,7 +114,6 @@ double QuickTier::least_of_order(const Candidate& candidate) {
 double QuickTier::least_of_grids(const Candidate& candidate) {
   if (!job_.model.has_experts()) return least_seconds(candidate);
   Candidate one = candidate;
-  one.recompute = config::Recompute::kNone;
   one.ep = one.etp = 1;
   const LayerSet& layers = pieces_.timed(one);
   return of_all_layers(candidate, [&](size_t place) { return layers.certain[place]; });

@@ -38,8 +38,8 @@ class RankLayers {
   KernelSeconds kernels_;
   CallSeconds calls_;
   std::map<int, int> patterns_;
-  std::map<int, arch::LayerDescription> descriptions_;  // by pattern, as are
-  std::map<int, LayerKernels> known_;
+  std::map<int, arch::LayerDescription> descriptions_;  // by pattern
+  std::map<int, LayerKernels> known_;                   // by pattern
   std::map<std::tuple<int, arch::Phase, int>, LayerCalls> made_;
   std::map<std::tuple<int, arch::Phase, int>, LayerSeconds::Part> parts_;
   int pattern(int layer);
